@@ -1,0 +1,72 @@
+# Set-up, checks and the demo, all inside one virtual environment.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two set-ups at once would write to the same environment.
+.NOTPARALLEL:
+.PHONY: help demo test must lint format clean
+
+# The interpreter that makes the environment, where the environment lies, and how tests are run.
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?= -n 2 --dist loadscope
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+DEMO := build/demo
+DEMO_EXTRAS := hf,runtime
+DEMO_STAMP := $(VENV)/.installed-demo
+DEV_STAMP := $(VENV)/.installed-dev
+
+# Installs the package, editable, with the extras $(1). The stamps go first and come back last, so that one
+# exists only after a whole install. Torch goes in by its exact pin before anything can ask for it loosely.
+# Quiet as far as errors: what else pip says is about the machine's own settings.
+# The build tools are installed rather than isolated, because an isolated build ignores the constraints.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "modelexport needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@rm -f $(DEMO_STAMP) $(DEV_STAMP)
+	@echo "Setting up $(VENV) with modelexport[$(1)] (minutes the first time, then not again)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -qq -c constraints.txt "$$(grep '^torch==' constraints.txt)" hatchling editables
+	$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[$(1)]'
+endef
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(DEMO_STAMP)  ## Export a small BERT and show its hierarchy
+	@mkdir -p $(DEMO)
+	$(BIN)/modelexport export builtin:bert-tiny $(DEMO)/bert-tiny.onnx --force
+	$(BIN)/modelexport tree $(DEMO)/bert-tiny.onnx
+
+test: lint  ## Run every check: lint, types, import rule, tests (PYTEST_ARGS=... to choose how)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+must: $(DEV_STAMP)  ## Run the tests of the three rules that nothing may break
+	$(BIN)/pytest -m must $(PYTEST_ARGS)
+
+lint: $(DEV_STAMP)  ## Check style, formatting, types and the import rule
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(DEV_STAMP)  ## Fix what ruff can fix, and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove build outputs and caches (the environment stays)
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(call install,$(DEMO_EXTRAS))
+	@touch $@
+
+# What the tests need includes what the demo needs.
+$(DEV_STAMP): pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(DEMO_STAMP) $@
