@@ -1,0 +1,34 @@
+"""Capture: a graph, and for each of its nodes the evidence of who ran it. What every exporter gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+import torch
+
+from modelexport.hierarchy import CallId, CallTree, ModuleTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """What one exporter made of one model.
+
+    Attributes:
+        exporter: Who made the graph.
+        program: The exporter's own result; its `model` is the graph as the exporter leaves it.
+        traced: The graph before optimization, or the final one itself where nothing was optimized.
+        recorded: The call that ran each node of `traced`, for the nodes of which that was recorded.
+        tree: The modules of the model.
+        calls: The module calls; their boundary tensors are those of `traced`.
+        describe: Writes out what was traced, for people.
+    """
+
+    exporter: str
+    program: torch.onnx.ONNXProgram
+    traced: ir.Model
+    recorded: Mapping[ir.Node, CallId]
+    tree: ModuleTree
+    calls: CallTree
+    describe: Callable[[], str]

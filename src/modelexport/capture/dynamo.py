@@ -1,0 +1,117 @@
+"""The dynamo exporter: `torch.onnx.export(dynamo=True)`, called as a user would and watched while it works."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import InlinePass
+
+from modelexport.capture.capture import Capture
+from modelexport.capture.fx_evidence import FxEvidence, FxSources, onnx_values
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.recorder import Recorder
+from modelexport.hierarchy import CallId
+
+EXPORTER = "dynamo"
+
+
+def capture_with_dynamo(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Capture:
+    """Export with `torch.onnx.export(dynamo=True)` and gather what ran each node.
+
+    Args:
+        model: The model, in the mode it is to be exported in.
+        args: Its positional example inputs.
+        kwargs: Its example inputs by keyword.
+        options: Further arguments of `torch.onnx.export`.
+
+    Returns:
+        The graph before and after optimization with the evidence for its nodes.
+    """
+    tree = read_module_tree(model)
+    recorder = Recorder(model, tree)
+    before: list[ir.Model] = []
+    with recorder.watching(), _seen_before_optimization(lambda graph: before.append(graph.clone())):
+        program = torch.onnx.export(
+            model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
+        )
+    if program is None or program.exported_program is None:
+        raise RuntimeError("torch.onnx.export(dynamo=True) returned no program")
+    evidence = FxEvidence(program.exported_program, recorder, tree)
+    traced = before[-1] if before else program.model
+    if before and traced.functions:
+        # The optimizer starts by inlining; the same here keeps the two graphs comparable.
+        InlinePass()(traced)
+    recorded = _recorded_calls(traced, evidence)
+    exported_program = program.exported_program
+    return Capture(
+        exporter=EXPORTER,
+        program=program,
+        traced=traced,
+        recorded=recorded,
+        tree=tree,
+        calls=evidence.calls(onnx_values(exported_program, traced)),
+        describe=lambda: _describe(exported_program, evidence),
+    )
+
+
+def _recorded_calls(traced: ir.Model, evidence: FxEvidence) -> dict[ir.Node, CallId]:
+    """The recorded call of each node that leads back to an FX node."""
+    recorded: dict[ir.Node, CallId] = {}
+    sources = FxSources(evidence.program)
+    for node in _all_nodes(traced):
+        source = sources.of(node)
+        call = evidence.call_of(source) if source is not None else None
+        if call is not None:
+            recorded[node] = call
+    return recorded
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+@contextlib.contextmanager
+def _seen_before_optimization(observe: Callable[[ir.Model], object]) -> Iterator[None]:
+    """Show the graph to `observe` at the moment torch starts to optimize it.
+
+    Optimizing afterwards ourselves would be simpler, but torch renames inputs, outputs and dynamic axes after
+    it optimizes: only its own sequence of steps gives its own result.
+    """
+    original = torch.onnx.ONNXProgram.optimize
+    thread = threading.get_ident()
+
+    def optimize(program: torch.onnx.ONNXProgram) -> None:
+        if threading.get_ident() == thread:
+            observe(program.model)
+        original(program)
+
+    torch.onnx.ONNXProgram.optimize = optimize  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.onnx.ONNXProgram.optimize = original  # type: ignore[method-assign]
+
+
+def _describe(program: torch.export.ExportedProgram, evidence: FxEvidence) -> str:
+    """The FX graph as text, each node behind the call that ran it."""
+    lines = []
+    for name, module in program.graph_module.named_modules():
+        if isinstance(module, torch.fx.GraphModule):
+            lines.append(f"graph {name or '(main)'}:")
+            for node in module.graph.nodes:
+                call = evidence.call_of(node) if node.op == "call_function" else None
+                owner = "" if call is None else str(call) or "(root)"
+                lines.append(f"  [{owner}] {node.format_node()}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,67 @@
+"""nn.Module to ModuleTree: what every module has, and nothing that only some have."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from modelexport.hierarchy import ForwardArgument, ModuleInfo, ModuleTree, TensorInfo
+
+
+def read_module_tree(model: torch.nn.Module) -> ModuleTree:
+    """The modules of `model`; one reachable by several names has the first as path, the rest as aliases."""
+    paths: dict[int, str] = {}
+    modules: dict[str, torch.nn.Module] = {}
+    aliases: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        path = paths.setdefault(id(module), name)
+        if path == name:
+            modules[path] = module
+        else:
+            aliases.setdefault(path, []).append(name)
+    return ModuleTree({path: _read_module(path, module, aliases.get(path, [])) for path, module in modules.items()})
+
+
+def _read_module(path: str, module: torch.nn.Module, aliases: list[str]) -> ModuleInfo:
+    return ModuleInfo(
+        path=path,
+        class_name=type(module).__name__,
+        qualified_class=qualified_name(type(module)),
+        aliases=tuple(aliases),
+        forward_arguments=tuple(read_forward_arguments(module)),
+        parameters={name: _read_tensor(p) for name, p in module.named_parameters(recurse=False)},
+        buffers={name: _read_tensor(b) for name, b in module.named_buffers(recurse=False)},
+        children={name: type(child).__name__ for name, child in module._modules.items() if child is not None},
+    )
+
+
+def qualified_name(cls: type) -> str:
+    """The class's name with the Python module that defines it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def read_forward_arguments(module: torch.nn.Module) -> list[ForwardArgument]:
+    """The arguments of the module's `forward`; none where Python cannot tell (scripted or built-in ones)."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return []
+    return [
+        ForwardArgument(
+            name=parameter.name,
+            kind=parameter.kind.name.lower(),
+            required=parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD),
+        )
+        for parameter in signature.parameters.values()
+    ]
+
+
+def _read_tensor(tensor: torch.Tensor) -> TensorInfo:
+    try:
+        shape = tuple(int(size) for size in tensor.shape)
+    except RuntimeError:
+        # A lazy module's parameter has no shape before the first forward pass.
+        shape = ()
+    return TensorInfo(shape=shape, dtype=str(tensor.dtype).removeprefix("torch."))

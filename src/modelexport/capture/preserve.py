@@ -1,0 +1,104 @@
+"""Leave the model and torch as they were: whatever an export touches is put back, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def preserved_state(model: torch.nn.Module) -> Iterator[None]:
+    """Training flags, gradient flags, hooks, `forward`, random state and torch's global modes, put back."""
+    with _random_state(), _torch_modes(), _module_state(model), warnings.catch_warnings():
+        yield
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode for the time of the context.
+
+    The flags are set directly: `eval()` and `train()` may be overridden with side effects (adapters that merge
+    their weights), and those would not be undone by setting the flags back.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextlib.contextmanager
+def _module_state(model: torch.nn.Module) -> Iterator[None]:
+    modules = list(model.modules())
+    hook_names = [name for name in vars(torch.nn.Module()) if name.endswith("_hooks")]
+    flags = [module.training for module in modules]
+    own_forward = [module.__dict__.get("forward") for module in modules]
+    hooks = [
+        {name: dict(table) for name in hook_names if isinstance(table := module.__dict__.get(name), dict)}
+        for module in modules
+    ]
+    gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for module, flag, forward, tables in zip(modules, flags, own_forward, hooks, strict=True):
+            if module.training != flag:
+                module.training = flag
+            if module.__dict__.get("forward") is not forward:
+                _restore_forward(module, forward)
+            for name, table in tables.items():
+                current = module.__dict__.get(name)
+                if isinstance(current, dict) and current != table:
+                    current.clear()
+                    current.update(table)
+        for parameter, flag in gradients:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+
+
+def _restore_forward(module: torch.nn.Module, forward: object) -> None:
+    if forward is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.__dict__["forward"] = forward
+
+
+@contextlib.contextmanager
+def _random_state() -> Iterator[None]:
+    numpy = sys.modules.get("numpy")
+    state = random.getstate()
+    arrays = numpy.random.get_state() if numpy is not None else None
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(arrays)
+
+
+@contextlib.contextmanager
+def _torch_modes() -> Iterator[None]:
+    gradients = torch.is_grad_enabled()
+    dtype = torch.get_default_dtype()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic)
+        for kind, enabled, kept in autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, kept)

@@ -1,0 +1,178 @@
+"""The document in and out of an ONNX model. The only file that knows our metadata keys.
+
+Three stores say the same: each node's `doc_string` (JSON, for every IR version), each node's `metadata_props`
+(for tools that group by them), and the sidecar beside the file (everything).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport._version import __version__
+from modelexport.document import HierarchyDocument, NodeRecord, decode_document
+from modelexport.errors import FileFormatError, InputError
+from modelexport.graph import identified_nodes
+
+PREFIX = "pkg.modelexport."
+TAG_KEY = f"{PREFIX}tag"
+MODULE_KEY = f"{PREFIX}module"
+KIND_KEY = f"{PREFIX}kind"
+VERSION_KEY = f"{PREFIX}version"
+STRATEGY_KEY = f"{PREFIX}strategy"
+
+# The first IR version whose nodes have metadata_props.
+_NODE_METADATA_IR_VERSION = 10
+# A Python source file, or code generated for one: what a stack trace is made of.
+_SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
+_MAX_SIDECAR_BYTES = 2**30
+
+
+class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node's `doc_string` holds. `doc_string` keeps what stood there before."""
+
+    hierarchy_tags: tuple[str, ...]
+    hierarchy_path: str
+    hierarchy_count: int
+    hierarchy_method: str
+    module: str
+    kind: str
+    doc_string: str | None = None
+
+
+def write_stores(model: ir.Model, document: HierarchyDocument) -> None:
+    """Write the document's nodes into the model, in place."""
+    tags = {call.id: call.tag for call in document.calls}
+    records = {record.id: record for record in document.nodes}
+    for identity, node in identified_nodes(model):
+        record = records[identity]
+        node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
+        if model.ir_version >= _NODE_METADATA_IR_VERSION:
+            node.metadata_props[TAG_KEY] = record.tag
+            node.metadata_props[MODULE_KEY] = record.module
+            node.metadata_props[KIND_KEY] = record.kind
+    model.metadata_props[VERSION_KEY] = __version__
+    model.metadata_props[STRATEGY_KEY] = document.strategy
+
+
+def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, before: str | None) -> str:
+    hierarchy_tags = (record.tag, *(tags[call] for call in record.contributors))
+    stored = StoredHierarchy(
+        hierarchy_tags=hierarchy_tags,
+        hierarchy_path=record.tag,
+        hierarchy_count=len(hierarchy_tags),
+        hierarchy_method=strategy,
+        module=record.module,
+        kind=record.kind,
+        doc_string=before or None,
+    )
+    return msgspec.json.encode(stored).decode()
+
+
+def read_doc_string(text: str | None) -> StoredHierarchy | None:
+    """What one of our `doc_string`s holds; None for anybody else's."""
+    if not text or not text.startswith("{"):
+        return None
+    try:
+        return msgspec.json.decode(text, type=StoredHierarchy)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def read_sidecar(path: Path) -> HierarchyDocument:
+    """Read the sidecar at `path`.
+
+    Raises:
+        FileFormatError: It cannot be read, is too large, or is no hierarchy document.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MAX_SIDECAR_BYTES:
+            raise FileFormatError(f"{path} has {size} bytes, more than a sidecar may ({_MAX_SIDECAR_BYTES})")
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
+    return decode_document(data, str(path))
+
+
+_Model = TypeVar("_Model", ir.Model, onnx.ModelProto)
+
+
+def strip_hierarchy(model: _Model) -> _Model:
+    """The model without our metadata, as a copy; whatever else it holds is left as it is.
+
+    Args:
+        model: An `onnx_ir.Model` or an `onnx.ModelProto`.
+
+    Returns:
+        A copy of the same type. Weights are shared with an `onnx_ir.Model`, copied with a proto.
+    """
+    if isinstance(model, ir.Model):
+        copy = model.clone()
+        _strip_mapping(copy.metadata_props)
+        for _, node in identified_nodes(copy):
+            _strip_mapping(node.metadata_props)
+            stored = read_doc_string(node.doc_string)
+            if stored is not None:
+                node.doc_string = stored.doc_string
+        return copy
+    if isinstance(model, onnx.ModelProto):
+        copied = type(model)()
+        copied.CopyFrom(model)
+        _strip_proto(copied)
+        return copied
+    raise InputError(
+        f"strip_hierarchy takes an onnx_ir.Model or an onnx.ModelProto, not {type(model).__name__}: "
+        "load the file first, e.g. with onnx.load"
+    )
+
+
+def _strip_mapping(properties: object) -> None:
+    if isinstance(properties, dict):
+        for key in [key for key in properties if key.startswith(PREFIX)]:
+            del properties[key]
+
+
+def _strip_proto(model: onnx.ModelProto) -> None:
+    _strip_entries(model.metadata_props)
+    waiting: list[Iterable[onnx.NodeProto]] = [model.graph.node, *(f.node for f in model.functions)]
+    while waiting:
+        for node in waiting.pop():
+            _strip_entries(node.metadata_props)
+            stored = read_doc_string(node.doc_string)
+            if stored is not None:
+                node.ClearField("doc_string")
+                if stored.doc_string is not None:
+                    node.doc_string = stored.doc_string
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    waiting.append(attribute.g.node)
+                waiting.extend(graph.node for graph in attribute.graphs)
+
+
+def _strip_entries(entries: object) -> None:
+    kept = [entry for entry in entries if not entry.key.startswith(PREFIX)]  # type: ignore[attr-defined]
+    if len(kept) != len(entries):  # type: ignore[arg-type]
+        copies = [type(entry)(key=entry.key, value=entry.value) for entry in kept]
+        del entries[:]  # type: ignore[attr-defined]
+        entries.extend(copies)  # type: ignore[attr-defined]
+
+
+def remove_source_references(model: ir.Model) -> None:
+    """Take out, in place, all metadata that names source files of the exporting machine, torch's included."""
+    graphs: list[dict[str, str]] = [model.metadata_props, model.graph.metadata_props]
+    graphs.extend(function.metadata_props for function in model.functions.values())
+    for _, node in identified_nodes(model):
+        graphs.append(node.metadata_props)
+        graphs.extend(value.metadata_props for value in node.outputs)
+        if node.doc_string and _SOURCE_REFERENCE.search(node.doc_string):
+            node.doc_string = None
+    for properties in graphs:
+        for key in [key for key, text in properties.items() if _SOURCE_REFERENCE.search(text)]:
+            del properties[key]

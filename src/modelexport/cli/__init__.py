@@ -1,0 +1,1 @@
+"""The command line: one file a command, each parsing, making one library call and printing."""

@@ -1,0 +1,113 @@
+"""`modelexport tree`: the module tree of an exported model, with node and parameter counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+from rich.tree import Tree
+
+from modelexport.analysis.statistics import ModuleStatistics, count_modules
+from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console
+from modelexport.errors import FileFormatError
+from modelexport.hierarchy import parent_path
+from modelexport.loading import LoadedModel, load
+
+
+def tree(
+    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.")],
+    depth: Annotated[int | None, typer.Option(min=0, help="How many levels below the root to show.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also show modules that no node belongs to.")] = False,
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="For people or for programs.")
+    ] = OutputFormat.HUMAN,
+) -> None:
+    """Print the module tree of an exported model with node and parameter counts.
+
+    Examples:
+
+        modelexport tree model.onnx
+
+        modelexport tree model.onnx --depth 2 --format json
+    """
+    loaded = load(file)
+    if loaded.document is None and not loaded.stored:
+        raise FileFormatError(
+            f"{file} has no hierarchy of ours ({loaded.missing}, and no node is tagged): "
+            "export the model with modelexport export"
+        )
+    if loaded.document is None:
+        message_console().print(f"note: {printable(loaded.missing)}; shown from the tags in the file", markup=False)
+    if output_format is OutputFormat.JSON:
+        print_json(_as_json(loaded, depth, everything))
+    elif loaded.document is not None:
+        modules = _selected(count_modules(loaded.document), depth, everything)
+        result_console().print(_module_tree(modules))
+    else:
+        result_console().print(_tag_tree(loaded.tag_counts(), depth))
+
+
+def _as_json(loaded: LoadedModel, depth: int | None, everything: bool) -> dict[str, object]:
+    if loaded.document is None:
+        return {"file": str(loaded.path), "modules": None, "tags": loaded.tag_counts()}
+    modules = _selected(count_modules(loaded.document), depth, everything)
+    return {
+        "file": str(loaded.path),
+        "strategy": loaded.document.strategy,
+        "coverage": loaded.document.coverage,
+        "kinds": loaded.document.kinds,
+        "modules": msgspec.to_builtins(modules),
+        "tags": loaded.tag_counts(),
+    }
+
+
+def _selected(modules: list[ModuleStatistics], depth: int | None, everything: bool) -> list[ModuleStatistics]:
+    return [
+        module
+        for module in modules
+        if (everything or module.nodes or module.path == "")
+        and (depth is None or (module.path.count(".") + 1 if module.path else 0) <= depth)
+    ]
+
+
+def _module_tree(modules: list[ModuleStatistics]) -> Tree:
+    branches: dict[str, Tree] = {}
+    for module in modules:
+        name = module.path.rpartition(".")[2]
+        label = Text()
+        if name:
+            label.append(f"{printable(name)}: ", style="dim")
+        label.append(printable(module.class_name), style="bold")
+        if module.calls > 1:
+            label.append(f" called {module.calls} times", style="yellow")
+        label.append(f"  {_counted(module.nodes, 'node')}", style="cyan")
+        if module.own_nodes and module.own_nodes != module.nodes:
+            label.append(f" ({module.own_nodes} own)", style="dim")
+        if module.parameters:
+            label.append(f"  {_counted(module.parameters, 'parameter')}", style="green")
+        above = parent_path(module.path)
+        branches[module.path] = Tree(label) if above is None else branches[above].add(label)
+    return branches[""]
+
+
+def _tag_tree(counts: dict[str, int], depth: int | None) -> Tree:
+    top = Tree(Text(_counted(sum(counts.values()), "node"), style="cyan"))
+    branches: dict[tuple[str, ...], Tree] = {(): top}
+    for tag in sorted(counts):
+        segments = tuple(tag.split("/")[1:])
+        for length in range(1, len(segments) + 1):
+            way = segments[:length]
+            if way in branches or (depth is not None and length > depth + 1):
+                continue
+            inside = sum(n for other, n in counts.items() if tuple(other.split("/")[1:])[:length] == way)
+            label = Text(printable(way[-1]), style="bold")
+            label.append(f"  {_counted(inside, 'node')}", style="cyan")
+            branches[way] = branches[way[:-1]].add(label)
+    return top
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

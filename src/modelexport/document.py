@@ -1,0 +1,279 @@
+"""The record of an export: modules, calls, nodes and who owns them. JSON both ways, with a schema version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from modelexport._version import __version__
+from modelexport.attribution import Attribution
+from modelexport.errors import FileFormatError
+from modelexport.hierarchy import (
+    ROOT_PATH,
+    BoundaryTensor,
+    CallId,
+    CallTree,
+    ForwardArgument,
+    ModuleCall,
+    ModuleInfo,
+    ModuleTree,
+    TensorInfo,
+)
+from modelexport.tags import TagScheme, TagView
+
+SCHEMA_VERSION = 1
+
+
+class Producer(msgspec.Struct, frozen=True):
+    """Who wrote the document."""
+
+    name: str = "modelexport"
+    version: str = __version__
+
+
+class ModuleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A module: what it is, where it stands, and the tag its first call has or would have.
+
+    `parameters` are the module's own; those of its children are in their records. `visible` says whether the
+    module has a segment of its own in tags.
+    """
+
+    path: str
+    class_name: str
+    qualified_class: str
+    tag: str
+    visible: bool
+    aliases: tuple[str, ...] = ()
+    forward_arguments: tuple[ForwardArgument, ...] = ()
+    parameters: dict[str, TensorInfo] = {}
+    buffers: dict[str, TensorInfo] = {}
+    children: dict[str, str] = {}
+
+
+class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A module call: its identity (``path``, ``path@1``), the call that made it, its tag and its boundary."""
+
+    id: str
+    path: str
+    index: int
+    tag: str
+    parent: str | None = None
+    inputs: tuple[BoundaryTensor, ...] = ()
+    outputs: tuple[BoundaryTensor, ...] = ()
+
+
+class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node of the ONNX graph: its identity, operation, owner and how that is known."""
+
+    id: str
+    op: str
+    module: str
+    tag: str
+    kind: Literal["exact", "fused", "merged", "folded", "inferred"]
+    confidence: float
+    reason: str
+    contributors: tuple[str, ...] = ()
+
+
+class HierarchyDocument(msgspec.Struct, frozen=True):
+    """Everything an export knows about the hierarchy of one ONNX graph.
+
+    Attributes:
+        schema_version: The version of this form.
+        producer: Who wrote it.
+        strategy: Where the evidence came from.
+        exporter: Who made the graph.
+        graph_hash: A digest of the graph this describes, to notice when it is no longer the one beside it.
+        tag_view: Which modules show in tags.
+        modules: The modules in the order of `named_modules()`, the root first.
+        calls: The module calls in the order they began.
+        nodes: The nodes in graph order, bodies and local functions included.
+    """
+
+    schema_version: int
+    producer: Producer
+    strategy: str
+    exporter: str
+    graph_hash: str
+    tag_view: TagView
+    modules: tuple[ModuleRecord, ...]
+    calls: tuple[CallRecord, ...]
+    nodes: tuple[NodeRecord, ...]
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many nodes there are of each kind of attribution."""
+        return dict(Counter(node.kind for node in self.nodes))
+
+    @property
+    def coverage(self) -> float:
+        """The part of the nodes that has an owner."""
+        known = {call.id for call in self.calls}
+        return sum(node.module in known for node in self.nodes) / len(self.nodes) if self.nodes else 1.0
+
+    def tree(self) -> ModuleTree:
+        """The modules, to walk and to look up aliases in."""
+        return ModuleTree(
+            {
+                m.path: ModuleInfo(
+                    m.path,
+                    m.class_name,
+                    m.qualified_class,
+                    m.aliases,
+                    m.forward_arguments,
+                    m.parameters,
+                    m.buffers,
+                    m.children,
+                )
+                for m in self.modules
+            }
+        )
+
+    def module_information(self, path: str) -> dict[str, Any]:
+        """One module as JSON, with the parameters it inherits from its children beside its own (R9)."""
+        record = next((module for module in self.modules if module.path == path), None)
+        if record is None:
+            raise KeyError(path)
+        prefix = f"{path}." if path else ""
+        inherited = {
+            f"{other.path}.{name}".removeprefix(prefix): info
+            for other in self.modules
+            if other.path.startswith(prefix) and other.path not in (path, ROOT_PATH)
+            for name, info in other.parameters.items()
+        }
+        information: dict[str, Any] = msgspec.to_builtins(record)
+        information["inherited_parameters"] = msgspec.to_builtins(inherited)
+        information["calls"] = [msgspec.to_builtins(call) for call in self.calls if call.path == path]
+        return information
+
+
+def build_document(
+    *,
+    strategy: str,
+    exporter: str,
+    graph_hash: str,
+    view: TagView,
+    tree: ModuleTree,
+    calls: CallTree,
+    nodes: Iterable[tuple[str, str, Attribution]],
+    tensors: Mapping[str, str] | None = None,
+) -> HierarchyDocument:
+    """The document of one export.
+
+    Args:
+        strategy: Where the evidence came from.
+        exporter: Who made the graph.
+        graph_hash: The digest of the graph.
+        view: Which modules show in tags.
+        tree: The modules.
+        calls: The module calls.
+        nodes: Identity, operation and attribution of each node.
+        tensors: The graph's tensor for each boundary tensor of `calls`; None where those are the graph's own.
+    """
+    scheme = TagScheme(tree, view)
+    tags = {call.id: scheme.tag(call.id, calls) for call in calls}
+    return HierarchyDocument(
+        schema_version=SCHEMA_VERSION,
+        producer=Producer(),
+        strategy=strategy,
+        exporter=exporter,
+        graph_hash=graph_hash,
+        tag_view=view,
+        modules=tuple(_module_record(module, scheme) for module in tree),
+        calls=tuple(_call_record(call, tags[call.id], tensors) for call in calls),
+        nodes=tuple(_node_record(identity, op, found, tags) for identity, op, found in nodes),
+    )
+
+
+def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
+    return ModuleRecord(
+        path=module.path,
+        class_name=module.class_name,
+        qualified_class=module.qualified_class,
+        tag=scheme.module_tag(module.path),
+        visible=scheme.is_visible(module.path),
+        aliases=module.aliases,
+        forward_arguments=module.forward_arguments,
+        parameters=module.parameters,
+        buffers=module.buffers,
+        children=module.children,
+    )
+
+
+def _call_record(call: ModuleCall, tag: str, tensors: Mapping[str, str] | None) -> CallRecord:
+    def in_graph(boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
+        if tensors is None:
+            return boundary
+        return tuple(
+            BoundaryTensor(b.name, tensors.get(b.tensor) if b.tensor is not None else None, b.info) for b in boundary
+        )
+
+    return CallRecord(
+        id=str(call.id),
+        path=call.path,
+        index=call.index,
+        tag=tag,
+        parent=str(call.parent) if call.parent is not None else None,
+        inputs=in_graph(call.inputs),
+        outputs=in_graph(call.outputs),
+    )
+
+
+def _node_record(identity: str, op: str, found: Attribution, tags: Mapping[CallId, str]) -> NodeRecord:
+    return NodeRecord(
+        id=identity,
+        op=op,
+        module=str(found.owner),
+        tag=tags[found.owner],
+        kind=found.kind.value,
+        confidence=found.confidence,
+        reason=found.reason,
+        contributors=tuple(str(call) for call in found.contributors),
+    )
+
+
+def encode_document(document: HierarchyDocument) -> bytes:
+    """The document as JSON, laid out for people; the same document always gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def decode_document(data: bytes, source: str) -> HierarchyDocument:
+    """Read what `encode_document` wrote.
+
+    Args:
+        data: The JSON.
+        source: Where it came from, for the error.
+
+    Raises:
+        FileFormatError: It is no hierarchy document, or of a version this release does not know.
+    """
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{source} is not a hierarchy document: {error}") from error
+    if head.schema_version != SCHEMA_VERSION:
+        raise FileFormatError(
+            f"{source} has schema version {head.schema_version}, this release reads {SCHEMA_VERSION}: "
+            "export the model again, or use the release that wrote it"
+        )
+    try:
+        return msgspec.json.decode(data, type=HierarchyDocument)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{source} is not a valid hierarchy document: {error}") from error
+
+
+class _Head(msgspec.Struct):
+    schema_version: int
+
+
+def document_schema() -> dict[str, Any]:
+    """The JSON Schema of the sidecar."""
+    schema = msgspec.json.schema(HierarchyDocument)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "modelexport hierarchy",
+        **schema,
+    }

@@ -1,0 +1,80 @@
+"""Every exception this package raises on purpose.
+
+    ModelExportError
+    ├── InputError                    an argument, option or path that cannot be used as given
+    │   ├── ModelSourceError          a MODEL reference that leads to no model
+    │   └── UnknownStrategyError      a strategy name that nobody registered
+    ├── ExportError                   the model could not be turned into an ONNX graph
+    │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
+    │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
+    ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
+    ├── StorageError                  the result could not be written; what was there before is untouched
+    └── ContractError                 a step of ours broke its own promise: a bug, please report it
+
+Each message says what is wrong, with which input, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ModelExportError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InputError(ModelExportError):
+    """An argument, option or path cannot be used as given."""
+
+
+class ModelSourceError(InputError):
+    """A model reference does not lead to a model."""
+
+
+class UnknownStrategyError(InputError):
+    """A strategy name is not registered."""
+
+
+class ExportError(ModelExportError):
+    """The model could not be turned into an ONNX graph."""
+
+
+class StrategyIncompatibleError(ExportError):
+    """One strategy cannot serve this model.
+
+    Attributes:
+        strategy: The strategy that gave up.
+        reason: Why, in words.
+        suggestion: What to try instead.
+    """
+
+    def __init__(self, strategy: str, reason: str, suggestion: str) -> None:
+        self.strategy = strategy
+        self.reason = reason
+        self.suggestion = suggestion
+        super().__init__(f"strategy {strategy!r} cannot export this model: {reason} {suggestion}".strip())
+
+
+class AllStrategiesFailedError(ExportError):
+    """Every candidate strategy was tried and failed.
+
+    Attributes:
+        failures: ``(strategy, error)`` for each attempt, in the order they were made.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, ModelExportError]]) -> None:
+        self.failures = tuple(failures)
+        tried = "; ".join(f"{name}: {error}" for name, error in self.failures)
+        super().__init__(f"no strategy could export this model ({len(self.failures)} tried): {tried}")
+
+
+class FileFormatError(ModelExportError):
+    """A model file or sidecar cannot be read as what it claims to be."""
+
+
+class StorageError(ModelExportError):
+    """The result could not be written; what was there before is untouched."""
+
+
+class ContractError(ModelExportError):
+    """A step of the pipeline broke its own promise. This is a bug in modelexport."""

@@ -1,0 +1,285 @@
+"""export_model and the exporter classes: the pipeline as a list of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import inspect
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from modelexport import artifact
+from modelexport.attribution import Attribution
+from modelexport.capture.capture import Capture
+from modelexport.capture.diagnosis import check_signature
+from modelexport.capture.inputs import normalize_inputs
+from modelexport.capture.preserve import evaluation_mode, preserved_state
+from modelexport.carriers import remove_source_references, write_stores
+from modelexport.document import HierarchyDocument, build_document, encode_document
+from modelexport.errors import ContractError, InputError
+from modelexport.graph import graph_hash, identified_nodes
+from modelexport.pipeline import Observer, Pipeline
+from modelexport.projection import project
+from modelexport.resolution import attribute_traced
+from modelexport.result import AttemptReport, ExportResult
+from modelexport.strategies.base import CaptureRequest
+from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
+from modelexport.strategies.selection import candidates, capture_with_first
+from modelexport.tags import TagView
+from modelexport.textfile import check_text_target, write_text
+
+STEPS = ("check", "capture", "attribute", "project", "document", "write")
+
+# torch keeps its tracing state in module globals: exports in one process take turns.
+_TURN = threading.Lock()
+# Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
+_EXTERNAL_DATA_BYTES = 2**30
+# Arguments of torch.onnx.export that say what we say, or how the file is saved, which is ours to do.
+_OURS = frozenset({"model", "args", "f", "dynamo", "kwargs"})
+_SAVING = frozenset({"external_data", "export_params", "keep_initializers_as_inputs"})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tagged:
+    """A graph with its document, ready to be written."""
+
+    program: torch.onnx.ONNXProgram
+    document: HierarchyDocument
+
+
+def export_model(
+    model: torch.nn.Module,
+    example_inputs: object,
+    output_path: str | Path,
+    *,
+    strategy: str = AUTO,
+    optimize: bool = True,
+    verbose: bool = False,
+    torch_nn_exceptions: Iterable[str] | str | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    private: bool = False,
+    training: bool = False,
+    external_data: bool | None = None,
+    overwrite: bool = True,
+    fx_graph_path: str | Path | None = None,
+    progress: Observer | None = None,
+    registry: StrategyRegistry | None = None,
+    **torch_options: Any,
+) -> ExportResult:
+    """Export a model to ONNX with every node attributed to the module call it came from.
+
+    The graph is the one `torch.onnx.export` writes with the same arguments; take our metadata away with
+    `strip_hierarchy`, and so are the bytes. Whether it succeeds, fails or is interrupted, the model and torch are
+    left as they were, and the files at `output_path` are the old ones whole or the new ones whole.
+
+    Args:
+        model: The model. It is exported in evaluation mode unless `training` is set.
+        example_inputs: A tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        output_path: Where to write ``<name>.onnx``; the sidecar ``<name>_hierarchy.json`` goes beside it.
+        strategy: Where the evidence comes from; ``"auto"`` tries what there is, in order.
+        optimize: torch's own flag.
+        verbose: Let torch print its progress.
+        torch_nn_exceptions: The torch.nn classes that show in tags: names, ``"all"`` or ``"none"``.
+        include: Patterns on qualified class names that show in tags in any case.
+        exclude: Patterns on qualified class names that do not.
+        private: Leave out all source paths and stack traces, torch's own included.
+        training: Export the model in the mode it is in.
+        external_data: Weights in a file of their own; None does so only where they need it.
+        overwrite: Replace an existing output.
+        fx_graph_path: Write what was traced to this file, each node with its call.
+        progress: Called with a `ProgressEvent` when a step begins and ends.
+        registry: The strategies to choose from.
+        **torch_options: Whatever else `torch.onnx.export` takes: `opset_version`, `dynamic_shapes`,
+            `input_names`, `output_names`, `kwargs`, …
+
+    Returns:
+        A record of what was done, which is also a mapping.
+
+    Raises:
+        InputError: The model, its inputs, an option or the path cannot be used as given.
+        ExportError: No strategy could export the model.
+        StorageError: The files could not be written.
+    """
+    run = Pipeline(STEPS, progress)
+    with run.step("check"):
+        target = artifact.check_target(Path(output_path), force=overwrite)
+        dump = check_text_target(Path(fx_graph_path)) if fx_graph_path is not None else None
+        view = TagView.create(torch_nn_exceptions, include, exclude)
+        found = candidates(strategy, registry if registry is not None else default_registry())
+        _check_model(model)
+        _check_options(torch_options)
+        args, kwargs = normalize_inputs(example_inputs, torch_options.get("kwargs"))
+        check_signature(model, args, kwargs)
+        tracing = {k: v for k, v in torch_options.items() if k not in _SAVING and k != "kwargs"}
+        request = CaptureRequest(model, args, kwargs, {**tracing, "optimize": optimize, "verbose": verbose})
+    with run.step("capture") as note:
+        capture, attempts = _capture(found, request, training)
+        note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
+    with run.step("attribute"):
+        traced = attribute_traced(capture.traced, capture.recorded, capture.calls)
+    with run.step("project"):
+        final, tensors = _project(capture, traced)
+    with run.step("document") as note:
+        tagged = _document(capture, final, tensors, attempts[-1].strategy, view)
+        note.detail = f"{len(tagged.document.nodes)} nodes"
+        if private:
+            remove_source_references(tagged.program.model)
+        write_stores(tagged.program.model, tagged.document)
+    with run.step("write"):
+        files = _write(tagged, target, external_data, torch_options)
+        if dump is not None:
+            write_text(dump, capture.describe())
+            files = (*files, dump)
+    return ExportResult(
+        onnx_path=target,
+        sidecar_path=artifact.sidecar_path(target),
+        files=files,
+        document=tagged.document,
+        attempts=tuple(AttemptReport(a.strategy, a.reason, a.error) for a in attempts),
+        steps=tuple(run.reports),
+    )
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        hint = " (a class: create the model first)" if isinstance(model, type) else ""
+        raise InputError(f"the model is a {type(model).__name__}{hint}, not a torch.nn.Module: pass the module itself")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    accepted = set(inspect.signature(torch.onnx.export).parameters) - (_OURS - {"kwargs"})
+    for name in options:
+        if name not in accepted:
+            close = difflib.get_close_matches(name, sorted(accepted), n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see torch.onnx.export for what it takes"
+            raise InputError(f"unknown option {name!r}: {hint}")
+
+
+def _capture(found: list[Any], request: CaptureRequest, training: bool) -> tuple[Capture, tuple[Any, ...]]:
+    with _TURN, preserved_state(request.model):
+        if training:
+            return capture_with_first(found, request)
+        with evaluation_mode(request.model):
+            return capture_with_first(found, request)
+
+
+def _project(
+    capture: Capture, traced: Mapping[ir.Node, Attribution]
+) -> tuple[Mapping[ir.Node, Attribution], Mapping[str, str] | None]:
+    if capture.traced is capture.program.model:
+        return traced, None
+    projection = project(capture.traced, traced, capture.program.model, capture.calls)
+    return projection.attributions, projection.tensors
+
+
+def _document(
+    capture: Capture,
+    final: Mapping[ir.Node, Attribution],
+    tensors: Mapping[str, str] | None,
+    strategy: str,
+    view: TagView,
+) -> _Tagged:
+    model = capture.program.model
+    nodes = identified_nodes(model)
+    unowned = [identity for identity, node in nodes if node not in final]
+    if unowned:
+        raise ContractError(f"{len(unowned)} nodes have no owner, {unowned[0]!r} first: please report this")
+    document = build_document(
+        strategy=strategy,
+        exporter=capture.exporter,
+        graph_hash=graph_hash(model),
+        view=view,
+        tree=capture.tree,
+        calls=capture.calls,
+        nodes=[(identity, _operation(node), final[node]) for identity, node in nodes],
+        tensors=tensors,
+    )
+    return _Tagged(capture.program, document)
+
+
+def _operation(node: ir.Node) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _write(tagged: _Tagged, target: Path, external_data: bool | None, options: Mapping[str, Any]) -> tuple[Path, ...]:
+    model = tagged.program.model
+    if external_data is None:
+        weights = (value.const_value for value in model.graph.initializers.values())
+        external_data = sum(w.nbytes for w in weights if w is not None) > _EXTERNAL_DATA_BYTES
+    sidecar = artifact.sidecar_path(target)
+    with artifact.stage(target) as staging:
+        staged = staging.path(target.name)
+        tagged.program.save(
+            staged,
+            include_initializers=options.get("export_params", True),
+            keep_initializers_as_inputs=options.get("keep_initializers_as_inputs", False),
+            external_data=external_data,
+        )
+        data_name = _name_data_file(staged, target)
+        staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
+        return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+
+
+def _name_data_file(staged: Path, target: Path) -> str | None:
+    """Give the data file that torch wrote a name made of its content, and tell the model.
+
+    So a graph can never be found beside weights that are not its own.
+    """
+    written = staged.with_name(f"{staged.name}.data")
+    if not written.exists():
+        return None
+    with written.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    name = artifact.data_file_name(target, digest)
+    written.rename(written.with_name(name))
+    proto = onnx.load_model(staged, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+    staged.write_bytes(proto.SerializeToString())
+    return name
+
+
+@final
+class HierarchyExporter:
+    """Exports with one set of options; see `export_model` for what they are."""
+
+    def __init__(self, strategy: str = AUTO, **options: Any) -> None:
+        self._options = {"strategy": strategy, **options}
+
+    def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
+        """Export a model; `options` win over those of the exporter."""
+        return export_model(model, inputs, path, **{**self._options, **options})
+
+
+@final
+class UnifiedExporter:
+    """Exports with whatever strategy serves the model."""
+
+    def __init__(self, strategy: str = AUTO, **options: Any) -> None:
+        self._exporter = HierarchyExporter(strategy, **options)
+
+    def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
+        """Export a model; `options` win over those of the exporter."""
+        return self._exporter.export(model, inputs, path, **options)
+
+
+@final
+class FXHierarchyExporter:
+    """Exports with the `fx` strategy."""
+
+    def __init__(self, **options: Any) -> None:
+        self._exporter = HierarchyExporter("fx", **options)
+
+    def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
+        """Export a model; `options` win over those of the exporter."""
+        return self._exporter.export(model, inputs, path, **options)

@@ -1,0 +1,125 @@
+"""An index over an ONNX graph: every node with a stable identity, bodies and functions included."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+# Larger tensors count by type and shape alone: a graph keeps its identity when its weights are trained further.
+SMALL_TENSOR_BYTES = 1024
+
+
+def graph_bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The graphs a node holds in its attributes, each with a name that tells it from the others."""
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield name, attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for position, graph in enumerate(attribute.as_graphs()):
+                yield f"{name}.{position}", graph
+
+
+def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
+    """Every node of the model with its identity, in order: main graph, bodies within, then local functions.
+
+    A node is known by its first named output within its graph, behind the way to that graph:
+    ``If_3/then_branch/add_7``. ONNX node names are optional and may repeat, tensor names are neither.
+    """
+    found: list[tuple[str, ir.Node]] = []
+    taken: set[str] = set()
+    # A stack of iterators rather than recursion: files nest as deeply as they like.
+    stack: list[Iterator[tuple[str, ir.Node]]] = []
+    tops: list[tuple[str, Iterable[ir.Node]]] = [("", model.graph)]
+    for (domain, name, overload), function in model.functions.items():
+        label = "::".join(part for part in (domain, name, overload) if part)
+        tops.append((f"{label}/", function))
+    for prefix, nodes in tops:
+        stack.append(_identify(prefix, nodes, taken))
+        while stack:
+            following = next(stack[-1], None)
+            if following is None:
+                stack.pop()
+                continue
+            found.append(following)
+            identity, node = following
+            bodies = [_identify(f"{identity}/{name}/", body, taken) for name, body in graph_bodies(node)]
+            stack.extend(reversed(bodies))
+    return found
+
+
+def _identify(prefix: str, nodes: Iterable[ir.Node], taken: set[str]) -> Iterator[tuple[str, ir.Node]]:
+    for position, node in enumerate(nodes):
+        name = next((value.name for value in node.outputs if value.name), None)
+        base = prefix + (name if name else f"#{position}")
+        identity, copies = base, 1
+        while identity in taken:
+            copies += 1
+            identity = f"{base}#{copies}"
+        taken.add(identity)
+        yield identity, node
+
+
+def tensor_names(model: ir.Model) -> set[str]:
+    """The names of the tensors of the main graph."""
+    graph = model.graph
+    names = {value.name for value in graph.inputs} | set(graph.initializers)
+    names.update(value.name for node in graph for value in node.outputs)
+    return {name for name in names if name}
+
+
+def graph_hash(model: ir.Model) -> str:
+    """A digest of what the graph computes: nodes, tensors and small constants; no metadata, no weights."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(*parts: object) -> None:
+        for part in parts:
+            text = str(part).encode("utf-8", "surrogatepass")
+            digest.update(len(text).to_bytes(4, "little"))
+            digest.update(text)
+
+    add(*sorted(model.opset_imports.items()))
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in graphs:
+        add("graph", *(value.name for value in graph.inputs), "->", *(value.name for value in graph.outputs))
+    for name, value in model.graph.initializers.items():
+        add("initializer", name, value.dtype, value.shape)
+    for identity, node in identified_nodes(model):
+        add(identity, node.domain, node.op_type, node.overload)
+        add(*(value.name if value is not None else "" for value in node.inputs))
+        add("->", *(value.name for value in node.outputs))
+        for name, attribute in sorted(node.attributes.items()):
+            add(name, attribute_text(attribute))
+    return digest.hexdigest()
+
+
+def attribute_text(attribute: ir.Attr) -> str:
+    """An attribute's content but for its bodies, the same before a model is saved and after it is loaded."""
+    if attribute.is_ref():
+        return f"reference {attribute.ref_attr_name}"
+    kind = attribute.type
+    if kind in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return f"{kind}"
+    if kind == ir.AttributeType.TENSOR:
+        tensor = attribute.as_tensor()
+        small = tensor.nbytes <= SMALL_TENSOR_BYTES and not isinstance(tensor, ir.ExternalTensor)
+        return f"{kind} {tensor.dtype} {list(tensor.shape)} {tensor.tobytes().hex() if small else ''}"
+    if kind == ir.AttributeType.FLOAT:
+        return f"{kind} {_stored_float(attribute.value)}"
+    if kind == ir.AttributeType.FLOATS:
+        return f"{kind} {[_stored_float(number) for number in attribute.value]}"
+    if isinstance(attribute.value, list | tuple):
+        return f"{kind} {list(attribute.value)}"
+    return f"{kind} {attribute.value}"
+
+
+def _stored_float(number: float) -> str:
+    # Files hold attributes as 32-bit floats.
+    with contextlib.suppress(OverflowError):
+        return struct.pack("<f", number).hex()
+    return str(number)

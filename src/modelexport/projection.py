@@ -1,0 +1,356 @@
+"""Owners of a rewritten graph, from the owners of the graph it was rewritten from.
+
+Optimizers fold, fuse and merge nodes but keep the names of the tensors that survive. A node of the rewritten
+graph computes its outputs from its inputs; the nodes of the first graph that lie between the same tensors are
+the region it now stands for, and the calls in that region are its owner and contributors. Nothing here knows
+an operator: only producers, consumers, and which values are equal by construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+from onnx_ir.passes.common import IdentityEliminationPass
+
+from modelexport.attribution import Attribution, Kind
+from modelexport.graph import graph_bodies
+from modelexport.hierarchy import CallId, CallTree
+from modelexport.numbering import ValueNumbers, attributes_key
+from modelexport.resolution import COMMON_CALLER, ONE_REGION, complete
+
+_SEVERAL_CALLS = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """The owners of the rewritten graph's nodes, and where the first graph's tensors are in it."""
+
+    attributions: Mapping[ir.Node, Attribution]
+    tensors: Mapping[str, str]
+
+
+def project(first: ir.Model, owners: Mapping[ir.Node, Attribution], rewritten: ir.Model, calls: CallTree) -> Projection:
+    """Carry the owners of `first` onto `rewritten`.
+
+    Args:
+        first: The graph before it was rewritten. It is changed: nodes that only pass a value on are removed.
+        owners: The attribution of every node of `first`.
+        rewritten: The graph that came out.
+        calls: The module calls.
+
+    Returns:
+        An attribution for every node of `rewritten`, and its tensor for each tensor of `first` that it still has.
+    """
+    # A node that was only there to pass a value on (dropout in evaluation mode) is no work; if the rewritten graph
+    # still has one, it is found by the name of its output.
+    by_output = {value.name: owners[node] for node in owners for value in node.outputs if value.name}
+    aliases = _remove_passing_nodes(first)
+    projector = _Projector(first, owners, by_output, calls)
+    projector.project_graph(rewritten.graph, first.graph, {})
+    tensors = projector.surviving_tensors(rewritten)
+    for name, value in aliases.items():
+        if name not in tensors and value.name in tensors:
+            tensors[name] = tensors[value.name]
+    return Projection(complete(rewritten, projector.found, calls), tensors)
+
+
+def _remove_passing_nodes(model: ir.Model) -> dict[str, ir.Value]:
+    """Take out the nodes that return their input; gives what the name of each one's output stood for."""
+    passing = [
+        (node, node.inputs[0], node.outputs[0])
+        for node in model.graph
+        if len(node.inputs) == len(node.outputs) == 1 and node.inputs[0] is not None
+    ]
+    named = [(node, source, result, result.name) for node, source, result in passing]
+    IdentityEliminationPass()(model)
+    aliases: dict[str, ir.Value] = {}
+    stands_for: dict[ir.Value, ir.Value] = {}
+    for node, source, result, name in named:
+        if node.graph is None and name:
+            stands_for[result] = aliases[name] = stands_for.get(source, source)
+    return aliases
+
+
+class _Projector:
+    def __init__(
+        self,
+        first: ir.Model,
+        owners: Mapping[ir.Node, Attribution],
+        by_output: Mapping[str, Attribution],
+        calls: CallTree,
+    ) -> None:
+        self.found: dict[ir.Node, Attribution] = {}
+        self._first = first
+        self._owners = owners
+        self._by_output = by_output
+        self._calls = calls
+        self._numbers = ValueNumbers(first)
+        self._survivors: set[int] = set()
+        self._names: dict[ir.Value, ir.Value] = {}
+        self._originals: set[ir.Value] = set()
+
+    def project_graph(self, graph: ir.Graph, first: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
+        """Project a graph and the bodies in it; `outer` gives the values of the graphs around it by name."""
+        waiting = [(graph, first, outer)]
+        graphs: list[ir.Graph] = []
+        while waiting:
+            current, before, around = waiting.pop()
+            names = {**around, **_named_values(before)}
+            graphs.append(current)
+            self._match_values(current, before, names)
+            for node in current:
+                for name, body in graph_bodies(node):
+                    match = self._matching_body(node, name)
+                    if match is not None:
+                        waiting.append((body, match, names))
+        self._originals = set(self._names.values())
+        self._survivors = {self._numbers.of(value) for value in self._originals}
+        for current in graphs:
+            self._project_nodes(current)
+
+    def surviving_tensors(self, rewritten: ir.Model) -> dict[str, str]:
+        """For each named tensor of the first main graph the rewritten graph's tensor of the same value."""
+        by_number: dict[int, str] = {}
+        for value, original in self._names.items():
+            if value.name and value.graph is rewritten.graph:
+                by_number.setdefault(self._numbers.of(original), value.name)
+        found: dict[str, str] = {}
+        for name, original in _named_values(self._first.graph).items():
+            tensor = by_number.get(self._numbers.of(original))
+            if tensor is not None:
+                found[name] = tensor
+        return found
+
+    def _match_values(self, graph: ir.Graph, before: ir.Graph, names: Mapping[str, ir.Value]) -> None:
+        for own, original in zip(graph.inputs, before.inputs, strict=False):
+            self._names[own] = original
+        values = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+        for value in values:
+            known = names.get(value.name) if value.name else None
+            if known is not None:
+                self._names[value] = known
+        # Outputs may have been renamed; their order is kept.
+        for own, original in zip(graph.outputs, before.outputs, strict=False):
+            self._names.setdefault(own, original)
+
+    def _matching_body(self, node: ir.Node, name: str) -> ir.Graph | None:
+        for value in node.outputs:
+            original = self._names.get(value)
+            producer = original.producer() if original is not None else None
+            for other, body in graph_bodies(producer) if producer is not None else ():
+                if other == name:
+                    return body
+        return None
+
+    def _project_nodes(self, graph: ir.Graph) -> None:
+        strangers: list[ir.Node] = []
+        for node in graph:
+            attribution = self._project_node(node)
+            if attribution is not None:
+                self.found[node] = attribution
+            else:
+                strangers.append(node)
+        for node in reversed(strangers):
+            attribution = self._project_stranger(node)
+            if attribution is not None:
+                self.found[node] = attribution
+
+    def _project_node(self, node: ir.Node) -> Attribution | None:
+        """The owner of a node one of whose outputs the first graph knew."""
+        for value in node.outputs:
+            original = self._names.get(value)
+            producer = original.producer() if original is not None else None
+            if original is None or producer is None or producer not in self._owners:
+                continue
+            if not node.inputs and producer.inputs:
+                return _folded(self._owners[producer])
+            region = [producer]
+            if not self._is_same_operation(node, producer):
+                region = self._region([producer], self._stops(self._entering([node])))
+            return self._combine(self._owners[producer], region, self._merged_with(original, producer))
+        return next((self._by_output[v.name] for v in node.outputs if v.name and v.name in self._by_output), None)
+
+    def _is_same_operation(self, node: ir.Node, producer: ir.Node) -> bool:
+        """Whether `node` does just what `producer` did: then whatever it no longer reads from did no work."""
+        if node.op_identifier() != producer.op_identifier() or len(node.inputs) != len(producer.inputs):
+            return False
+        if attributes_key(node) != attributes_key(producer):
+            return False
+        for own, original in zip(node.inputs, producer.inputs, strict=True):
+            if original is None or own is None:
+                if original is not own:
+                    return False
+            elif not self._numbers.is_dynamic(original):
+                known = self._names.get(own)
+                if known is None or self._numbers.of(known) != self._numbers.of(original):
+                    return False
+        return True
+
+    def _project_stranger(self, node: ir.Node) -> Attribution | None:
+        """The owner of a node with outputs nobody knew: it works for the known tensors behind it.
+
+        The node and its consumers, until all that leaves is known, stand for a region of the first graph. The
+        consumers that have a counterpart there are accounted for; what is left is what the node does.
+        """
+        group, leaving = self._group(node)
+        if not leaving:
+            return None
+        producers = [p for value in leaving if (p := self._names[value].producer()) is not None]
+        region = self._region(producers, self._stops(self._entering(group)))
+        counted = {self._counterpart(member) for member in group}
+        left = [n for n in region if n not in counted] or region
+        owners = {self._owners[n].owner for n in left if n in self._owners}
+        if not owners:
+            return None
+        owner = _innermost(owners, self._calls)
+        if len(owners) == 1:
+            return Attribution(
+                owner,
+                Kind.INFERRED,
+                ONE_REGION,
+                "a new node; all nodes it replaces were recorded for this call",
+            )
+        return Attribution(
+            owner,
+            Kind.INFERRED,
+            COMMON_CALLER,
+            "a new node; it replaces nodes of several calls, of which this is the innermost around all",
+            tuple(sorted(owners - {owner})),
+        )
+
+    def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
+        group: dict[ir.Node, None] = {node: None}
+        leaving: dict[ir.Value, None] = {}
+        waiting = [node]
+        while waiting:
+            for value in waiting.pop().outputs:
+                if value in self._names:
+                    leaving[value] = None
+                    continue
+                for use in value.uses():
+                    if use.node not in group:
+                        group[use.node] = None
+                        waiting.append(use.node)
+        return list(group), list(leaving)
+
+    def _counterpart(self, node: ir.Node) -> ir.Node | None:
+        """The first graph's node that makes the same outputs by the same operation."""
+        for value in node.outputs:
+            original = self._names.get(value)
+            producer = original.producer() if original is not None else None
+            if producer is not None and producer.op_identifier() == node.op_identifier():
+                return producer
+        return None
+
+    def _entering(self, group: Iterable[ir.Node]) -> list[ir.Value]:
+        members = set(group)
+        values = [value for node in members for value in _read_values(node)]
+        return [value for value in values if value.producer() not in members]
+
+    def _stops(self, values: Iterable[ir.Value]) -> set[int]:
+        known = (self._names.get(value) for value in values)
+        return {self._numbers.of(original) for original in known if original is not None}
+
+    def _region(self, producers: Iterable[ir.Node], stops: set[int]) -> list[ir.Node]:
+        """The producers, and all nodes on ways back from them that end at one of the stops.
+
+        Ways that end at another tensor which survived were cut by the rewriting (folded shape arithmetic), and
+        values that need no input of the model are nobody's work here.
+        """
+        region: dict[ir.Node, bool] = {}
+        for producer in producers:
+            self._walk(producer, stops, region)
+            region[producer] = True
+        return [node for node, kept in region.items() if kept]
+
+    def _walk(self, start: ir.Node, stops: set[int], region: dict[ir.Node, bool]) -> None:
+        stack: list[tuple[ir.Node, list[ir.Value]]] = [(start, list(_read_values(start)))]
+        region.setdefault(start, False)
+        while stack:
+            node, values = stack[-1]
+            if not values:
+                stack.pop()
+                if stack and region[node]:
+                    region[stack[-1][0]] = True
+                continue
+            value = values.pop()
+            if not self._numbers.is_dynamic(value):
+                continue
+            number = self._numbers.of(value)
+            if number in stops:
+                region[node] = True
+                continue
+            producer = value.producer()
+            if producer is None or number in self._survivors:
+                continue
+            if producer in region:
+                region[node] = region[node] or region[producer]
+                continue
+            region[producer] = False
+            stack.append((producer, list(_read_values(producer))))
+
+    def _merged_with(self, value: ir.Value, producer: ir.Node) -> list[ir.Node]:
+        """The nodes that made an equal value which the rewritten graph no longer has."""
+        return [
+            node
+            for node in self._numbers.producers(value)
+            if node is not producer and self._originals.isdisjoint(node.outputs)
+        ]
+
+    def _combine(self, own: Attribution, region: list[ir.Node], equals: list[ir.Node]) -> Attribution:
+        owner = own.owner
+        fused = {self._owners[node].owner for node in region if node in self._owners} - {owner}
+        merged = {self._owners[node].owner for node in equals if node in self._owners} - {owner}
+        if fused:
+            kind, reason = (
+                Kind.FUSED,
+                "one node now does the work of several calls; its result is this call's",
+            )
+        elif merged:
+            kind, reason = Kind.MERGED, "equal nodes of several calls became one; this call's came first"
+        else:
+            return own
+        contributors = tuple(sorted(fused | merged))
+        return Attribution(owner, kind, min(own.confidence, _SEVERAL_CALLS), reason, contributors)
+
+
+def _folded(own: Attribution) -> Attribution:
+    return Attribution(
+        own.owner,
+        Kind.FOLDED,
+        min(own.confidence, _SEVERAL_CALLS),
+        "a constant that this call's nodes computed when the model ran",
+        own.contributors,
+    )
+
+
+def _innermost(owners: set[CallId], calls: CallTree) -> CallId:
+    remaining = iter(sorted(owners))
+    owner = next(remaining)
+    for call in remaining:
+        owner = calls.common_caller(owner, call)
+    return owner
+
+
+def _named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    values = [*graph.inputs, *graph.initializers.values()]
+    values.extend(value for node in graph for value in node.outputs)
+    return {value.name: value for value in values if value.name}
+
+
+def _read_values(node: ir.Node) -> list[ir.Value]:
+    """The values a node reads: its inputs, and what its bodies read from the graphs around them."""
+    values = [value for value in node.inputs if value is not None]
+    bodies = [body for _, body in graph_bodies(node)]
+    inside: set[ir.Value] = set()
+    read: list[ir.Value] = []
+    while bodies:
+        body = bodies.pop()
+        inside.update(_named_values(body).values())
+        for inner in body:
+            bodies.extend(deeper for _, deeper in graph_bodies(inner))
+            read.extend(value for value in inner.inputs if value is not None)
+        read.extend(body.outputs)
+    return values + [value for value in read if value not in inside]

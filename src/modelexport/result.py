@@ -1,0 +1,112 @@
+"""What an export reports: a frozen record that is also a mapping."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from modelexport.document import HierarchyDocument
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgressEvent:
+    """A step of an export began (`finished` false) or ended."""
+
+    step: str
+    number: int
+    total: int
+    finished: bool
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """What a step took: time, and the most memory the process had held by its end."""
+
+    step: str
+    seconds: float
+    peak_memory_bytes: int
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptReport:
+    """A strategy that was tried; `error` is None for the one that served."""
+
+    strategy: str
+    reason: str
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportResult(Mapping[str, Any]):
+    """The outcome of an export.
+
+    Attributes:
+        onnx_path: The model that was written.
+        sidecar_path: The document beside it.
+        files: All files that were written.
+        document: The hierarchy itself.
+        attempts: The strategies that were tried.
+        steps: Time and memory of each step.
+
+    As a mapping it has the same content in plain types: ``result["summary"]["success"]``.
+    """
+
+    onnx_path: Path
+    sidecar_path: Path
+    files: tuple[Path, ...]
+    document: HierarchyDocument
+    attempts: tuple[AttemptReport, ...]
+    steps: tuple[StepReport, ...]
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that served."""
+        return self.document.strategy
+
+    @property
+    def coverage(self) -> float:
+        """The part of the nodes that has an owner: 1.0."""
+        return self.document.coverage
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many nodes there are of each kind of attribution."""
+        return self.document.kinds
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result in plain types, ready for JSON."""
+        document = self.document
+        return {
+            "summary": {
+                "success": True,
+                "strategy": document.strategy,
+                "exporter": document.exporter,
+                "node_count": len(document.nodes),
+                "module_count": len(document.modules),
+                "call_count": len(document.calls),
+                "tag_count": len({node.tag for node in document.nodes}),
+                "coverage": self.coverage,
+                "kinds": self.kinds,
+                "seconds": sum(step.seconds for step in self.steps),
+                "peak_memory_bytes": max((step.peak_memory_bytes for step in self.steps), default=0),
+            },
+            "onnx_path": str(self.onnx_path),
+            "sidecar_path": str(self.sidecar_path),
+            "files": [str(path) for path in self.files],
+            "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
+            "steps": [dataclasses.asdict(step) for step in self.steps],
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self.as_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_dict())
+
+    def __len__(self) -> int:
+        return len(self.as_dict())

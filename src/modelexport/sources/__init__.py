@@ -1,0 +1,1 @@
+"""Where models and example inputs come from."""
