@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import overload
 
 import msgspec
 import onnx
@@ -101,10 +101,11 @@ def read_sidecar(path: Path) -> HierarchyDocument:
     return decode_document(data, str(path))
 
 
-_Model = TypeVar("_Model", ir.Model, onnx.ModelProto)
-
-
-def strip_hierarchy(model: _Model) -> _Model:
+@overload
+def strip_hierarchy(model: ir.Model) -> ir.Model: ...
+@overload
+def strip_hierarchy(model: onnx.ModelProto) -> onnx.ModelProto: ...
+def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelProto:
     """The model without our metadata, as a copy; whatever else it holds is left as it is.
 
     Args:
@@ -123,7 +124,7 @@ def strip_hierarchy(model: _Model) -> _Model:
                 node.doc_string = stored.doc_string
         return copy
     if isinstance(model, onnx.ModelProto):
-        copied = type(model)()
+        copied = onnx.ModelProto()
         copied.CopyFrom(model)
         _strip_proto(copied)
         return copied

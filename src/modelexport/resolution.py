@@ -95,6 +95,7 @@ def _resolve(
             COMMON_CALLER,
             "nothing was recorded; this is the innermost call around the neighbours' calls "
             + ", ".join(sorted(str(call) or "(root)" for call in neighbours)),
+            tuple(sorted(neighbours - {owner})),
         )
     return True
 

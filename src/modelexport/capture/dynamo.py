@@ -38,21 +38,33 @@ def capture_with_dynamo(
         The graph before and after optimization with the evidence for its nodes.
     """
     tree = read_module_tree(model)
-    recorder = Recorder(model, tree)
     before: list[ir.Model] = []
-    with recorder.watching(), _seen_before_optimization(lambda graph: before.append(graph.clone())):
-        program = torch.onnx.export(
-            model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
-        )
-    if program is None or program.exported_program is None:
-        raise RuntimeError("torch.onnx.export(dynamo=True) returned no program")
-    evidence = FxEvidence(program.exported_program, recorder, tree)
+
+    def export() -> tuple[torch.onnx.ONNXProgram, torch.export.ExportedProgram]:
+        before.clear()
+        with _seen_before_optimization(lambda graph: before.append(graph.clone())):
+            program = torch.onnx.export(
+                model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
+            )
+        if program is None or program.exported_program is None:
+            raise RuntimeError("torch.onnx.export(dynamo=True) returned no program")
+        return program, program.exported_program
+
+    recorder = Recorder(model, tree)
+    try:
+        with recorder.watching():
+            program, exported_program = export()
+    except Exception:
+        # Whatever torch exports by itself is exported: should the hooks be what it fails on, the exporter's own
+        # record has to do. If it fails without them too, that is the error to tell.
+        recorder = Recorder(model, tree)
+        program, exported_program = export()
+    evidence = FxEvidence(exported_program, recorder, tree)
     traced = before[-1] if before else program.model
     if before and traced.functions:
         # The optimizer starts by inlining; the same here keeps the two graphs comparable.
         InlinePass()(traced)
     recorded = _recorded_calls(traced, evidence)
-    exported_program = program.exported_program
     return Capture(
         exporter=EXPORTER,
         program=program,

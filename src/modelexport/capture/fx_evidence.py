@@ -114,23 +114,16 @@ class FxEvidence:
 
         Entries can be placeholders that stand for no module; those are passed over.
         """
-        for key, (name, _) in reversed((node.meta.get("nn_module_stack") or {}).items()):
-            scope = (name, scope_index(key, name))
-            call = self._by_scope.get(scope)
-            if call is not None:
-                return call
+        call: CallId | None = None
+        for key, (name, _) in (node.meta.get("nn_module_stack") or {}).items():
             path = self._tree.canonical(name)
-            if path is not None:
-                return self._known_call(CallId(path, scope[1]))
-        return None
-
-    def _known_call(self, call: CallId) -> CallId:
-        """`call`, entered into the record if no hook saw it: a strict trace runs no hooks."""
-        if call not in self._calls:
-            above = call.path.rpartition(".")[0]
-            parent = None if call.path == "" else self._known_call(CallId(above))
-            self._calls[call] = ModuleCall(call.path, call.index, parent)
-            self._counts[call.path] += 1
+            if path is None:
+                continue
+            scope = (name, scope_index(key, name))
+            if scope not in self._by_scope:
+                # No hook saw this call: it was traced in a way that runs none.
+                self._by_scope[scope] = self._new_call(path, parent=call)
+            call = self._by_scope[scope]
         return call
 
     def _new_call(self, path: str, parent: CallId | None) -> CallId:

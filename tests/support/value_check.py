@@ -1,0 +1,173 @@
+"""An independent judge of attributions: tensor values of the ONNX graph against eager PyTorch.
+
+The model runs once in eager PyTorch; every operator's result is kept with the module call that ran it. The ONNX
+graph runs once in onnxruntime with every intermediate tensor as an output. A tensor that equals results of some
+calls only was computed there: its node must be owned by one of them, or name one as contributor. Nothing here is
+shared with the code that made the attributions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_FEW_VALUES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A node whose result was computed by other calls than the ones it is attributed to."""
+
+    node: str
+    claimed: tuple[str, ...]
+    computed_by: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How many tensors could be judged, and which of them are wrong."""
+
+    judged: int
+    tensors: int
+    contaminated: tuple[Case, ...]
+
+
+class _Eager(TorchDispatchMode):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.results: list[tuple[np.ndarray, str]] = []
+        self._stack: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._handles: list[Any] = []
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._enter(path), prepend=True))
+            self._handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
+
+    def _enter(self, path: str) -> Any:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if torch.compiler.is_dynamo_compiling():
+                return
+            index = self._counts[path]
+            self._counts[path] += 1
+            self._stack.append(f"{path}@{index}" if index else path)
+
+        return hook
+
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        call = self._stack.pop()
+        # A call that returns what it was given ran no operator, but the exporter may write one for it.
+        given = {id(leaf) for leaf in torch.utils._pytree.tree_leaves((args, kwargs))}
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and id(leaf) in given:
+                self.results.append((_array(leaf), call))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in torch.utils._pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and self._stack and leaf.numel():
+                self.results.append((_array(leaf), self._stack[-1]))
+        return result
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.detach().contiguous().clone().numpy()
+
+
+def run_eagerly(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[np.ndarray, str]]:
+    recorder = _Eager(model)
+    try:
+        with torch.no_grad(), recorder:
+            model(*args, **kwargs)
+    finally:
+        recorder.remove()
+    return recorder.results
+
+
+def run_onnx(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every tensor that a node of the main graph makes."""
+    model = onnx.load(path)
+    kept = {output.name for output in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name]
+    del model.graph.value_info[:]
+    for name in names:
+        if name not in kept:
+            model.graph.output.append(onnx.ValueInfoProto(name=name))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    outputs = [output.name for output in session.get_outputs()]
+    found = zip(outputs, session.run(outputs, feeds), strict=True)
+    return {name: value for name, value in found if isinstance(value, np.ndarray)}
+
+
+def _says_something(array: np.ndarray) -> bool:
+    """Whether equality means anything: masks and constants are equal by chance."""
+    return array.dtype.kind == "f" and len(np.unique(array)) > _FEW_VALUES and bool(np.isfinite(array).all())
+
+
+def _same_values(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.size != other.size:
+        return False
+    first, second = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
+    scale = float(np.abs(first).max()) or 1.0
+    tolerance = 1e-4 * scale
+    if abs(first.sum() - second.sum()) > tolerance * first.size:
+        return False
+    if np.abs(first - second).max() <= tolerance:
+        return True
+    return bool(np.abs(np.sort(first) - np.sort(second)).max() <= tolerance * 0.1)
+
+
+def judge(
+    onnx_path: Path,
+    claims: dict[str, tuple[str, ...]],
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    feeds: dict[str, np.ndarray],
+) -> Verdict:
+    """Check `claims` (for each tensor its node's owner and contributors, as calls) by values."""
+    eager = run_eagerly(model, args, kwargs)
+    tensors = run_onnx(onnx_path, feeds)
+    read = {
+        name: [{**feeds, **tensors}[source] for source in node.input if source in feeds or source in tensors]
+        for node in onnx.load(onnx_path, load_external_data=False).graph.node
+        for name in node.output
+    }
+    by_size: dict[int, list[tuple[np.ndarray, str]]] = {}
+    for array, call in eager:
+        if array.dtype.kind == "f":
+            by_size.setdefault(array.size, []).append((array, call))
+    judged, cases = 0, []
+    for name, array in tensors.items():
+        if name not in claims or not _says_something(array):
+            continue
+        computed = {call for other, call in by_size.get(array.size, ()) if _same_values(array, other)}
+        if not computed:
+            continue
+        if computed.isdisjoint(claims[name]) and any(_same_values(array, source) for source in read[name]):
+            # It only passes on what it was given, or lays it out anew: eager PyTorch need not have run it.
+            continue
+        judged += 1
+        if computed.isdisjoint(claims[name]):
+            cases.append(Case(name, claims[name], tuple(sorted(computed))))
+    return Verdict(judged, len(tensors), tuple(cases))

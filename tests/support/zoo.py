@@ -1,0 +1,357 @@
+"""The models of the tests: small, of many kinds, each built the same way every time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+SEED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Specimen:
+    """A model with example inputs, and how to make its axes dynamic where it can."""
+
+    name: str
+    model: nn.Module
+    inputs: Any
+    dynamic_shapes: Any = None
+
+
+_BUILDERS: dict[str, Callable[[], tuple[Any, ...]]] = {}
+
+
+def specimen(build: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+    _BUILDERS[build.__name__] = build
+    return build
+
+
+def build(name: str) -> Specimen:
+    torch.manual_seed(SEED)
+    model, inputs, *dynamic = _BUILDERS[name]()
+    return Specimen(name, model.eval(), inputs, dynamic[0] if dynamic else None)
+
+
+def names() -> list[str]:
+    return list(_BUILDERS)
+
+
+def _tokens(batch: int = 2, length: int = 7, vocabulary: int = 99) -> torch.Tensor:
+    return torch.randint(1, vocabulary, (batch, length))
+
+
+_BATCH = torch.export.Dim.AUTO
+
+# --- transformers ----------------------------------------------------------------------------------------------
+
+
+@specimen
+def bert() -> tuple[Any, ...]:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37)
+    tokens = _tokens()
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return BertModel(config), inputs, {name: {0: _BATCH, 1: _BATCH} for name in inputs}
+
+
+@specimen
+def gpt2() -> tuple[Any, ...]:
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=2, n_head=4, use_cache=False)
+    return GPT2Model(config), {"input_ids": _tokens()}, {"input_ids": {0: _BATCH, 1: _BATCH}}
+
+
+@specimen
+def vit() -> tuple[Any, ...]:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=37,
+        image_size=30,
+        patch_size=10,
+    )
+    return ViTModel(config), {"pixel_values": torch.randn(2, 3, 30, 30)}, {"pixel_values": {0: _BATCH}}
+
+
+@specimen
+def resnet() -> tuple[Any, ...]:
+    from transformers import ResNetConfig, ResNetModel
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="basic")
+    return ResNetModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)}, {"pixel_values": {0: _BATCH}}
+
+
+@specimen
+def whisper() -> tuple[Any, ...]:
+    from transformers import WhisperConfig, WhisperModel
+
+    config = WhisperConfig(
+        vocab_size=99,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=37,
+        decoder_ffn_dim=37,
+        num_mel_bins=8,
+        max_source_positions=20,
+        max_target_positions=20,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        use_cache=False,
+    )
+    return WhisperModel(config), {"input_features": torch.randn(1, 8, 40), "decoder_input_ids": _tokens(1, 5)}
+
+
+@specimen
+def albert() -> tuple[Any, ...]:
+    from transformers import AlbertConfig, AlbertModel
+
+    config = AlbertConfig(
+        vocab_size=99,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=37,
+    )
+    return AlbertModel(config), {"input_ids": _tokens()}, {"input_ids": {0: _BATCH, 1: _BATCH}}
+
+
+# --- plain torch -----------------------------------------------------------------------------------------------
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inside, outside, 3, padding=1)
+        self.norm = nn.BatchNorm2d(outside)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.norm(self.conv(x)))
+
+
+class Cnn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(ConvBlock(3, 8), nn.MaxPool2d(2), ConvBlock(8, 16))
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(self.features(x).mean((2, 3))))
+
+
+@specimen
+def cnn() -> tuple[Any, ...]:
+    model = Cnn()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+    return model, torch.randn(2, 3, 16, 16), ({0: _BATCH},)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module], **options: Any) -> None:
+        super().__init__()
+        self.rnn = kind(6, 8, batch_first=True, **options)
+        self.head = nn.Linear(16 if options.get("bidirectional") else 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sequence, _ = self.rnn(x)
+        return self.head(sequence)
+
+
+@specimen
+def lstm() -> tuple[Any, ...]:
+    return Recurrent(nn.LSTM, num_layers=2, bidirectional=True), (torch.randn(2, 5, 6),)
+
+
+@specimen
+def gru() -> tuple[Any, ...]:
+    return Recurrent(nn.GRU), (torch.randn(2, 5, 6),)
+
+
+@specimen
+def transformer_encoder() -> tuple[Any, ...]:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.randn(2, 5, 16),), ({0: _BATCH},)
+
+
+class Block(nn.Module):
+    def __init__(self, size: int = 8) -> None:
+        super().__init__()
+        self.lin = nn.Linear(size, size)
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.relu(self.lin(x)) + x)
+
+
+class SharedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blk = Block()
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.blk(x)
+        return self.out(x)
+
+
+@specimen
+def shared_block() -> tuple[Any, ...]:
+    return SharedBlock(), torch.randn(4, 8), ({0: _BATCH},)
+
+
+class Aliased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = self.first
+        self.list = nn.ModuleList([self.first, Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = self.second(x * 2)
+        for block in self.list:
+            x = block(x + 1)
+        return x
+
+
+@specimen
+def aliased() -> tuple[Any, ...]:
+    return Aliased(), torch.randn(4, 8)
+
+
+class WithMethods(nn.Module):
+    """Runs a child through a method other than `forward`, and iterates containers by hand."""
+
+    class Child(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+            self.steps = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.sigmoid(self.lin(x)) * 3
+            for step in self.steps:
+                x = step(x)
+            return x
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.encode(x) - 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = self.Child()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.child.encode(x) + self.child(x)
+
+
+@specimen
+def with_methods() -> tuple[Any, ...]:
+    return WithMethods(), torch.randn(4, 8)
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.lin(x))
+
+
+class Cond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.yes = Branch()
+        self.no = Branch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return torch.cond(x.sum() > 0, lambda y: self.yes(y) * 2, lambda y: self.no(y) - 1, (x,)) + 1
+
+
+@specimen
+def cond() -> tuple[Any, ...]:
+    return Cond(), torch.randn(4, 8)
+
+
+class NoGrad(nn.Module):
+    """Submodules under `no_grad` and `autocast`: the exporter's own record loses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = Block()
+        self.trained = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.frozen(x)
+        x = self.trained(x)
+        with torch.no_grad():
+            return self.frozen(x * 2)
+
+
+@specimen
+def no_grad() -> tuple[Any, ...]:
+    return NoGrad(), torch.randn(4, 8)
+
+
+@dataclasses.dataclass
+class Result:
+    logits: torch.Tensor
+    states: tuple[torch.Tensor, ...]
+    extra: dict[str, torch.Tensor]
+
+
+torch.export.register_dataclass(Result, serialized_type_name="tests.Result")
+
+
+class NestedOutputs(nn.Module):
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+
+        def forward(self, pair: tuple[torch.Tensor, torch.Tensor], *, scale: torch.Tensor) -> Result:
+            a, b = pair
+            hidden = self.lin(a) * scale
+            return Result(hidden, (a + b, hidden - b), {"squared": hidden * hidden, "unused": hidden.exp()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor], options: dict[str, torch.Tensor]) -> Result:
+        first = self.inner(pair, scale=options["scale"])
+        return Result(first.logits + 1, first.states, {"sum": first.extra["squared"] + first.states[0]})
+
+
+@specimen
+def nested_outputs() -> tuple[Any, ...]:
+    inputs = {
+        "pair": (torch.randn(4, 8), torch.randn(4, 8)),
+        "options": {"scale": torch.randn(4, 8)},
+    }
+    return NestedOutputs(), inputs
