@@ -1,0 +1,440 @@
+"""Writes the files of one export so that a reader or a crash sees the old set whole or the new set whole.
+
+The set (``.onnx`` file, data file with its weights, sidecar, further files) is staged in a hidden temporary
+folder beside the target, on the same file system, and fsynced. In a commit, each file about to be replaced
+gets a hard link there and a journal says what was and what will be. Then come the moves: data file, others,
+sidecar, ``.onnx``, and away with what no longer belongs. The data file has a hash of its content in its name,
+so the graph that is there always finds its own weights. Removing the journal at the end is the commit.
+
+A journal whose writer failed or is gone is undone, by that process or, after a kill, by the next `stage` or
+`recover`. Undone, not finished: an exception must undo in any case, and a killed run never reported success.
+Undoing twice does no harm, so being killed while undoing is no special case.
+
+Processes take turns by a lock on the folder itself, which leaves no lock file behind. Where folders cannot be
+locked (Windows, NFS) nothing tells a dead run from a living one, so nothing is swept or undone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from modelexport.errors import ContractError, InputError, StorageError
+
+try:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+except ImportError:  # Windows
+    _CAN_LOCK = False
+else:
+    _CAN_LOCK = True
+
+_TEMPORARY: Final = re.compile(r"\.modelexport-.+-[0-9a-f]{16}", re.DOTALL)
+_DIGEST_LENGTH: Final = 12
+# Inside a temporary folder. Staged files have a folder of their own, so that they may have any name.
+_LOCK, _JOURNAL, _NEW, _OLD = "lock", "commit.json", "new", "old"
+_JOURNAL_LIMIT: Final = 1 << 20
+# A turn takes milliseconds: what is slow, writing and fsyncing the files, is done before it.
+_PATIENCE_S: Final = 60.0
+# The coarsest time stamps in use (FAT): such a file system may round a time once it leaves the cache.
+_TIME_TOLERANCE_NS: Final = 2_000_000_000
+_ADVICE: Final[Mapping[int | None, str]] = {
+    errno.ENOSPC: "Free some space there, or choose a folder on another disk",
+    errno.EDQUOT: "Free some of your quota there, or choose a folder on another disk",
+    errno.EACCES: "Get permission to write there, or choose another folder",
+    errno.EPERM: "Get permission to write there, or choose another folder",
+    errno.EROFS: "Choose a folder on a file system that is not read-only",
+    errno.EIO: "Check the disk, or choose a folder on another one",
+    errno.ENAMETOOLONG: "Choose a name that is at least 30 bytes shorter than what the folder allows",
+    errno.ENOTDIR: "Give a path inside a folder",
+}
+
+_Signature = tuple[int, int]  # size and modification time: both survive a rename and a hard link
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """One file of a commit: what was there before and what is to be there; None is nothing."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[^/\0]+$")]  # no path: nothing outside the folder is touched
+    old: _Signature | None
+    new: _Signature | None
+
+
+def sidecar_path(target: Path) -> Path:
+    """Returns where the sidecar of ``target`` is: ``model_hierarchy.json`` beside ``model.onnx``."""
+    return target.with_name(f"{target.stem}_hierarchy.json")
+
+
+def data_file_name(target: Path, digest: str) -> str:
+    """Names the data file of ``target`` after a hexadecimal hash of it: ``model-0123456789ab.onnx.data``."""
+    if not re.fullmatch(rf"[0-9a-f]{{{_DIGEST_LENGTH},}}", digest):
+        raise ContractError(f"{digest!r} is not {_DIGEST_LENGTH} or more lowercase hexadecimal digits")
+    return f"{target.stem}-{digest[:_DIGEST_LENGTH]}{target.suffix}.data"
+
+
+def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Sequence[Path] = ()) -> Path:
+    """Finds out, before anything is loaded or traced, whether an export to ``path`` can be written.
+
+    Args:
+        path: The ``.onnx`` file to write. What a killed export left half done there is undone first.
+        force: Whether files that exist may be replaced.
+        sidecar: Whether a sidecar will be written too.
+        others: Further files that will be written, in the same folder.
+
+    Returns:
+        The target: its real, absolute folder and its name as given.
+
+    Raises:
+        InputError: The path cannot be used; says what is wrong with it and what to do.
+    """
+    problem = _problem_with_name(path)
+    if problem is not None:
+        raise InputError(f"Cannot write {str(path)!r}: {problem}")
+    try:
+        target = path.parent.resolve(strict=True) / path.name
+        # Staging is the test: mode bits mean nothing to root, nor on a read-only file system. Of all names
+        # made from the target's that of the temporary folder is the longest, so this finds one too long.
+        with stage(target) as staging:
+            staging.path(target.name).touch()
+        for file in (target, *([sidecar_path(target)] if sidecar else []), *others):
+            _check_free(file, force=force)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python below 3.13
+        raise InputError(f"Cannot write {path}: {error}. Make that folder or choose another.") from error
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    return target
+
+
+class Staging:
+    """A temporary folder beside a target, whose files become the target's all at once. Made by `stage`."""
+
+    def __init__(self, target: Path, folder: Path, *, force: bool) -> None:
+        self._target, self._folder, self._force = target, folder, force
+
+    def path(self, name: str) -> Path:
+        """Returns where to write the staged file ``name``, a bare file name."""
+        if name in {"", ".", ".."} or "\0" in name or Path(name).name != name:
+            raise ContractError(f"{name!r} is no bare file name")
+        return self._folder / _NEW / name
+
+    def commit(
+        self, model: str, data: str | None, others: Mapping[str, Path], *, obsolete: Sequence[Path] = ()
+    ) -> tuple[Path, ...]:
+        """Puts the staged files in place, all or none, and removes data files of earlier exports.
+
+        Args:
+            model: Name of the staged ``.onnx`` file; it becomes the target.
+            data: Name of the staged data file, from `data_file_name`, which it keeps; None if there is none.
+            others: For each further staged file its final path, in the target's folder.
+            obsolete: Files in the target's folder that go with the old model, such as its sidecar when the
+                new export has none. They may be missing.
+
+        Returns:
+            The files written: the target first.
+
+        Raises:
+            StorageError: A file could not be written; what was there before is unchanged.
+            InputError: A name was taken meanwhile by what may not be replaced.
+        """
+        target, last = self._target, sidecar_path(self._target).name
+        if data is not None and not _data_pattern(target).fullmatch(data):
+            raise ContractError(f"{data!r} is not named by data_file_name for {target}")
+        moves = [] if data is None else [(data, target.with_name(data))]
+        # While only one of sidecar and model is new they don't belong together, so these two come last.
+        moves += sorted(((n, file.absolute()) for n, file in others.items()), key=lambda m: m[1].name == last)
+        moves.append((model, target))
+        finals = [final for _, final in moves] + [file.absolute() for file in obsolete]
+        if len({*finals}) < len(finals) or any(file.parent != target.parent for file in finals):
+            raise ContractError(f"Not a set of different files in {target.parent}: {moves}, {obsolete}")
+        with _reporting(target):
+            for name, _ in moves:
+                _sync(self.path(name))
+            _sync(self._folder / _NEW)
+            with _turn(target.parent) as locked:
+                if locked:  # a run killed since we staged must be undone now, not later over our files
+                    _sweep(target)
+                self._replace(moves, [file.name for file in obsolete])
+        return tuple(final for _, final in reversed(moves))
+
+    def _replace(self, moves: Sequence[tuple[str, Path]], obsolete: Sequence[str]) -> None:
+        """Makes the links, the journal and the moves, with the folder's lock held."""
+        folder, backups, journal = self._target.parent, self._folder / _OLD, self._folder / _JOURNAL
+        pattern = _data_pattern(self._target)
+        for _, final in moves:
+            _check_free(final, force=self._force or pattern.fullmatch(final.name) is not None)
+        steps = [_Step(final.name, _signature(final), _signature(self.path(name))) for name, final in moves]
+        # torch names the data file of x.onnx x.onnx.data: with such an x.onnx beside it, it is not ours
+        data = {f for f in folder.iterdir() if pattern.fullmatch(f.name) and not f.with_suffix("").exists()}
+        leaving = data.union(folder / name for name in obsolete).difference(final for _, final in moves)
+        steps += [_Step(f.name, _signature(f), None) for f in sorted(leaving) if _is_regular(f)]
+        backups.mkdir()
+        try:
+            for step in steps[: len(moves)]:
+                if step.old is not None:
+                    _back_up(folder / step.name, backups / step.name)
+            _sync(backups)
+            journal.write_bytes(msgspec.json.encode((self._target.name, steps)))
+            for path in (journal, self._folder, folder):
+                _sync(path)
+            for name, final in moves:
+                self.path(name).replace(final)
+            for step in steps[len(moves) :]:
+                (folder / step.name).replace(backups / step.name)
+            _sync(folder)
+            journal.unlink()
+        except BaseException:
+            if _is_regular(journal):
+                _undo(self._folder, steps)
+            raise
+        with suppress(OSError):  # committed: too late to fail
+            _sync(self._folder)
+
+
+@contextmanager
+def stage(target: Path, *, force: bool = True) -> Iterator[Staging]:
+    """Opens a temporary folder beside ``target``, and removes it at the end whatever happens.
+
+    Sweeps the folder first of what killed exports left behind. The body is for writing: an ``OSError`` that
+    leaves it is taken for a failed write.
+
+    Args:
+        target: The ``.onnx`` file to write, as `check_target` returned it.
+        force: Whether the commit may replace files that exist by then.
+
+    Raises:
+        StorageError: Something could not be written; what was there before is unchanged.
+    """
+    target = target.absolute()
+    folder = target.parent / f".modelexport-{target.stem}-{secrets.token_hex(8)}"
+    with _reporting(target), ExitStack() as lock:
+        try:
+            with _turn(target.parent) as locked:
+                if locked:
+                    _sweep(target)
+                # Made with the folder locked, so that no sweep sees it before it has a lock of its own.
+                folder.mkdir(mode=0o700)
+                (folder / _NEW).mkdir()
+                lock.enter_context(_locked(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+            yield Staging(target, folder, force=force)
+        finally:
+            lock.close()
+            # A journal still there could not be undone: what it needs stays for the next attempt.
+            if not _is_regular(folder / _JOURNAL):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def recover(target: Path) -> bool:
+    """Undoes what a killed export to ``target`` left half done; for readers, before they open the set.
+
+    Returns:
+        Whether there was anything to undo. If not, this costs one listing of the folder.
+
+    Raises:
+        StorageError: They could not be put back.
+    """
+    target = target.absolute()
+    try:
+        if not _CAN_LOCK or not _temporaries(target.parent):
+            return False
+    except OSError:
+        return False  # a folder that is missing or cannot be listed: opening the file will say so, and better
+    with _reporting(target), _turn(target.parent) as locked:
+        return locked and _sweep(target)
+
+
+def _problem_with_name(path: Path) -> str | None:
+    if "\0" in str(path):
+        return "it contains a NUL character. Choose another name."
+    if path.name.lower() in {"", "..", ".onnx"}:
+        return "it has no file name. Give one that ends in .onnx."
+    if path.suffix.lower() != ".onnx":
+        return f"the name must end in .onnx, as in {path.name}.onnx."
+    if any("\ud800" <= character <= "\udfff" for character in path.name):
+        return "the name is not valid Unicode, so no graph can name its data file. Choose another name."
+    return None
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    """Raises InputError when there is something at ``path`` that must not be replaced."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        problem = f"it is a symbolic link, and links are not written through. Give {path.resolve()} itself"
+    elif stat.S_ISDIR(mode):
+        problem = "it is a folder. Choose another name, or one inside it"
+    elif not stat.S_ISREG(mode):
+        problem = "it is a pipe, socket or device. Choose another name"
+    elif not force:
+        problem = "it exists. Choose another name, or use force (--force) to replace it"
+    else:
+        return
+    raise InputError(f"Cannot write {path}: {problem}.")
+
+
+def _data_pattern(target: Path) -> re.Pattern[str]:
+    digest = rf"[0-9a-f]{{{_DIGEST_LENGTH}}}"
+    return re.compile(rf"{re.escape(target.stem)}-{digest}{re.escape(target.suffix)}\.data")
+
+
+@contextmanager
+def _reporting(target: Path) -> Iterator[None]:
+    """Turns an OSError into a StorageError that says which file, what and what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno, "Put that right, or choose another folder")
+        raise StorageError(
+            f"Cannot write {target}: {error}. What was there before is unchanged. {advice}, and export again."
+        ) from error
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[bool]:
+    """Waits for the lock of ``folder`` and holds it; yields whether there is such a lock."""
+    if not _CAN_LOCK:
+        yield False
+        return
+    with _locked(folder, os.O_RDONLY | os.O_DIRECTORY, patience_s=_PATIENCE_S) as locked:
+        if locked is False:
+            raise StorageError(
+                f"Cannot write to {folder}: for {_PATIENCE_S:.0f} s another process has kept it locked. "
+                "Let it finish or stop it, and export again."
+            )
+        yield locked is True
+
+
+@contextmanager
+def _locked(path: Path, flags: int, *, patience_s: float = 0.0) -> Iterator[bool | None]:
+    """Opens and locks a file; yields False if others kept it locked, None where files cannot be locked."""
+    deadline = time.monotonic() + patience_s
+    handle = os.open(path, flags, 0o600)
+    locked = None
+    try:
+        while _CAN_LOCK and locked is not True:
+            try:
+                flock(handle, LOCK_EX | LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                locked = False
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.005)
+            except OSError:
+                break
+        yield locked
+    finally:
+        if locked:
+            flock(handle, LOCK_UN)  # closing alone leaves it locked while a forked child has it open
+        os.close(handle)
+
+
+def _temporaries(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name))
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether a temporary folder is one of this user's whose process is gone."""
+    try:
+        info = folder.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            return False
+        with _locked(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as locked:
+            return locked is True
+    except OSError as error:
+        return error.errno == errno.ENOENT  # killed before it made a lock, or while removing the folder
+
+
+def _sweep(target: Path) -> bool:
+    """Removes what killed runs left in the folder, whose lock is held; returns whether one was undone."""
+    undone = False
+    for folder in filter(_is_abandoned, _temporaries(target.parent)):
+        journal = folder / _JOURNAL
+        if _is_regular(journal):
+            try:
+                with journal.open("rb") as file:
+                    text = file.read(_JOURNAL_LIMIT)
+                name, steps = msgspec.json.decode(text, type=tuple[str, list[_Step]])
+            except msgspec.ValidationError:
+                continue  # not written by this version: nothing we could undo, and not ours to remove
+            except msgspec.DecodeError:
+                name, steps = target.name, []  # cut short, so no move was made yet
+            if name != target.name:
+                continue  # waits for whoever next writes or reads that target
+            _undo(folder, steps)
+            undone = True
+        shutil.rmtree(folder, ignore_errors=True)
+    return undone
+
+
+def _undo(staging: Path, steps: Sequence[_Step]) -> None:
+    """Puts back what was there before the commit whose journal ``staging`` holds."""
+    backups = staging / _OLD
+    try:
+        for step in reversed(steps):
+            final, backup = staging.parent / step.name, backups / step.name
+            size, changed = _signature(final) or (None, 0)
+            known = [stamp for then, stamp in filter(None, (step.old, step.new)) if then == size]
+            if size is not None and all(abs(changed - stamp) > _TIME_TOLERANCE_NS for stamp in known):
+                continue  # somebody has written it since: theirs to keep
+            # The temporary folder may come out of a stranger's archive, with links to files elsewhere.
+            if _is_regular(backup) and not backups.is_symlink():
+                backup.replace(final)
+            elif step.old is None:
+                final.unlink(missing_ok=True)
+        _sync(staging.parent)
+        (staging / _JOURNAL).unlink()
+    except OSError as error:
+        raise StorageError(
+            f"Cannot put back the files of an unfinished export in {staging.parent}: {error}. They are in "
+            f"{staging}, which must stay. {_ADVICE.get(error.errno, 'Put that right')}; the next export to "
+            "the same file puts them back."
+        ) from error
+    with suppress(OSError):
+        _sync(staging)
+
+
+def _back_up(file: Path, backup: Path) -> None:
+    try:
+        backup.hardlink_to(file)
+    except OSError:  # no hard links on this file system, or not to another user's file
+        shutil.copy2(file, backup)
+        _sync(backup)
+
+
+def _sync(path: Path) -> None:
+    """Forces a file, or the names in a folder, onto the disk."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
+        return  # Windows cannot open folders
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if not is_folder or error.errno not in {errno.EINVAL, errno.ENOTSUP}:  # not every file system can
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(handle)
+
+
+def _signature(path: Path) -> _Signature | None:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return None
+    return (info.st_size, info.st_mtime_ns) if stat.S_ISREG(info.st_mode) else (-1, 0)
+
+
+def _is_regular(path: Path) -> bool:
+    return (_signature(path) or (-1, 0))[0] >= 0
