@@ -6,12 +6,13 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must lint format clean
+.PHONY: help demo test must lint format benchmark clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?= -n 2 --dist loadscope
+# Tests of one model share its exports, so they go to one worker.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -35,7 +36,7 @@ define install
 endef
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(DEMO_STAMP)  ## Export a small BERT and show its hierarchy
 	@mkdir -p $(DEMO)
@@ -57,6 +58,9 @@ lint: $(DEV_STAMP)  ## Check style, formatting, types and the import rule
 format: $(DEV_STAMP)  ## Fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export, and write docs/benchmarks.md
+	$(BIN)/python benchmarks/export_overhead.py --rounds 7 --write docs/benchmarks.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

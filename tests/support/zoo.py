@@ -55,7 +55,9 @@ def bert() -> tuple[Any, ...]:
 
     config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37)
     tokens = _tokens()
-    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    mask = torch.ones_like(tokens)
+    mask[0, -2:] = 0
+    inputs = {"input_ids": tokens, "attention_mask": mask}
     return BertModel(config), inputs, {name: {0: _BATCH, 1: _BATCH} for name in inputs}
 
 
@@ -355,3 +357,35 @@ def nested_outputs() -> tuple[Any, ...]:
         "options": {"scale": torch.randn(4, 8)},
     }
     return NestedOutputs(), inputs
+
+
+# --- models that plain torch.onnx.export cannot take -----------------------------------------------------------
+
+
+def build_unexportable(name: str) -> Specimen:
+    torch.manual_seed(SEED)
+    model, inputs = {"t5": _t5, "mixtral": _mixtral}[name]()
+    return Specimen(name, model.eval(), inputs)
+
+
+def _t5() -> tuple[nn.Module, Any]:
+    from transformers import T5Config, T5Model
+
+    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4, use_cache=False)
+    return T5Model(config), {"input_ids": _tokens(), "decoder_input_ids": _tokens()}
+
+
+def _mixtral() -> tuple[nn.Module, Any]:
+    from transformers import MixtralConfig, MixtralModel
+
+    config = MixtralConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        use_cache=False,
+    )
+    return MixtralModel(config), {"input_ids": _tokens()}

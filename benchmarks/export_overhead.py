@@ -1,0 +1,149 @@
+"""What our export costs beside plain `torch.onnx.export`: time and peak memory, as ratios.
+
+Both run in one process, alternating, after a warm-up of each; the ratio of the medians is printed. Run with
+``make benchmark``, or ``python benchmarks/export_overhead.py --rounds 7 --write docs/benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import modelexport
+
+TIME_LIMIT = 1.15
+MEMORY_LIMIT = 1.05
+
+
+def small_cnn() -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
+    layers: list[nn.Module] = []
+    for inside, outside in ((3, 16), (16, 32), (32, 64)):
+        layers += [nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, 10)), (torch.randn(1, 3, 32, 32),)
+
+
+def bert(layers: int, hidden: int) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
+    def build() -> tuple[nn.Module, dict[str, Any]]:
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=hidden // 64,
+            intermediate_size=4 * hidden,
+        )
+        tokens = torch.randint(0, 1000, (1, 32))
+        return BertModel(config), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+    return build
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "small CNN": small_cnn,
+    "BERT, 2 layers, hidden 128": bert(2, 128),
+    "BERT, 12 layers, hidden 768": bert(12, 768),
+}
+
+
+def _peak_memory() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _measure(run: Callable[[], object]) -> tuple[float, int]:
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start, _peak_memory()
+
+
+def compare(build: Callable[[], tuple[nn.Module, Any]], rounds: int, folder: Path) -> dict[str, float]:
+    torch.manual_seed(0)
+    model, inputs = build()
+    model.eval()
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, None)
+
+    def plain() -> None:
+        torch.onnx.export(model, args, str(folder / "plain.onnx"), kwargs=kwargs, verbose=False, external_data=False)
+
+    def ours() -> None:
+        modelexport.export_model(model, inputs, folder / "ours.onnx", external_data=False)
+
+    times: dict[str, list[float]] = {"plain": [], "ours": []}
+    peaks: dict[str, list[int]] = {"plain": [], "ours": []}
+    plain()
+    ours()
+    for number in range(rounds):
+        order = [("plain", plain), ("ours", ours)]
+        for name, run in order if number % 2 == 0 else reversed(order):
+            seconds, peak = _measure(run)
+            times[name].append(seconds)
+            peaks[name].append(peak)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    memory = {name: statistics.median(values) for name, values in peaks.items()}
+    return {
+        "plain_s": medians["plain"],
+        "ours_s": medians["ours"],
+        "time_ratio": medians["ours"] / medians["plain"],
+        "plain_mb": memory["plain"] / 1e6,
+        "ours_mb": memory["ours"] / 1e6,
+        "memory_ratio": memory["ours"] / memory["plain"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", type=Path, help="put the table into this Markdown file")
+    arguments = parser.parse_args()
+    for name in ("torch.onnx", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    lines = [
+        "| model | plain (s) | ours (s) | time ratio | plain peak (MB) | ours peak (MB) | memory ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        for name, build in MODELS.items():
+            found = compare(build, arguments.rounds, Path(folder))
+            good &= found["time_ratio"] <= TIME_LIMIT and found["memory_ratio"] <= MEMORY_LIMIT
+            lines.append(
+                f"| {name} | {found['plain_s']:.2f} | {found['ours_s']:.2f} | {found['time_ratio']:.3f} "
+                f"| {found['plain_mb']:.0f} | {found['ours_mb']:.0f} | {found['memory_ratio']:.3f} |"
+            )
+            print(lines[-1], flush=True)
+    if arguments.write is not None:
+        _write(arguments.write, lines, arguments.rounds)
+    print(f"limits: time {TIME_LIMIT}, memory {MEMORY_LIMIT}: {'kept' if good else 'EXCEEDED'}")
+    return 0 if good else 1
+
+
+_BEGIN, _END = "<!-- export_overhead: begin -->", "<!-- export_overhead: end -->"
+
+
+def _write(path: Path, lines: list[str], rounds: int) -> None:
+    text = path.read_text(encoding="utf-8")
+    head, _, rest = text.partition(_BEGIN)
+    _, _, tail = rest.partition(_END)
+    versions = f"torch {torch.__version__}, modelexport {modelexport.__version__}, median of {rounds} rounds"
+    path.write_text(f"{head}{_BEGIN}\n{versions}\n\n" + "\n".join(lines) + f"\n{_END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

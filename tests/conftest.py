@@ -1,0 +1,89 @@
+"""Exports that many tests look at, each made once per worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import modelexport
+from modelexport.capture.inputs import normalize_inputs
+from tests.support import zoo
+from tests.support.plain import fresh_generated_code
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A specimen with its export."""
+
+    specimen: zoo.Specimen
+    result: modelexport.ExportResult
+    options: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        return self.result.onnx_path
+
+    @property
+    def document(self) -> modelexport.HierarchyDocument:
+        return self.result.document
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return normalize_inputs(self.specimen.inputs, None)[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return normalize_inputs(self.specimen.inputs, None)[1]
+
+    @property
+    def feeds(self) -> dict[str, np.ndarray]:
+        graph = onnx.load(self.path, load_external_data=False).graph
+        leaves = torch.utils._pytree.tree_leaves((self.args, self.kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return {value.name: tensor.numpy() for value, tensor in zip(graph.input, tensors, strict=True)}
+
+
+Exporter = Callable[..., Exported]
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
+    """``exported("bert", dynamic=True, optimize=False)``: made when first asked for."""
+
+    @cache
+    def export(name: str, *, dynamic: bool = False, optimize: bool = True) -> Exported:
+        specimen = zoo.build(name)
+        options: dict[str, Any] = {"optimize": optimize}
+        if dynamic:
+            options["dynamic_shapes"] = specimen.dynamic_shapes
+        path = tmp_path_factory.mktemp(name) / f"{name}.onnx"
+        fresh_generated_code()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = modelexport.export_model(specimen.model, specimen.inputs, path, **options)
+        return Exported(specimen, result, options)
+
+    return export
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(zoo.SEED)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_libraries() -> Iterator[None]:
+    """torch and onnxscript log about operators of packages that are not installed."""
+    for name in ("torch.onnx", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    yield
