@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,7 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quiet_libraries() -> Iterator[None]:
+def _quiet_libraries() -> None:
     """torch and onnxscript log about operators of packages that are not installed."""
     for name in ("torch.onnx", "onnxscript"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    yield

@@ -240,7 +240,7 @@ def test_model_that_plain_torch_cannot_export_gets_a_clear_error(tmp_path: Path,
     specimen = zoo.build_unexportable(name)
     with pytest.raises(torch.onnx.OnnxExporterError):
         export_plainly(specimen.model, (), specimen.inputs, tmp_path / "plain.onnx")
-    with pytest.raises(modelexport.StrategyIncompatibleError, match="torch.onnx.export failed with") as caught:
+    with pytest.raises(modelexport.StrategyIncompatibleError, match=r"torch\.onnx\.export failed with") as caught:
         modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "ours.onnx", strategy="fx")
     assert isinstance(caught.value.__cause__, torch.onnx.OnnxExporterError)
     assert "\n" not in str(caught.value)

@@ -54,7 +54,7 @@ def capture_with_dynamo(
     try:
         with recorder.watching():
             program, exported_program = export()
-    except Exception:
+    except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the hooks
         # Whatever torch exports by itself is exported: should the hooks be what it fails on, the exporter's own
         # record has to do. If it fails without them too, that is the error to tell.
         recorder = Recorder(model, tree)
