@@ -134,7 +134,7 @@ def export_model(
             remove_source_references(tagged.program.model)
         write_stores(tagged.program.model, tagged.document)
     with run.step("write"):
-        files = _write(tagged, target, external_data, torch_options)
+        files = _write(tagged, target, external_data, overwrite, torch_options)
         if dump is not None:
             write_text(dump, capture.describe())
             files = (*files, dump)
@@ -209,13 +209,15 @@ def _operation(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _write(tagged: _Tagged, target: Path, external_data: bool | None, options: Mapping[str, Any]) -> tuple[Path, ...]:
+def _write(
+    tagged: _Tagged, target: Path, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
+) -> tuple[Path, ...]:
     model = tagged.program.model
     if external_data is None:
         weights = (value.const_value for value in model.graph.initializers.values())
         external_data = sum(w.nbytes for w in weights if w is not None) > _EXTERNAL_DATA_BYTES
     sidecar = artifact.sidecar_path(target)
-    with artifact.stage(target) as staging:
+    with artifact.stage(target, force=overwrite) as staging:
         staged = staging.path(target.name)
         tagged.program.save(
             staged,
