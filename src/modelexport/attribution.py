@@ -42,3 +42,8 @@ class Attribution(msgspec.Struct, frozen=True):
     confidence: float
     reason: str
     contributors: tuple[CallId, ...] = ()
+
+
+def recorded_by_exporter(call: CallId) -> Attribution:
+    """The attribution of a node for which the exporter recorded the call."""
+    return Attribution(call, Kind.EXACT, 1.0, "the exporter recorded this call for the node")

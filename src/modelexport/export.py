@@ -27,7 +27,7 @@ from modelexport.errors import ContractError, InputError
 from modelexport.graph import graph_hash, identified_nodes
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.projection import project
-from modelexport.resolution import attribute_traced
+from modelexport.resolution import complete
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
@@ -124,7 +124,7 @@ def export_model(
         capture, attempts = _capture(found, request, training)
         note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
     with run.step("attribute"):
-        traced = attribute_traced(capture.traced, capture.recorded, capture.calls)
+        traced = complete(capture.traced, capture.recorded, capture.calls)
     with run.step("project"):
         final, tensors = _project(capture, traced)
     with run.step("document") as note:

@@ -21,16 +21,6 @@ AGREEING_NEIGHBOURS = 0.8
 COMMON_CALLER = 0.5
 NO_EVIDENCE = 0.1
 
-_RECORDED = "the exporter recorded this call for the node"
-
-
-def attribute_traced(
-    model: ir.Model, recorded: Mapping[ir.Node, CallId], calls: CallTree
-) -> dict[ir.Node, Attribution]:
-    """An attribution for every node of a graph: what was recorded is exact, the rest is reasoned."""
-    known = {node: Attribution(call, Kind.EXACT, CERTAIN, _RECORDED) for node, call in recorded.items()}
-    return complete(model, known, calls)
-
 
 def complete(model: ir.Model, known: Mapping[ir.Node, Attribution], calls: CallTree) -> dict[ir.Node, Attribution]:
     """`known`, with an inferred attribution for every node of the model that it misses."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 import torch
 
-from modelexport.hierarchy import CallId, CallTree, ModuleTree
+from modelexport.attribution import Attribution
+from modelexport.hierarchy import CallTree, ModuleTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Capture:
         exporter: Who made the graph.
         program: The exporter's own result; its `model` is the graph as the exporter leaves it.
         traced: The graph before optimization, or the final one itself where nothing was optimized.
-        recorded: The call that ran each node of `traced`, for the nodes of which that was recorded.
+        recorded: The attribution of each node of `traced` for which there is evidence; the rest is reasoned later.
         tree: The modules of the model.
         calls: The module calls; their boundary tensors are those of `traced`.
         describe: Writes out what was traced, for people.
@@ -28,7 +29,7 @@ class Capture:
     exporter: str
     program: torch.onnx.ONNXProgram
     traced: ir.Model
-    recorded: Mapping[ir.Node, CallId]
+    recorded: Mapping[ir.Node, Attribution]
     tree: ModuleTree
     calls: CallTree
     describe: Callable[[], str]

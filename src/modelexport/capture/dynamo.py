@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
+from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.fx_evidence import FxEvidence, FxSources, onnx_values
 from modelexport.capture.module_tree import read_module_tree
@@ -37,28 +38,45 @@ def capture_with_dynamo(
     Returns:
         The graph before and after optimization with the evidence for its nodes.
     """
+
+    def export() -> torch.onnx.ONNXProgram | None:
+        return torch.onnx.export(
+            model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
+        )
+
+    return capture_watched(model, export, EXPORTER)
+
+
+def capture_watched(
+    model: torch.nn.Module, export: Callable[[], torch.onnx.ONNXProgram | None], exporter: str
+) -> Capture:
+    """What `export` makes of the model, with the evidence for its nodes.
+
+    Args:
+        model: The model that is exported.
+        export: Exports it by way of `torch.export` and `torch.onnx`.
+        exporter: The name of the exporter.
+    """
     tree = read_module_tree(model)
     before: list[ir.Model] = []
 
-    def export() -> tuple[torch.onnx.ONNXProgram, torch.export.ExportedProgram]:
+    def run() -> tuple[torch.onnx.ONNXProgram, torch.export.ExportedProgram]:
         before.clear()
         with _seen_before_optimization(lambda graph: before.append(graph.clone())):
-            program = torch.onnx.export(
-                model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
-            )
+            program = export()
         if program is None or program.exported_program is None:
-            raise RuntimeError("torch.onnx.export(dynamo=True) returned no program")
+            raise RuntimeError(f"the {exporter} exporter returned no program")
         return program, program.exported_program
 
     recorder = Recorder(model, tree)
     try:
         with recorder.watching():
-            program, exported_program = export()
+            program, exported_program = run()
     except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the hooks
         # Whatever torch exports by itself is exported: should the hooks be what it fails on, the exporter's own
         # record has to do. If it fails without them too, that is the error to tell.
         recorder = Recorder(model, tree)
-        program, exported_program = export()
+        program, exported_program = run()
     evidence = FxEvidence(exported_program, recorder, tree)
     traced = before[-1] if before else program.model
     if before and traced.functions:
@@ -66,10 +84,10 @@ def capture_with_dynamo(
         InlinePass()(traced)
     recorded = _recorded_calls(traced, evidence)
     return Capture(
-        exporter=EXPORTER,
+        exporter=exporter,
         program=program,
         traced=traced,
-        recorded=recorded,
+        recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         tree=tree,
         calls=evidence.calls(onnx_values(exported_program, traced)),
         describe=lambda: _describe(exported_program, evidence),
