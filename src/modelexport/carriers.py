@@ -7,7 +7,7 @@ Three stores say the same: each node's `doc_string` (JSON, for every IR version)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import overload
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from modelexport._version import __version__
 from modelexport.document import HierarchyDocument, NodeRecord, decode_document
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import identified_nodes
+from modelexport.graph import identified_nodes, identified_proto_nodes
 
 PREFIX = "pkg.modelexport."
 TAG_KEY = f"{PREFIX}tag"
@@ -46,19 +46,31 @@ class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
     doc_string: str | None = None
 
 
-def write_stores(model: ir.Model, document: HierarchyDocument) -> None:
+def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument) -> None:
     """Write the document's nodes into the model, in place."""
     tags = {call.id: call.tag for call in document.calls}
     records = {record.id: record for record in document.nodes}
-    for identity, node in identified_nodes(model):
+    properties = {VERSION_KEY: __version__, STRATEGY_KEY: document.strategy}
+    if isinstance(model, ir.Model):
+        for identity, node in identified_nodes(model):
+            record = records[identity]
+            node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
+            if model.ir_version >= _NODE_METADATA_IR_VERSION:
+                node.metadata_props.update(_properties(record))
+        model.metadata_props.update(properties)
+        return
+    for identity, proto in identified_proto_nodes(model):
         record = records[identity]
-        node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
+        proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string)
         if model.ir_version >= _NODE_METADATA_IR_VERSION:
-            node.metadata_props[TAG_KEY] = record.tag
-            node.metadata_props[MODULE_KEY] = record.module
-            node.metadata_props[KIND_KEY] = record.kind
-    model.metadata_props[VERSION_KEY] = __version__
-    model.metadata_props[STRATEGY_KEY] = document.strategy
+            for key, value in _properties(record).items():
+                proto.metadata_props.add(key=key, value=value)
+    for key, value in properties.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def _properties(record: NodeRecord) -> dict[str, str]:
+    return {TAG_KEY: record.tag, MODULE_KEY: record.module, KIND_KEY: record.kind}
 
 
 def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, before: str | None) -> str:
@@ -142,19 +154,13 @@ def _strip_mapping(properties: object) -> None:
 
 def _strip_proto(model: onnx.ModelProto) -> None:
     _strip_entries(model.metadata_props)
-    waiting: list[Iterable[onnx.NodeProto]] = [model.graph.node, *(f.node for f in model.functions)]
-    while waiting:
-        for node in waiting.pop():
-            _strip_entries(node.metadata_props)
-            stored = read_doc_string(node.doc_string)
-            if stored is not None:
-                node.ClearField("doc_string")
-                if stored.doc_string is not None:
-                    node.doc_string = stored.doc_string
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    waiting.append(attribute.g.node)
-                waiting.extend(graph.node for graph in attribute.graphs)
+    for _, node in identified_proto_nodes(model):
+        _strip_entries(node.metadata_props)
+        stored = read_doc_string(node.doc_string)
+        if stored is not None:
+            node.ClearField("doc_string")
+            if stored.doc_string is not None:
+                node.doc_string = stored.doc_string
 
 
 def _strip_entries(entries: object) -> None:
@@ -165,8 +171,13 @@ def _strip_entries(entries: object) -> None:
         entries.extend(copies)  # type: ignore[attr-defined]
 
 
-def remove_source_references(model: ir.Model) -> None:
+def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:
     """Take out, in place, all metadata that names source files of the exporting machine, torch's included."""
+    if isinstance(model, onnx.ModelProto):
+        for _, proto in identified_proto_nodes(model):
+            if _SOURCE_REFERENCE.search(proto.doc_string):
+                proto.ClearField("doc_string")
+        return
     graphs: list[dict[str, str]] = [model.metadata_props, model.graph.metadata_props]
     graphs.extend(function.metadata_props for function in model.functions.values())
     for _, node in identified_nodes(model):

@@ -41,16 +41,15 @@ STEPS = ("check", "capture", "attribute", "project", "document", "write")
 _TURN = threading.Lock()
 # Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
-# Arguments of torch.onnx.export that say what we say, or how the file is saved, which is ours to do.
-_OURS = frozenset({"model", "args", "f", "dynamo", "kwargs"})
-_SAVING = frozenset({"external_data", "export_params", "keep_initializers_as_inputs"})
+# Arguments of torch.onnx.export that say what ours say.
+_OURS = frozenset({"model", "args", "f", "dynamo"})
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tagged:
-    """A graph with its document, ready to be written."""
+    """A model with its document in it, ready to be written."""
 
-    program: torch.onnx.ONNXProgram
+    model: ir.Model | onnx.ModelProto
     document: HierarchyDocument
 
 
@@ -118,7 +117,7 @@ def export_model(
         _check_options(torch_options)
         args, kwargs = normalize_inputs(example_inputs, torch_options.get("kwargs"))
         check_signature(model, args, kwargs)
-        tracing = {k: v for k, v in torch_options.items() if k not in _SAVING and k != "kwargs"}
+        tracing = {k: v for k, v in torch_options.items() if k != "kwargs"}
         request = CaptureRequest(model, args, kwargs, {**tracing, "optimize": optimize, "verbose": verbose})
     with run.step("capture") as note:
         capture, attempts = _capture(found, request, training)
@@ -131,8 +130,8 @@ def export_model(
         tagged = _document(capture, final, tensors, attempts[-1].strategy, view)
         note.detail = f"{len(tagged.document.nodes)} nodes"
         if private:
-            remove_source_references(tagged.program.model)
-        write_stores(tagged.program.model, tagged.document)
+            remove_source_references(tagged.model)
+        write_stores(tagged.model, tagged.document)
     with run.step("write"):
         files = _write(tagged, target, external_data, overwrite, torch_options)
         if dump is not None:
@@ -155,7 +154,7 @@ def _check_model(model: object) -> None:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    accepted = set(inspect.signature(torch.onnx.export).parameters) - (_OURS - {"kwargs"})
+    accepted = set(inspect.signature(torch.onnx.export).parameters) - _OURS
     for name in options:
         if name not in accepted:
             close = difflib.get_close_matches(name, sorted(accepted), n=1)
@@ -174,9 +173,9 @@ def _capture(found: list[Any], request: CaptureRequest, training: bool) -> tuple
 def _project(
     capture: Capture, traced: Mapping[ir.Node, Attribution]
 ) -> tuple[Mapping[ir.Node, Attribution], Mapping[str, str] | None]:
-    if capture.traced is capture.program.model:
+    if capture.traced is capture.model:
         return traced, None
-    projection = project(capture.traced, traced, capture.program.model, capture.calls)
+    projection = project(capture.traced, traced, capture.model, capture.calls)
     return projection.attributions, projection.tensors
 
 
@@ -187,7 +186,7 @@ def _document(
     strategy: str,
     view: TagView,
 ) -> _Tagged:
-    model = capture.program.model
+    model = capture.model
     nodes = identified_nodes(model)
     unowned = [identity for identity, node in nodes if node not in final]
     if unowned:
@@ -202,7 +201,7 @@ def _document(
         nodes=[(identity, _operation(node), final[node]) for identity, node in nodes],
         tensors=tensors,
     )
-    return _Tagged(capture.program, document)
+    return _Tagged(model if capture.proto is None else capture.proto, document)
 
 
 def _operation(node: ir.Node) -> str:
@@ -212,22 +211,36 @@ def _operation(node: ir.Node) -> str:
 def _write(
     tagged: _Tagged, target: Path, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
 ) -> tuple[Path, ...]:
-    model = tagged.program.model
-    if external_data is None:
-        weights = (value.const_value for value in model.graph.initializers.values())
-        external_data = sum(w.nbytes for w in weights if w is not None) > _EXTERNAL_DATA_BYTES
     sidecar = artifact.sidecar_path(target)
     with artifact.stage(target, force=overwrite) as staging:
         staged = staging.path(target.name)
-        tagged.program.save(
-            staged,
-            include_initializers=options.get("export_params", True),
-            keep_initializers_as_inputs=options.get("keep_initializers_as_inputs", False),
-            external_data=external_data,
-        )
+        if isinstance(tagged.model, ir.Model):
+            torch.onnx.ONNXProgram(tagged.model, None).save(
+                staged,
+                include_initializers=options.get("export_params", True),
+                keep_initializers_as_inputs=options.get("keep_initializers_as_inputs", False),
+                external_data=external_data if external_data is not None else _is_large(tagged.model),
+            )
+        else:
+            save_proto(tagged.model, staged, external_data)
         data_name = _name_data_file(staged, target)
         staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+
+
+def _is_large(model: ir.Model) -> bool:
+    weights = (value.const_value for value in model.graph.initializers.values())
+    return sum(weight.nbytes for weight in weights if weight is not None) > _EXTERNAL_DATA_BYTES
+
+
+def save_proto(proto: onnx.ModelProto, path: Path, external_data: bool | None) -> None:
+    """Write a model as it is, its weights beside it if asked for or if they are large."""
+    if external_data is None:
+        external_data = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > _EXTERNAL_DATA_BYTES
+    if external_data:
+        onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+    else:
+        path.write_bytes(proto.SerializeToString())
 
 
 def _name_data_file(staged: Path, target: Path) -> str | None:

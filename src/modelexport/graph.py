@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
+import onnx
 import onnx_ir as ir
 
 # Larger tensors count by type and shape alone: a graph keeps its identity when its weights are trained further.
@@ -31,16 +33,54 @@ def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
     A node is known by its first named output within its graph, behind the way to that graph:
     ``If_3/then_branch/add_7``. ONNX node names are optional and may repeat, tensor names are neither.
     """
-    found: list[tuple[str, ir.Node]] = []
-    taken: set[str] = set()
-    # A stack of iterators rather than recursion: files nest as deeply as they like.
-    stack: list[Iterator[tuple[str, ir.Node]]] = []
     tops: list[tuple[str, Iterable[ir.Node]]] = [("", model.graph)]
-    for (domain, name, overload), function in model.functions.items():
-        label = "::".join(part for part in (domain, name, overload) if part)
-        tops.append((f"{label}/", function))
-    for prefix, nodes in tops:
-        stack.append(_identify(prefix, nodes, taken))
+    tops += [(_function_prefix(*key), function) for key, function in model.functions.items()]
+    return _identified(tops, lambda node: [value.name for value in node.outputs], graph_bodies)
+
+
+def identified_proto_nodes(model: onnx.ModelProto) -> list[tuple[str, onnx.NodeProto]]:
+    """The same identities for a model as it lies in the file."""
+    tops: list[tuple[str, Iterable[onnx.NodeProto]]] = [("", model.graph.node)]
+    tops += [(_function_prefix(f.domain, f.name, f.overload), f.node) for f in model.functions]
+    return _identified(tops, lambda node: list(node.output), _proto_bodies)
+
+
+def _function_prefix(domain: str, name: str, overload: str) -> str:
+    return "::".join(part for part in (domain, name, overload) if part) + "/"
+
+
+def _proto_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, Iterable[onnx.NodeProto]]]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g.node
+        for position, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}.{position}", graph.node
+
+
+_Node = TypeVar("_Node")
+
+
+def _identified(
+    tops: Iterable[tuple[str, Iterable[_Node]]],
+    outputs_of: Callable[[_Node], list[str | None]] | Callable[[_Node], list[str]],
+    bodies_of: Callable[[_Node], Iterable[tuple[str, Iterable[_Node]]]],
+) -> list[tuple[str, _Node]]:
+    found: list[tuple[str, _Node]] = []
+    taken: set[str] = set()
+
+    def identify(prefix: str, nodes: Iterable[_Node]) -> Iterator[tuple[str, _Node]]:
+        for position, node in enumerate(nodes):
+            name = next((name for name in outputs_of(node) if name), f"#{position}")
+            identity, copies = prefix + name, 1
+            while identity in taken:
+                copies += 1
+                identity = f"{prefix}{name}#{copies}"
+            taken.add(identity)
+            yield identity, node
+
+    for top, nodes in tops:
+        # A stack of iterators rather than recursion: files nest as deeply as they like.
+        stack = [identify(top, nodes)]
         while stack:
             following = next(stack[-1], None)
             if following is None:
@@ -48,21 +88,9 @@ def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
                 continue
             found.append(following)
             identity, node = following
-            bodies = [_identify(f"{identity}/{name}/", body, taken) for name, body in graph_bodies(node)]
+            bodies = [identify(f"{identity}/{name}/", body) for name, body in bodies_of(node)]
             stack.extend(reversed(bodies))
     return found
-
-
-def _identify(prefix: str, nodes: Iterable[ir.Node], taken: set[str]) -> Iterator[tuple[str, ir.Node]]:
-    for position, node in enumerate(nodes):
-        name = next((value.name for value in node.outputs if value.name), None)
-        base = prefix + (name if name else f"#{position}")
-        identity, copies = base, 1
-        while identity in taken:
-            copies += 1
-            identity = f"{base}#{copies}"
-        taken.add(identity)
-        yield identity, node
 
 
 def tensor_names(model: ir.Model) -> set[str]:

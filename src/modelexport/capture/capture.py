@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+import onnx
 import onnx_ir as ir
-import torch
 
 from modelexport.attribution import Attribution
 from modelexport.hierarchy import CallTree, ModuleTree
@@ -18,7 +18,8 @@ class Capture:
 
     Attributes:
         exporter: Who made the graph.
-        program: The exporter's own result; its `model` is the graph as the exporter leaves it.
+        model: The graph as the exporter leaves it.
+        proto: The file as the exporter wrote it, where writing `model` would not give the same bytes.
         traced: The graph before optimization, or the final one itself where nothing was optimized.
         recorded: The attribution of each node of `traced` for which there is evidence; the rest is reasoned later.
         tree: The modules of the model.
@@ -27,9 +28,10 @@ class Capture:
     """
 
     exporter: str
-    program: torch.onnx.ONNXProgram
+    model: ir.Model
     traced: ir.Model
     recorded: Mapping[ir.Node, Attribution]
     tree: ModuleTree
     calls: CallTree
     describe: Callable[[], str]
+    proto: onnx.ModelProto | None = None

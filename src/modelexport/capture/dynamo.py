@@ -85,7 +85,7 @@ def capture_watched(
     recorded = _recorded_calls(traced, evidence)
     return Capture(
         exporter=exporter,
-        program=program,
+        model=program.model,
         traced=traced,
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         tree=tree,

@@ -17,7 +17,7 @@ from modelexport.errors import InputError
 
 EXPORTER = "transformers"
 
-# What its configuration takes under the same name as torch.onnx.export. The rest of torch's options it has no place for.
+# What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes")
 
 
