@@ -30,8 +30,8 @@ from modelexport.projection import project
 from modelexport.resolution import complete
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.strategies.base import CaptureRequest
-from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
-from modelexport.strategies.selection import candidates, capture_with_first
+from modelexport.strategies.registry import AUTO, StrategyRegistry
+from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.tags import TagView
 from modelexport.textfile import check_text_target, write_text
 
@@ -59,6 +59,7 @@ def export_model(
     output_path: str | Path,
     *,
     strategy: str = AUTO,
+    exporter: str | None = None,
     optimize: bool = True,
     verbose: bool = False,
     torch_nn_exceptions: Iterable[str] | str | None = None,
@@ -69,6 +70,7 @@ def export_model(
     external_data: bool | None = None,
     overwrite: bool = True,
     fx_graph_path: str | Path | None = None,
+    jit_graph_path: str | Path | None = None,
     progress: Observer | None = None,
     registry: StrategyRegistry | None = None,
     **torch_options: Any,
@@ -84,6 +86,7 @@ def export_model(
         example_inputs: A tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         output_path: Where to write ``<name>.onnx``; the sidecar ``<name>_hierarchy.json`` goes beside it.
         strategy: Where the evidence comes from; ``"auto"`` tries what there is, in order.
+        exporter: Who makes the graph, for strategies that have several; None tries them in order.
         optimize: torch's own flag.
         verbose: Let torch print its progress.
         torch_nn_exceptions: The torch.nn classes that show in tags: names, ``"all"`` or ``"none"``.
@@ -93,7 +96,8 @@ def export_model(
         training: Export the model in the mode it is in.
         external_data: Weights in a file of their own; None does so only where they need it.
         overwrite: Replace an existing output.
-        fx_graph_path: Write what was traced to this file, each node with its call.
+        fx_graph_path: Write the traced FX graph to this file, each node behind its call.
+        jit_graph_path: The same for the TorchScript graph of strategy ``"htp"``.
         progress: Called with a `ProgressEvent` when a step begins and ends.
         registry: The strategies to choose from.
         **torch_options: Whatever else `torch.onnx.export` takes: `opset_version`, `dynamic_shapes`,
@@ -110,18 +114,30 @@ def export_model(
     run = Pipeline(STEPS, progress)
     with run.step("check"):
         target = artifact.check_target(Path(output_path), force=overwrite)
-        dump = check_text_target(Path(fx_graph_path)) if fx_graph_path is not None else None
+        dumps = {
+            kind: check_text_target(Path(path))
+            for kind, path in (("fx", fx_graph_path), ("jit", jit_graph_path))
+            if path is not None
+        }
         view = TagView.create(torch_nn_exceptions, include, exclude)
-        found = candidates(strategy, registry if registry is not None else default_registry())
         _check_model(model)
+        selector = StrategySelector(registry)
+        dynamic = any(torch_options.get(name) is not None for name in ("dynamic_shapes", "dynamic_axes"))
+        found = selector.candidates(strategy, exporter, model, dynamic_shapes=dynamic)
         _check_options(torch_options)
         args, kwargs = normalize_inputs(example_inputs, torch_options.get("kwargs"))
         check_signature(model, args, kwargs)
         tracing = {k: v for k, v in torch_options.items() if k != "kwargs"}
-        request = CaptureRequest(model, args, kwargs, {**tracing, "optimize": optimize, "verbose": verbose})
+        request = CaptureRequest(model, args, kwargs, {**tracing, "optimize": optimize, "verbose": verbose}, "")
     with run.step("capture") as note:
         capture, attempts = _capture(found, request, training)
         note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
+        for kind in dumps:
+            if kind != capture.traced_as:
+                raise InputError(
+                    f"there is no {kind} graph to write: strategy {attempts[-1].strategy!r} traced the model as a "
+                    f"{capture.traced_as} graph; ask for that one, or name the strategy"
+                )
     with run.step("attribute"):
         traced = complete(capture.traced, capture.recorded, capture.calls)
     with run.step("project"):
@@ -134,7 +150,7 @@ def export_model(
         write_stores(tagged.model, tagged.document)
     with run.step("write"):
         files = _write(tagged, target, external_data, overwrite, torch_options)
-        if dump is not None:
+        for dump in dumps.values():
             write_text(dump, capture.describe())
             files = (*files, dump)
     return ExportResult(
@@ -142,7 +158,7 @@ def export_model(
         sidecar_path=artifact.sidecar_path(target),
         files=files,
         document=tagged.document,
-        attempts=tuple(AttemptReport(a.strategy, a.reason, a.error) for a in attempts),
+        attempts=attempts,
         steps=tuple(run.reports),
     )
 
@@ -162,7 +178,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise InputError(f"unknown option {name!r}: {hint}")
 
 
-def _capture(found: list[Any], request: CaptureRequest, training: bool) -> tuple[Capture, tuple[Any, ...]]:
+def _capture(
+    found: list[Candidate], request: CaptureRequest, training: bool
+) -> tuple[Capture, tuple[AttemptReport, ...]]:
     with _TURN, preserved_state(request.model):
         if training:
             return capture_with_first(found, request)
@@ -175,7 +193,7 @@ def _project(
 ) -> tuple[Mapping[ir.Node, Attribution], Mapping[str, str] | None]:
     if capture.traced is capture.model:
         return traced, None
-    projection = project(capture.traced, traced, capture.model, capture.calls)
+    projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally)
     return projection.attributions, projection.tensors
 
 

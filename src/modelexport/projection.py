@@ -31,7 +31,13 @@ class Projection:
     tensors: Mapping[str, str]
 
 
-def project(first: ir.Model, owners: Mapping[ir.Node, Attribution], rewritten: ir.Model, calls: CallTree) -> Projection:
+def project(
+    first: ir.Model,
+    owners: Mapping[ir.Node, Attribution],
+    rewritten: ir.Model,
+    calls: CallTree,
+    recorded: Mapping[ir.Node, Attribution] | None = None,
+) -> Projection:
     """Carry the owners of `first` onto `rewritten`.
 
     Args:
@@ -39,6 +45,7 @@ def project(first: ir.Model, owners: Mapping[ir.Node, Attribution], rewritten: i
         owners: The attribution of every node of `first`.
         rewritten: The graph that came out.
         calls: The module calls.
+        recorded: What was recorded for nodes of `rewritten` themselves; used for those that nothing leads to.
 
     Returns:
         An attribution for every node of `rewritten`, and its tensor for each tensor of `first` that it still has.
@@ -47,7 +54,7 @@ def project(first: ir.Model, owners: Mapping[ir.Node, Attribution], rewritten: i
     # still has one, it is found by the name of its output.
     by_output = {value.name: owners[node] for node in owners for value in node.outputs if value.name}
     aliases = _remove_passing_nodes(first)
-    projector = _Projector(first, owners, by_output, calls)
+    projector = _Projector(first, owners, by_output, calls, recorded or {})
     projector.project_graph(rewritten.graph, first.graph, {})
     tensors = projector.surviving_tensors(rewritten)
     for name, value in aliases.items():
@@ -80,7 +87,9 @@ class _Projector:
         owners: Mapping[ir.Node, Attribution],
         by_output: Mapping[str, Attribution],
         calls: CallTree,
+        recorded: Mapping[ir.Node, Attribution],
     ) -> None:
+        self._recorded = recorded
         self.found: dict[ir.Node, Attribution] = {}
         self._first = first
         self._owners = owners
@@ -105,6 +114,8 @@ class _Projector:
                     match = self._matching_body(node, name)
                     if match is not None:
                         waiting.append((body, match, names))
+        for current in graphs:
+            self._match_by_readers(current)
         self._originals = set(self._names.values())
         self._survivors = {self._numbers.of(value) for value in self._originals}
         for current in graphs:
@@ -135,6 +146,24 @@ class _Projector:
         for own, original in zip(graph.outputs, before.outputs, strict=False):
             self._names.setdefault(own, original)
 
+    def _match_by_readers(self, graph: ir.Graph) -> None:
+        """What a value with a new name is: the one that its readers read in its place before.
+
+        Only readers that do the same operation as before can tell, and they have to agree.
+        """
+        for node in reversed(list(graph)):
+            for value in node.outputs:
+                if value in self._names:
+                    continue
+                stood_for = {}
+                for use in value.uses():
+                    reader = self._counterpart(use.node)
+                    original = reader.inputs[use.idx] if reader is not None and use.idx < len(reader.inputs) else None
+                    if original is not None and self._numbers.is_dynamic(original):
+                        stood_for[self._numbers.of(original)] = original
+                if len(stood_for) == 1:
+                    self._names[value] = next(iter(stood_for.values()))
+
     def _matching_body(self, node: ir.Node, name: str) -> ir.Graph | None:
         for value in node.outputs:
             original = self._names.get(value)
@@ -153,7 +182,7 @@ class _Projector:
             else:
                 strangers.append(node)
         for node in reversed(strangers):
-            attribution = self._project_stranger(node)
+            attribution = self._recorded.get(node) or self._project_stranger(node)
             if attribution is not None:
                 self.found[node] = attribution
 

@@ -34,9 +34,10 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True)
 class AttemptReport:
-    """A strategy that was tried; `error` is None for the one that served."""
+    """A strategy that was tried with an exporter; `error` is None for the one that served."""
 
     strategy: str
+    exporter: str
     reason: str
     error: str | None = None
 

@@ -12,6 +12,15 @@ from modelexport.attribution import Attribution
 from modelexport.hierarchy import CallTree, ModuleTree
 
 
+class UnusableOptionError(Exception):
+    """An exporter cannot be given an option or input; says which, and what to do. Another exporter may take it."""
+
+    def __init__(self, reason: str, suggestion: str) -> None:
+        self.reason = reason
+        self.suggestion = suggestion
+        super().__init__(f"{reason} {suggestion}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Capture:
     """What one exporter made of one model.
@@ -24,7 +33,9 @@ class Capture:
         recorded: The attribution of each node of `traced` for which there is evidence; the rest is reasoned later.
         tree: The modules of the model.
         calls: The module calls; their boundary tensors are those of `traced`.
+        traced_as: The form in which the model was traced: ``fx`` or ``jit``.
         describe: Writes out what was traced, for people.
+        recorded_finally: The attribution of nodes of `model` themselves, where the exporter recorded that too.
     """
 
     exporter: str
@@ -33,5 +44,7 @@ class Capture:
     recorded: Mapping[ir.Node, Attribution]
     tree: ModuleTree
     calls: CallTree
+    traced_as: str
     describe: Callable[[], str]
     proto: onnx.ModelProto | None = None
+    recorded_finally: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)

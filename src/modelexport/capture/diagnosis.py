@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from modelexport.capture.capture import UnusableOptionError
 from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
 
 _LONGEST_REASON = 300
@@ -36,6 +37,7 @@ def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
 
 def explain_failure(
     strategy: str,
+    exporter: str,
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -45,6 +47,8 @@ def explain_failure(
 
     The model is run once on the example inputs, as they are: if that fails too, they are what is wrong.
     """
+    if isinstance(error, UnusableOptionError):
+        return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
     rejected = _run_eagerly(model, args, kwargs)
     if rejected is not None:
         return InputError(
@@ -53,7 +57,7 @@ def explain_failure(
         )
     return StrategyIncompatibleError(
         strategy,
-        f"torch.onnx.export failed with {_in_one_line(root_cause(error))}.",
+        f"the {exporter} exporter failed with {_in_one_line(root_cause(error))}.",
         "PyTorch runs the model on these inputs, so it is the exporter that cannot take it: "
         "see the error's cause for torch's own report",
     )

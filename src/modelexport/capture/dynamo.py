@@ -90,6 +90,7 @@ def capture_watched(
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         tree=tree,
         calls=evidence.calls(onnx_values(exported_program, traced)),
+        traced_as="fx",
         describe=lambda: _describe(exported_program, evidence),
     )
 

@@ -5,15 +5,18 @@ It goes by way of `torch.export` and `torch.onnx` as well, so the evidence is th
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib.util
+import io
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from modelexport.capture.capture import Capture
+from modelexport.capture.capture import Capture, UnusableOptionError
 from modelexport.capture.dynamo import capture_watched
-from modelexport.errors import InputError
 
 EXPORTER = "transformers"
 
@@ -21,14 +24,17 @@ EXPORTER = "transformers"
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes")
 
 
+def is_transformers_model(model: torch.nn.Module) -> bool:
+    """Whether the model is of transformers' classes; its own class alone tells, not its name."""
+    # Nobody can have made such a model without importing transformers.
+    transformers = sys.modules.get("transformers")
+    base = getattr(transformers, "PreTrainedModel", None) if transformers is not None else None
+    return isinstance(base, type) and isinstance(model, base)
+
+
 def can_export(model: torch.nn.Module) -> bool:
-    """Whether transformers is installed with its exporter, and the model is of its classes."""
-    try:
-        from transformers import PreTrainedModel
-        from transformers.exporters import exporter_onnx  # noqa: F401  only some releases have it
-    except ImportError:
-        return False
-    return isinstance(model, PreTrainedModel)
+    """Whether the model is of transformers' classes, and its exporter is installed: only some releases have it."""
+    return is_transformers_model(model) and importlib.util.find_spec("transformers.exporters") is not None
 
 
 def unsupported_options(options: Mapping[str, Any]) -> list[str]:
@@ -51,22 +57,25 @@ def capture_with_transformers(
         options: `opset_version`, `optimize`, `dynamic_shapes`.
 
     Raises:
-        InputError: Inputs or options that this exporter does not take.
+        UnusableOptionError: Inputs or options that this exporter does not take.
     """
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     if args:
-        raise InputError(
-            "transformers' exporter takes inputs by keyword: give the example inputs as a dict of forward arguments"
+        raise UnusableOptionError(
+            "transformers' exporter takes inputs by keyword alone.",
+            "Give the example inputs as a dict of forward arguments.",
         )
     refused = unsupported_options(options)
     if refused:
-        raise InputError(f"transformers' exporter has no option {', '.join(refused)}: leave it out")
+        raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
     config = OnnxConfig(**{name: options[name] for name in _OPTIONS if options.get(name) is not None})
 
     def export() -> torch.onnx.ONNXProgram:
-        # The exporter changes caches among the inputs in place.
-        program: torch.onnx.ONNXProgram = OnnxExporter().export(model, copy.deepcopy(dict(kwargs)), config)
+        # The exporter changes caches among the inputs in place, and torch prints its progress unless told not to.
+        inputs = copy.deepcopy(dict(kwargs))
+        with contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO()):
+            program: torch.onnx.ONNXProgram = OnnxExporter().export(model, inputs, config)
         return program
 
     return capture_watched(model, export, EXPORTER)

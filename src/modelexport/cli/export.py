@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def export(
     model: Annotated[str, typer.Argument(help="package.module:factory, or builtin:bert-tiny for the built-in model.")],
     output: Annotated[Path, typer.Argument(help="The .onnx file to write.")],
-    strategy: Annotated[str, typer.Option(help="Where the evidence comes from: auto or fx.")] = "auto",
+    strategy: Annotated[str, typer.Option(help="Where the evidence comes from: auto, fx or htp.")] = "auto",
+    exporter: Annotated[
+        str | None, typer.Option(help="Who makes the graph: dynamo, transformers or torchscript.")
+    ] = None,
     opset: Annotated[int | None, typer.Option(help="The ONNX opset version.")] = None,
     optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.")] = True,
     input_shape: Annotated[
@@ -39,6 +42,9 @@ def export(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Leave out source paths and stack traces.")] = False,
     fx_graph: Annotated[Path | None, typer.Option(help="Write the traced FX graph to this file.")] = None,
+    jit_graph: Annotated[
+        Path | None, typer.Option(help="Write the traced TorchScript graph to this file (strategy htp).")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a Markdown report to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     output_format: Annotated[
@@ -72,12 +78,14 @@ def export(
             _example_inputs(model, sourced, inputs, input_shape),
             output,
             strategy=strategy,
+            exporter=exporter,
             optimize=optimize,
             torch_nn_exceptions=_exceptions(torch_nn_exceptions),
             private=private,
             external_data=external_data,
             overwrite=force,
             fx_graph_path=fx_graph,
+            jit_graph_path=jit_graph,
             progress=progress,
             **options,
         )

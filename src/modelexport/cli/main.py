@@ -8,6 +8,7 @@ import typer
 
 from modelexport._version import __version__
 from modelexport.cli.export import export
+from modelexport.cli.inspect import inspect
 from modelexport.cli.output import message_console, printable
 from modelexport.cli.schema import schema
 from modelexport.cli.tree import tree
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(export)
+app.command()(inspect)
 app.command()(tree)
 app.command()(schema)
 

@@ -64,7 +64,10 @@ def markdown_report(reference: str, result: ExportResult) -> str:
         "",
         "## Strategies tried",
         "",
-        *_table(("strategy", "reason", "error"), [(a.strategy, a.reason, a.error or "") for a in result.attempts]),
+        *_table(
+            ("strategy", "exporter", "reason", "error"),
+            [(a.strategy, a.exporter, a.reason, a.error or "") for a in result.attempts],
+        ),
         "",
     ]
     return "\n".join(lines)

@@ -21,18 +21,24 @@ class CaptureRequest:
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         options: Further arguments for the exporter, as `torch.onnx.export` names them.
+        exporter: Who is to make the graph: one of the strategy's exporters.
     """
 
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
+    exporter: str
 
 
 class Strategy(ABC):
     """One way to get the evidence. Subclasses are final and hold no state."""
 
     name: ClassVar[str]
+
+    @abstractmethod
+    def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """Who can make the graph for this model, the first choice first."""
 
     @abstractmethod
     def capture(self, request: CaptureRequest) -> Capture:

@@ -1,27 +1,41 @@
-"""`fx`: the dynamo exporter, with the module stack of each FX node as evidence."""
+"""`fx`: exporters that go by way of `torch.export`, with the module calls seen while it traces as evidence."""
 
 from __future__ import annotations
 
 from typing import ClassVar, final
 
+import torch
+
+from modelexport.capture import dynamo, huggingface
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.dynamo import capture_with_dynamo
 from modelexport.errors import ModelExportError
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
 @final
 class FxStrategy(Strategy):
-    """Exports with `torch.onnx.export(dynamo=True)`."""
+    """Exports with `torch.onnx.export(dynamo=True)`, or with transformers' own exporter for models of its classes."""
 
     name: ClassVar[str] = "fx"
 
+    def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """See `Strategy.exporters`."""
+        if huggingface.can_export(model):
+            return (dynamo.EXPORTER, huggingface.EXPORTER)
+        return (dynamo.EXPORTER,)
+
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
+        capture = (
+            huggingface.capture_with_transformers
+            if request.exporter == huggingface.EXPORTER
+            else dynamo.capture_with_dynamo
+        )
+        model, args, kwargs = request.model, request.args, request.kwargs
         try:
-            return capture_with_dynamo(request.model, request.args, request.kwargs, request.options)
+            return capture(model, args, kwargs, request.options)
         except ModelExportError:
             raise
         except Exception as error:
-            raise explain_failure(self.name, request.model, request.args, request.kwargs, error) from error
+            raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error

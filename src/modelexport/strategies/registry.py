@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from modelexport.errors import UnknownStrategyError
 from modelexport.strategies.base import Strategy
 from modelexport.strategies.fx import FxStrategy
+from modelexport.strategies.htp import HtpStrategy
 
 AUTO = "auto"
 
@@ -35,4 +36,4 @@ class StrategyRegistry:
 
 def default_registry() -> StrategyRegistry:
     """The strategies that come with the package."""
-    return StrategyRegistry((FxStrategy(),))
+    return StrategyRegistry((FxStrategy(), HtpStrategy()))

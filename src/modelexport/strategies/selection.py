@@ -4,41 +4,82 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
+from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
 from modelexport.errors import AllStrategiesFailedError, InputError, ModelExportError
+from modelexport.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest, Strategy
-from modelexport.strategies.registry import AUTO, StrategyRegistry
+from modelexport.strategies.characteristics import ModelCharacteristics, characterize
+from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A strategy worth trying, and why."""
+    """A strategy worth trying with one of its exporters, and why."""
 
     strategy: Strategy
+    exporter: str
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """A strategy that was tried; `error` is None for the one that served."""
+class StrategySelector:
+    """Recommends strategies for models, from what there is."""
 
-    strategy: str
-    reason: str
-    error: str | None = None
+    def __init__(self, registry: StrategyRegistry | None = None) -> None:
+        self._registry = registry if registry is not None else default_registry()
+
+    def recommend(self, model: torch.nn.Module, *, dynamic_shapes: bool = False) -> list[Candidate]:
+        """What to try for the model, the best first, each with the reason.
+
+        Strategies are registered in the order of the precision of their evidence. Compiled TorchScript has no Python
+        to trace, so strategies that can use its own exporter come first then.
+        """
+        model_is = characterize(model, dynamic_shapes=dynamic_shapes)
+        found = [
+            Candidate(strategy, exporter, _reason(number, place, exporter, model_is))
+            for number, strategy in enumerate(self._registry)
+            for place, exporter in enumerate(strategy.exporters(model))
+        ]
+        if model_is.is_scripted:
+            found.sort(key=lambda candidate: candidate.exporter != torchscript.EXPORTER)
+        return found
+
+    def candidates(
+        self, name: str, exporter: str | None, model: torch.nn.Module, *, dynamic_shapes: bool = False
+    ) -> list[Candidate]:
+        """What to try for the strategy of that name, with that exporter if one is given.
+
+        Raises:
+            UnknownStrategyError: There is no such strategy.
+            InputError: No candidate uses that exporter.
+        """
+        if name == AUTO:
+            found = self.recommend(model, dynamic_shapes=dynamic_shapes)
+        else:
+            strategy = self._registry.get(name)
+            found = [Candidate(strategy, made_by, "asked for by name") for made_by in strategy.exporters(model)]
+        if exporter is None:
+            return found
+        usable = [candidate for candidate in found if candidate.exporter == exporter]
+        if not usable:
+            known = ", ".join(dict.fromkeys(candidate.exporter for candidate in found))
+            raise InputError(f"strategy {name!r} has no exporter {exporter!r} for this model: choose one of {known}")
+        return usable
 
 
-def candidates(name: str, registry: StrategyRegistry) -> list[Candidate]:
-    """What to try for a strategy of that name; for ``auto`` all of them in order.
+def _reason(number: int, place: int, exporter: str, model_is: ModelCharacteristics) -> str:
+    if model_is.is_scripted and exporter == torchscript.EXPORTER:
+        return "the model is compiled TorchScript, which has its own exporter"
+    if place > 0 and model_is.is_huggingface:
+        return "the model is of transformers' classes, whose exporter takes more of them"
+    if number == 0:
+        return "the most exact record of the calls"
+    return "if those before it fail"
 
-    Raises:
-        UnknownStrategyError: There is no such strategy.
-    """
-    if name != AUTO:
-        return [Candidate(registry.get(name), "asked for by name")]
-    return [Candidate(strategy, "registered, in order of precision") for strategy in registry]
 
-
-def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[Attempt, ...]]:
+def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
     """The capture of the first candidate that serves, with the record of all attempts.
 
     Raises:
@@ -46,19 +87,19 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
         StrategyIncompatibleError: The only one did not.
         InputError: The inputs do not fit the model, so that trying further is of no use.
     """
-    attempts: list[Attempt] = []
+    attempts: list[AttemptReport] = []
     failures: list[tuple[str, ModelExportError]] = []
     for candidate in found:
-        name = candidate.strategy.name
+        name, exporter = candidate.strategy.name, candidate.exporter
         try:
-            capture = candidate.strategy.capture(request)
+            capture = candidate.strategy.capture(dataclasses.replace(request, exporter=exporter))
         except InputError:
             raise
         except ModelExportError as error:
-            failures.append((name, error))
-            attempts.append(Attempt(name, candidate.reason, str(error)))
+            failures.append((f"{name} ({exporter})", error))
+            attempts.append(AttemptReport(name, exporter, candidate.reason, str(error)))
             continue
-        attempts.append(Attempt(name, candidate.reason))
+        attempts.append(AttemptReport(name, exporter, candidate.reason))
         return capture, tuple(attempts)
     if len(failures) == 1:
         raise failures[0][1]

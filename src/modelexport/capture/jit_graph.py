@@ -1,0 +1,144 @@
+"""The TorchScript exporter's graph, watched on its way: before it is folded and fused, and when it gets its names."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class JitNode:
+    """A node of the graph: the modules it was recorded under, its outputs, and how the exporter prints it."""
+
+    scope: str
+    outputs: tuple[int, ...]
+    text: str
+
+
+@dataclasses.dataclass
+class GraphWatch:
+    """What was seen of one export.
+
+    Attributes:
+        before: The graph in ONNX operators, before constant folding and fusion; None if it was not seen.
+        parameters: The names, in `before`, of the values that hold weights.
+        nodes_before: Its nodes.
+        names_before: The name of each value in `before`.
+        shapes_before: Shape and type of its values, where the exporter inferred them.
+        nodes: The nodes of the final graph.
+        names: The name of each value in the final graph.
+        shapes: Shape and type of the values of the final graph, where the exporter inferred them.
+    """
+
+    before: onnx.ModelProto | None = None
+    parameters: frozenset[str] = frozenset()
+    nodes_before: list[JitNode] = dataclasses.field(default_factory=list)
+    names_before: dict[int, str] = dataclasses.field(default_factory=dict)
+    shapes_before: dict[int, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
+    nodes: list[JitNode] = dataclasses.field(default_factory=list)
+    names: dict[int, str] = dataclasses.field(default_factory=dict)
+    shapes: dict[int, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
+
+
+# Both start the folding and fusing of the graph, the first one in evaluation mode only.
+_FOLDING = ("_jit_pass_onnx_eval_peephole", "_jit_pass_onnx_constant_fold")
+_NAMING = "_jit_pass_onnx_assign_scoped_names_for_node_and_value"
+
+
+@contextlib.contextmanager
+def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
+    """See the graph that the TorchScript exporter makes within the context."""
+    watch = GraphWatch()
+
+    def before_folding(graph: torch._C.Graph, parameters: dict[str, torch.Tensor], *rest: Any) -> None:
+        if watch.nodes_before:
+            return
+        watch.nodes_before, watch.names_before, watch.shapes_before = _read(graph)
+        watch.before = _as_model(graph, opset_version)
+        watch.parameters = frozenset(parameters)
+
+    def after_naming(graph: torch._C.Graph) -> None:
+        watch.nodes, watch.names, watch.shapes = _read(graph)
+
+    with contextlib.ExitStack() as stack:
+        for name in _FOLDING:
+            stack.enter_context(_observed(name, before=before_folding))
+        stack.enter_context(_observed(_NAMING, after=after_naming))
+        yield watch
+
+
+@contextlib.contextmanager
+def _observed(
+    name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+) -> Iterator[None]:
+    original = getattr(torch._C, name)
+
+    def observed(*args: Any) -> Any:
+        if before is not None:
+            before(*args)
+        result = original(*args)
+        if after is not None:
+            after(*args)
+        return result
+
+    setattr(torch._C, name, observed)
+    try:
+        yield
+    finally:
+        setattr(torch._C, name, original)
+
+
+def _read(
+    graph: torch._C.Graph,
+) -> tuple[list[JitNode], dict[int, str], dict[int, tuple[tuple[int, ...], str]]]:
+    nodes: list[JitNode] = []
+    names: dict[int, str] = {}
+    shapes: dict[int, tuple[tuple[int, ...], str]] = {}
+
+    def see(value: torch._C.Value) -> int:
+        number: int = value.unique()
+        names[number] = value.debugName()
+        if isinstance(value.type(), torch._C.TensorType) and value.isCompleteTensor():
+            kind: Any = value.type()
+            shapes[number] = (tuple(kind.sizes()), str(kind.dtype()).removeprefix("torch."))
+        return number
+
+    blocks: list[Any] = [graph]
+    while blocks:
+        block = blocks.pop()
+        for value in block.inputs():
+            see(value)
+        for node in block.nodes():
+            outputs = tuple(see(value) for value in node.outputs())
+            nodes.append(JitNode(node.scopeName(), outputs, str(node).partition("#")[0].strip()))
+            blocks.extend(node.blocks())
+    return nodes, names, shapes
+
+
+def _as_model(graph: torch._C.Graph, opset_version: int | None) -> onnx.ModelProto | None:
+    """The graph as ONNX without its weights; None where it cannot be written at this stage."""
+    from torch.onnx import _constants
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+
+    try:
+        proto, *_ = graph._export_onnx(  # type: ignore[attr-defined]
+            {},
+            opset_version or _constants.ONNX_DEFAULT_OPSET,
+            {},
+            False,
+            GLOBALS.operator_export_type,
+            True,
+            True,
+            {},
+            True,
+            "",
+            {},
+        )
+    except RuntimeError:
+        return None
+    return onnx.load_model_from_string(proto)

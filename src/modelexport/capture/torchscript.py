@@ -1,0 +1,316 @@
+"""The TorchScript exporter: `torch.onnx.export(dynamo=False)`, with the scope of each node as evidence.
+
+The tracer labels the nodes it records with the modules that are running, as ``class::name`` for each level. The
+exporter makes node names from the ``name`` half alone. So the ``class`` half can carry the call instead, exact and with
+its index, and the file stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from modelexport.attribution import recorded_by_exporter
+from modelexport.capture.capture import Capture, UnusableOptionError
+from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
+from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.structure import named_arguments, named_results, tensors_in
+from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+
+EXPORTER = "torchscript"
+
+# Options of torch.onnx.export that its TorchScript exporter has no use for.
+_DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "profile", "dump_exported_program")
+_LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
+# The exporter can only write to memory what fits into one protobuf.
+_LARGEST_IN_MEMORY = 3 * 2**29
+
+
+def capture_with_torchscript(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Capture:
+    """Export with `torch.onnx.export(dynamo=False)` and gather what ran each node.
+
+    Args:
+        model: The model, in the mode it is to be exported in.
+        args: Its positional example inputs.
+        kwargs: Its example inputs by keyword.
+        options: Further arguments of `torch.onnx.export`; those for its dynamo exporter alone are left out.
+
+    Returns:
+        The graph before and after folding and fusion with the evidence for its nodes.
+
+    Raises:
+        UnusableOptionError: An option or input that this exporter does not take.
+    """
+    if options.get("dynamic_shapes") is not None:
+        raise UnusableOptionError("the TorchScript exporter has no dynamic_shapes.", "Give dynamic_axes instead.")
+    tree = read_module_tree(model)
+    usable = {name: value for name, value in options.items() if name not in (*_DYNAMO_ONLY, "dynamic_shapes")}
+    try:
+        return _export_and_read(model, tree, args, kwargs, usable)
+    except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the form of the call
+        # Keyword arguments that the exporter cannot sort into its call, or a result it cannot take apart: as a
+        # function of tensors to tensors the model needs neither.
+        with _as_function_of_tensors(model, tree, args, kwargs) as (tensors, names):
+            return _export_and_read(model, tree, tensors, {}, {"input_names": names, **usable})
+
+
+def _export_and_read(
+    model: torch.nn.Module,
+    tree: ModuleTree,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Capture:
+    recorder = _ScopeRecorder(model, tree)
+    with recorder.watching(), watch_graph(options.get("opset_version")) as watch:
+        proto = _export(model, args, kwargs, options)
+    final = ir.from_proto(proto)
+    seen_before = watch.before is not None
+    traced = _traced_model(watch) if watch.before is not None else final
+    names = _traced_names(watch) if seen_before else watch.names
+    recorded = _calls_of(traced, recorder.owners(watch.nodes_before if seen_before else watch.nodes, names))
+    recorded_finally = _calls_of(final, recorder.owners(watch.nodes, watch.names)) if seen_before else {}
+    calls = recorder.call_tree()
+    shapes = watch.shapes_before if seen_before else watch.shapes
+    infos = {names[number]: TensorInfo(*shape) for number, shape in shapes.items() if number in names}
+    return Capture(
+        exporter=EXPORTER,
+        model=final,
+        proto=proto,
+        traced=traced,
+        recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
+        recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
+        tree=tree,
+        calls=find_boundaries(traced.graph, recorded, calls, recorder.sides, infos),
+        traced_as="jit",
+        describe=lambda: _describe(watch, recorder),
+    )
+
+
+def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, CallId]:
+    found: dict[ir.Node, CallId] = {}
+    for node in model.graph.all_nodes():
+        call = next((owners[v.name] for v in node.outputs if v.name is not None and v.name in owners), None)
+        if call is not None:
+            found[node] = call
+    return found
+
+
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> onnx.ModelProto:
+    named = dict(kwargs) or None
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    with warnings.catch_warnings(), _silent_log():
+        # That this exporter is the older one, and each Python value that tracing fixes.
+        warnings.simplefilter("ignore")
+        if weights <= _LARGEST_IN_MEMORY:
+            file = io.BytesIO()
+            torch.onnx.export(model, args, file, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
+            return onnx.load_model_from_string(file.getvalue())
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            torch.onnx.export(model, args, str(path), kwargs=named, dynamo=False, **options)
+            return onnx.load_model(path)
+
+
+@contextlib.contextmanager
+def _silent_log() -> Iterator[None]:
+    """The exporter prints the whole graph to standard output when it fails, and leaves its log switched on."""
+    log: Any = torch._C
+    enabled, write = log._jit_is_onnx_log_enabled(), log._jit_onnx_log
+    log._jit_onnx_log = lambda *_: None
+    try:
+        yield
+    finally:
+        log._jit_onnx_log = write
+        log._jit_set_onnx_log_enabled(enabled)
+
+
+@contextlib.contextmanager
+def _as_function_of_tensors(
+    model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[tuple[torch.Tensor, ...], list[str]]]:
+    """`forward` as a function of just the given tensors that returns just tensors, for the time of the context."""
+    inputs = list(named_arguments(tree[""].forward_arguments, args, kwargs))
+    leaves, structure = torch.utils._pytree.tree_flatten((args, dict(kwargs)))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if len(places) != len(inputs):
+        raise UnusableOptionError(
+            "the example inputs hold tensors inside objects that the TorchScript exporter cannot take apart.",
+            "Give tensors, tuples, lists and dicts.",
+        )
+    original = model.forward
+    own = model.__dict__.get("forward")
+
+    def forward(*tensors: torch.Tensor) -> Any:
+        values = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            values[place] = tensor
+        given, named = torch.utils._pytree.tree_unflatten(values, structure)
+        found = [tensor for _, tensor in tensors_in(original(*given, **named), "")]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    model.forward = forward
+    try:
+        yield tuple(tensor for _, tensor in inputs), [name for name, _ in inputs]
+    finally:
+        if own is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = own
+
+
+def _traced_names(watch: GraphWatch) -> dict[int, str]:
+    """The name of each value of the first graph: its final one, or one that no final value has."""
+    return {number: watch.names.get(number, f"traced:{name}") for number, name in watch.names_before.items()}
+
+
+def _traced_model(watch: GraphWatch) -> ir.Model:
+    """The first graph with the names its values have at the end, and with weights for weights."""
+    if watch.before is None:
+        raise ValueError("the graph was not seen before it was folded")
+    traced = ir.from_proto(watch.before)
+    renamed = _traced_names(watch)
+    names = {name: renamed[number] for number, name in watch.names_before.items()}
+    graph = traced.graph
+    weights = [value for value in graph.inputs if value.name in watch.parameters]
+    for value in weights:
+        graph.inputs.remove(value)
+    values = [*graph.inputs, *weights, *(v for node in graph.all_nodes() for v in node.outputs)]
+    for value in values:
+        if value.name in names:
+            value.name = names[value.name]
+    return traced
+
+
+class _ScopeRecorder:
+    """Watches one trace: numbers the calls, and has the tracer label what they run with their numbers."""
+
+    def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
+        self._modules = {info.path: model.get_submodule(info.path) for info in tree}
+        self._tree = tree
+        self._stack: list[int] = []
+        self._counts: Counter[str] = Counter()
+        self.calls: list[ModuleCall] = []
+        self.sides: dict[CallId, TracedSide] = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks on every module for the time of the context; all of them removed at its end."""
+        handles: list[torch.utils.hooks.RemovableHandle] = []
+        try:
+            for path, module in self._modules.items():
+                if isinstance(module, torch.jit.ScriptModule):
+                    continue
+                before, after = self._hooks(path)
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(module.register_forward_hook(after))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def before(module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
+            with _not_traced() as tracing:
+                if tracing:
+                    self._enter(path, module, given, named)
+
+        def after(module: torch.nn.Module, given: object, result: object) -> None:
+            with _not_traced() as tracing:
+                if tracing:
+                    self._leave(path, result)
+
+        return before, after
+
+    def _enter(self, path: str, module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
+        if path == "" and not self._stack:
+            self._counts.clear()
+            self.calls.clear()
+        labels: dict[Any, str] = torch.jit._trace._trace_module_map or {}
+        label = labels.get(module)
+        if label:
+            # Looked up after this hook ran. Only what stands behind the colons goes into names.
+            labels[module] = f"modelexport-call-{len(self.calls)}::{label.partition('::')[2]}"
+        call = ModuleCall(path, self._counts[path], self.calls[self._stack[-1]].id if self._stack else None)
+        self._counts[path] += 1
+        self._stack.append(len(self.calls))
+        self.calls.append(call)
+        inputs = named_arguments(self._tree[path].forward_arguments, given, named)
+        self.sides[call.id] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
+
+    def _leave(self, path: str, result: object) -> None:
+        if not any(self.calls[number].path == path for number in self._stack):
+            return
+        # A call that ended in an exception which its caller caught never came here: it goes with this one.
+        while True:
+            call = self.calls[self._stack.pop()]
+            if call.path == path:
+                break
+        outputs = [(name, _info(tensor)) for name, tensor in named_results(result)]
+        self.sides[call.id] = dataclasses.replace(self.sides[call.id], outputs=outputs)
+
+    def owners(self, nodes: list[JitNode], names: Mapping[int, str]) -> dict[str, CallId]:
+        """The call of each value that a node made under one of our labels, by the value's name."""
+        found: dict[str, CallId] = {}
+        for node in nodes:
+            call = self.call_of(node)
+            if call is not None:
+                found.update({names[number]: call for number in node.outputs if number in names})
+        return found
+
+    def call_of(self, node: JitNode) -> CallId | None:
+        """The innermost call a node was recorded under; None for nodes that the exporter added."""
+        labels = _LABEL.findall(node.scope)
+        return self.calls[int(labels[-1])].id if labels else None
+
+    def call_tree(self) -> CallTree:
+        """The calls of the trace, without boundaries."""
+        return CallTree({call.id: call for call in self.calls})
+
+
+@contextlib.contextmanager
+def _not_traced() -> Iterator[bool]:
+    """What is done inside is not recorded: looking at a tensor's shape would be. Gives whether a trace is under way."""
+    tracing: Any = torch._C
+    state = tracing._get_tracing_state()
+    if state is None:
+        yield False
+        return
+    tracing._set_tracing_state(None)
+    try:
+        yield True
+    finally:
+        tracing._set_tracing_state(state)
+
+
+def _info(tensor: torch.Tensor) -> TensorInfo:
+    return TensorInfo(tuple(int(size) for size in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _describe(watch: GraphWatch, recorder: _ScopeRecorder) -> str:
+    """The traced graph as text, each node behind the call that ran it."""
+    lines = []
+    for node in watch.nodes_before or watch.nodes:
+        call = recorder.call_of(node)
+        lines.append(f"[{'' if call is None else str(call) or '(root)'}] {node.text}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,46 @@
+"""`modelexport inspect`: what a model is like, and which strategies would be tried for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from modelexport.cli.output import OutputFormat, print_json, printable, result_console
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="package.module:factory, or builtin:bert-tiny for the built-in model.")],
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="For people or for programs.")
+    ] = OutputFormat.HUMAN,
+) -> None:
+    """Show what a model is like, and which strategies an export would try, in order and why.
+
+    Examples:
+
+        modelexport inspect builtin:bert-tiny
+
+        modelexport inspect my_package.models:make_net --format json
+    """
+    from modelexport.sources.model_source import load_model
+    from modelexport.strategies.characteristics import characterize
+    from modelexport.strategies.selection import StrategySelector
+
+    module = load_model(model).model
+    found = dataclasses.asdict(characterize(module))
+    candidates = [
+        {"strategy": c.strategy.name, "exporter": c.exporter, "reason": c.reason}
+        for c in StrategySelector().recommend(module)
+    ]
+    if output_format is OutputFormat.JSON:
+        print_json({"model": model, "characteristics": found, "candidates": candidates})
+        return
+    console = result_console()
+    for name, value in found.items():
+        shown = ", ".join(value) if isinstance(value, tuple) else f"{value:,}" if type(value) is int else value
+        console.print(f"{name.replace('_', ' '):22} {printable(str(shown))}", markup=False)
+    for number, candidate in enumerate(candidates, start=1):
+        text = f"{number}. {candidate['strategy']} ({candidate['exporter']}): {candidate['reason']}"
+        console.print(printable(text), markup=False)

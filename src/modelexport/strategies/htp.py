@@ -1,0 +1,34 @@
+"""`htp`, hierarchical trace-and-project: the TorchScript exporter, with the scope of each traced node as evidence."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import torch
+
+from modelexport.capture import torchscript
+from modelexport.capture.capture import Capture
+from modelexport.capture.diagnosis import explain_failure
+from modelexport.errors import ModelExportError
+from modelexport.strategies.base import CaptureRequest, Strategy
+
+
+@final
+class HtpStrategy(Strategy):
+    """Exports with `torch.onnx.export(dynamo=False)`."""
+
+    name: ClassVar[str] = "htp"
+
+    def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """See `Strategy.exporters`."""
+        return (torchscript.EXPORTER,)
+
+    def capture(self, request: CaptureRequest) -> Capture:
+        """See `Strategy.capture`."""
+        model, args, kwargs = request.model, request.args, request.kwargs
+        try:
+            return torchscript.capture_with_torchscript(model, args, kwargs, request.options)
+        except ModelExportError:
+            raise
+        except Exception as error:
+            raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
