@@ -21,10 +21,19 @@ if TYPE_CHECKING:
         StorageError,
         StrategyIncompatibleError,
         UnknownStrategyError,
+        UnusableOptionError,
     )
-    from modelexport.export import FXHierarchyExporter, HierarchyExporter, UnifiedExporter, export_model
+    from modelexport.export import (
+        FXHierarchyExporter,
+        HierarchyExporter,
+        HTPHierarchyExporter,
+        UnifiedExporter,
+        export_model,
+    )
     from modelexport.loading import LoadedModel, load
     from modelexport.result import ExportResult, ProgressEvent
+    from modelexport.strategies.characteristics import ModelCharacteristics
+    from modelexport.strategies.selection import StrategySelector
 
 # Where each public name is defined. They are imported when first used: reading files needs no torch.
 _HOMES = {
@@ -34,17 +43,21 @@ _HOMES = {
     "ExportResult": "result",
     "FXHierarchyExporter": "export",
     "FileFormatError": "errors",
+    "HTPHierarchyExporter": "export",
     "HierarchyDocument": "document",
     "HierarchyExporter": "export",
     "InputError": "errors",
     "LoadedModel": "loading",
+    "ModelCharacteristics": "strategies.characteristics",
     "ModelExportError": "errors",
     "ModelSourceError": "errors",
     "ProgressEvent": "result",
     "StorageError": "errors",
     "StrategyIncompatibleError": "errors",
+    "StrategySelector": "strategies.selection",
     "UnifiedExporter": "export",
     "UnknownStrategyError": "errors",
+    "UnusableOptionError": "errors",
     "document_schema": "document",
     "export_model": "export",
     "load": "loading",
@@ -58,17 +71,21 @@ __all__ = [
     "ExportResult",
     "FXHierarchyExporter",
     "FileFormatError",
+    "HTPHierarchyExporter",
     "HierarchyDocument",
     "HierarchyExporter",
     "InputError",
     "LoadedModel",
+    "ModelCharacteristics",
     "ModelExportError",
     "ModelSourceError",
     "ProgressEvent",
     "StorageError",
     "StrategyIncompatibleError",
+    "StrategySelector",
     "UnifiedExporter",
     "UnknownStrategyError",
+    "UnusableOptionError",
     "__version__",
     "document_schema",
     "export_model",

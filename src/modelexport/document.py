@@ -10,7 +10,7 @@ import msgspec
 
 from modelexport._version import __version__
 from modelexport.attribution import Attribution
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import (
     ROOT_PATH,
     BoundaryTensor,
@@ -21,6 +21,7 @@ from modelexport.hierarchy import (
     ModuleInfo,
     ModuleTree,
     TensorInfo,
+    parent_path,
 )
 from modelexport.tags import TagScheme, TagView
 
@@ -51,6 +52,7 @@ class ModuleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, TensorInfo] = {}
     buffers: dict[str, TensorInfo] = {}
     children: dict[str, str] = {}
+    tied_parameters: dict[str, str] = {}
 
 
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,6 +129,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
                     m.parameters,
                     m.buffers,
                     m.children,
+                    m.tied_parameters,
                 )
                 for m in self.modules
             }
@@ -136,16 +139,20 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         """One module as JSON, with the parameters it inherits from its children beside its own (R9)."""
         record = next((module for module in self.modules if module.path == path), None)
         if record is None:
-            raise KeyError(path)
+            raise InputError(f"there is no module {path!r}: module paths are the names in named_modules()")
         prefix = f"{path}." if path else ""
         inherited = {
-            f"{other.path}.{name}".removeprefix(prefix): info
+            f"{reached}.{name}".removeprefix(prefix): msgspec.to_builtins(info)
             for other in self.modules
-            if other.path.startswith(prefix) and other.path not in (path, ROOT_PATH)
+            # Under the first of its names that leads through this module, as `named_parameters()` has it.
+            for reached in [n for n in (other.path, *other.aliases) if n and n.startswith(prefix)][:1]
             for name, info in other.parameters.items()
+            if reached != path
         }
-        information: dict[str, Any] = msgspec.to_builtins(record)
-        information["inherited_parameters"] = msgspec.to_builtins(inherited)
+        information: dict[str, Any] = {
+            name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(record).items()
+        }
+        information["inherited_parameters"] = inherited
         information["calls"] = [msgspec.to_builtins(call) for call in self.calls if call.path == path]
         return information
 
@@ -200,6 +207,7 @@ def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
         parameters=module.parameters,
         buffers=module.buffers,
         children=module.children,
+        tied_parameters=module.tied_parameters,
     )
 
 
@@ -260,9 +268,34 @@ def decode_document(data: bytes, source: str) -> HierarchyDocument:
             "export the model again, or use the release that wrote it"
         )
     try:
-        return msgspec.json.decode(data, type=HierarchyDocument)
+        document = msgspec.json.decode(data, type=HierarchyDocument)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{source} is not a valid hierarchy document: {error}") from error
+    problem = _misfit(document)
+    if problem is not None:
+        raise FileFormatError(f"{source} is not a valid hierarchy document: {problem}")
+    return document
+
+
+def _misfit(document: HierarchyDocument) -> str | None:
+    """Why the parts of a document do not belong together, if they do not."""
+    paths = {module.path for module in document.modules}
+    if ROOT_PATH not in paths:
+        return "it has no root module"
+    orphan = next((path for path in paths if (parent_path(path) or ROOT_PATH) not in paths), None)
+    if orphan is not None:
+        return f"the module around {orphan!r} is missing"
+    calls = {call.id for call in document.calls}
+    for call in document.calls:
+        if call.path not in paths:
+            return f"call {call.id!r} is of no module"
+        if call.parent is not None and call.parent not in calls:
+            return f"call {call.id!r} was made by {call.parent!r}, which is no call"
+    for node in document.nodes:
+        unknown = next((name for name in (node.module, *node.contributors) if name not in calls), None)
+        if unknown is not None:
+            return f"node {node.id!r} belongs to {unknown!r}, which is no call"
+    return None
 
 
 class _Head(msgspec.Struct):

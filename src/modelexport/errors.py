@@ -6,6 +6,7 @@
     │   └── UnknownStrategyError      a strategy name that nobody registered
     ├── ExportError                   the model could not be turned into an ONNX graph
     │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
+    │   ├── UnusableOptionError       one exporter cannot be given an option or input; another may take it
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
     ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
     ├── StorageError                  the result could not be written; what was there before is untouched
@@ -53,6 +54,20 @@ class StrategyIncompatibleError(ExportError):
         self.reason = reason
         self.suggestion = suggestion
         super().__init__(f"strategy {strategy!r} cannot export this model: {reason} {suggestion}".strip())
+
+
+class UnusableOptionError(ExportError):
+    """One exporter cannot be given an option or input; another may take it.
+
+    Attributes:
+        reason: Which, and why.
+        suggestion: What to do.
+    """
+
+    def __init__(self, reason: str, suggestion: str) -> None:
+        self.reason = reason
+        self.suggestion = suggestion
+        super().__init__(f"{reason} {suggestion}")
 
 
 class AllStrategiesFailedError(ExportError):

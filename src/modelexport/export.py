@@ -114,11 +114,11 @@ def export_model(
     run = Pipeline(STEPS, progress)
     with run.step("check"):
         target = artifact.check_target(Path(output_path), force=overwrite)
-        dumps = {
-            kind: check_text_target(Path(path))
-            for kind, path in (("fx", fx_graph_path), ("jit", jit_graph_path))
-            if path is not None
-        }
+        dumps: dict[str, Path] = {}
+        for kind, path in (("fx", fx_graph_path), ("jit", jit_graph_path)):
+            if path is not None:
+                taken = (target, artifact.sidecar_path(target), *dumps.values())
+                dumps[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         _check_model(model)
         selector = StrategySelector(registry)
@@ -149,10 +149,9 @@ def export_model(
             remove_source_references(tagged.model)
         write_stores(tagged.model, tagged.document)
     with run.step("write"):
-        files = _write(tagged, target, external_data, overwrite, torch_options)
         for dump in dumps.values():
             write_text(dump, capture.describe())
-            files = (*files, dump)
+        files = (*_write(tagged, target, external_data, overwrite, torch_options), *dumps.values())
     return ExportResult(
         onnx_path=target,
         sidecar_path=artifact.sidecar_path(target),
@@ -176,6 +175,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, sorted(accepted), n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see torch.onnx.export for what it takes"
             raise InputError(f"unknown option {name!r}: {hint}")
+    opset = options.get("opset_version")
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not (isinstance(opset, int) and 1 <= opset <= newest):
+        raise InputError(f"opset_version={opset!r} is no opset: choose a number from 1 to {newest}")
 
 
 def _capture(
@@ -312,6 +315,18 @@ class FXHierarchyExporter:
 
     def __init__(self, **options: Any) -> None:
         self._exporter = HierarchyExporter("fx", **options)
+
+    def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
+        """Export a model; `options` win over those of the exporter."""
+        return self._exporter.export(model, inputs, path, **options)
+
+
+@final
+class HTPHierarchyExporter:
+    """Exports with the `htp` strategy."""
+
+    def __init__(self, **options: Any) -> None:
+        self._exporter = HierarchyExporter("htp", **options)
 
     def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
         """Export a model; `options` win over those of the exporter."""

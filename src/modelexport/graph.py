@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -114,16 +113,23 @@ def graph_hash(model: ir.Model) -> str:
     add(*sorted(model.opset_imports.items()))
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in graphs:
-        add("graph", *(value.name for value in graph.inputs), "->", *(value.name for value in graph.outputs))
+        add("graph", *_signature(graph))
     for name, value in model.graph.initializers.items():
         add("initializer", name, value.dtype, value.shape)
     for identity, node in identified_nodes(model):
         add(identity, node.domain, node.op_type, node.overload)
         add(*(value.name if value is not None else "" for value in node.inputs))
-        add("->", *(value.name for value in node.outputs))
+        # Unnamed outputs at the end are not written to files.
+        add("->", *" ".join(value.name or "" for value in node.outputs).rstrip().split(" "))
         for name, attribute in sorted(node.attributes.items()):
             add(name, attribute_text(attribute))
+        for name, body in graph_bodies(node):
+            add(name, *_signature(body))
     return digest.hexdigest()
+
+
+def _signature(graph: ir.Graph | ir.Function) -> list[str | None]:
+    return [*(value.name for value in graph.inputs), "->", *(value.name for value in graph.outputs)]
 
 
 def attribute_text(attribute: ir.Attr) -> str:
@@ -134,9 +140,9 @@ def attribute_text(attribute: ir.Attr) -> str:
     if kind in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return f"{kind}"
     if kind == ir.AttributeType.TENSOR:
-        tensor = attribute.as_tensor()
-        small = tensor.nbytes <= SMALL_TENSOR_BYTES and not isinstance(tensor, ir.ExternalTensor)
-        return f"{kind} {tensor.dtype} {list(tensor.shape)} {tensor.tobytes().hex() if small else ''}"
+        return f"{kind} {_tensor_text(attribute.as_tensor())}"
+    if kind == ir.AttributeType.TENSORS:
+        return f"{kind} {[_tensor_text(tensor) for tensor in attribute.as_tensors()]}"
     if kind == ir.AttributeType.FLOAT:
         return f"{kind} {_stored_float(attribute.value)}"
     if kind == ir.AttributeType.FLOATS:
@@ -146,8 +152,15 @@ def attribute_text(attribute: ir.Attr) -> str:
     return f"{kind} {attribute.value}"
 
 
+def _tensor_text(tensor: ir.TensorProtocol) -> str:
+    text = f"{tensor.dtype} {list(tensor.shape)}"
+    if tensor.dtype == ir.DataType.STRING:
+        return f"{text} {tensor.numpy().tolist()}"
+    small = tensor.nbytes <= SMALL_TENSOR_BYTES and not isinstance(tensor, ir.ExternalTensor)
+    return f"{text} {tensor.tobytes().hex() if small else ''}"
+
+
 def _stored_float(number: float) -> str:
-    # Files hold attributes as 32-bit floats.
-    with contextlib.suppress(OverflowError):
-        return struct.pack("<f", number).hex()
-    return str(number)
+    # Files hold attributes as 32-bit floats; a larger number is infinite once it was saved.
+    with np.errstate(over="ignore"):
+        return np.float32(number).tobytes().hex()

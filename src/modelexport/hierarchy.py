@@ -68,6 +68,7 @@ class ModuleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         parameters: The module's own parameters, by local name; those of its children are theirs.
         buffers: The module's own buffers, by local name.
         children: Child name to class name.
+        tied_parameters: Own parameters that an earlier module holds too: local name to that one's full name.
     """
 
     path: str
@@ -78,6 +79,7 @@ class ModuleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, TensorInfo] = {}
     buffers: dict[str, TensorInfo] = {}
     children: dict[str, str] = {}
+    tied_parameters: dict[str, str] = {}
 
 
 class BoundaryTensor(msgspec.Struct, frozen=True, omit_defaults=True):

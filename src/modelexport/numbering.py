@@ -75,7 +75,9 @@ class ValueNumbers:
 def _constant_key(value: ir.Value) -> object | None:
     """What tells a constant from others: its content, unless it is large, unknown or lies in another file."""
     tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > SMALL_TENSOR_BYTES:
+    if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
+        return None
+    if tensor.nbytes > SMALL_TENSOR_BYTES:
         return None
     return ("constant", tensor.dtype, tuple(tensor.shape), tensor.tobytes())
 
@@ -88,7 +90,7 @@ def attributes_key(node: ir.Node) -> object:
 def _attribute_key(attribute: ir.Attr) -> str:
     if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
         tensor = attribute.as_tensor()
-        if tensor.nbytes > SMALL_TENSOR_BYTES:
+        if tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL_TENSOR_BYTES:
             # Too large to compare: equal only to itself.
             return f"tensor {id(tensor)}"
     return attribute_text(attribute)

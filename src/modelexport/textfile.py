@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from modelexport.errors import InputError, StorageError
 
 
-def check_text_target(path: Path) -> Path:
+def check_text_target(path: Path, *, force: bool, taken: Iterable[Path] = ()) -> Path:
     """The absolute path of a file that can be written; found out before any work is done.
 
+    Args:
+        path: The file to write.
+        force: Whether a file that exists may be replaced.
+        taken: Files that are written by the same run, and must not be replaced by this one.
+
     Raises:
-        InputError: The folder is missing or cannot be written, or a folder stands in the file's place.
+        InputError: The folder is missing or cannot be written, or something stands in the file's place.
     """
-    target = path.absolute()
+    target = path.parent.resolve() / path.name
+    if target in {other.parent.resolve() / other.name for other in taken}:
+        raise InputError(f"Cannot write {path}: another file of this export goes there. Choose another name.")
+    if target.exists() and not force:
+        raise InputError(f"Cannot write {path}: it exists. Choose another name, or allow it to be replaced (--force).")
     if target.is_dir():
         raise InputError(f"Cannot write {path}: it is a folder. Name a file in it.")
     if not target.parent.is_dir():

@@ -26,8 +26,7 @@ class ModuleStatistics(msgspec.Struct, frozen=True):
 def count_modules(document: HierarchyDocument) -> list[ModuleStatistics]:
     """The statistics of every module, in the order of the module tree.
 
-    A parameter counts once for each module that holds it, as in `module.parameters()` of that module; one that
-    is shared (tied weights) counts with the module where it was found first.
+    A parameter that several modules hold (tied weights) counts with the one that comes first.
     """
     paths = {call.id: call.path for call in document.calls}
     own_nodes = Counter(paths[node.module] for node in document.nodes if node.module in paths)
@@ -35,7 +34,7 @@ def count_modules(document: HierarchyDocument) -> list[ModuleStatistics]:
     nodes: Counter[str] = Counter()
     parameters: Counter[str] = Counter()
     for module in document.modules:
-        own = sum(_size(tensor.shape) for tensor in module.parameters.values())
+        own = sum(_size(t.shape) for name, t in module.parameters.items() if name not in module.tied_parameters)
         for path in (module.path, *ancestor_paths(module.path)):
             nodes[path] += own_nodes[module.path]
             parameters[path] += own

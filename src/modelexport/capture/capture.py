@@ -12,15 +12,6 @@ from modelexport.attribution import Attribution
 from modelexport.hierarchy import CallTree, ModuleTree
 
 
-class UnusableOptionError(Exception):
-    """An exporter cannot be given an option or input; says which, and what to do. Another exporter may take it."""
-
-    def __init__(self, reason: str, suggestion: str) -> None:
-        self.reason = reason
-        self.suggestion = suggestion
-        super().__init__(f"{reason} {suggestion}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Capture:
     """What one exporter made of one model.

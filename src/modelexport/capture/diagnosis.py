@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from modelexport.capture.capture import UnusableOptionError
-from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
+from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError, UnusableOptionError
 
 _LONGEST_REASON = 300
+# Colours for terminals, which torch puts into its messages.
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -75,26 +77,21 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def _in_one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(_ESCAPE_SEQUENCE.sub("", str(error)).split())
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON].rstrip() + " …"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _run_eagerly(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
-    """What running the model raises, if anything; its buffers and the caller's inputs stay as they were."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """What running the model raises, if anything. It is a copy that runs: `forward` may change what it works on."""
     try:
-        inputs, named = copy.deepcopy((args, dict(kwargs)))
-    except Exception:  # noqa: BLE001  inputs that cannot be copied are not run: the exporter's own error stands
+        runner, inputs, named = copy.deepcopy((model, args, dict(kwargs)))
+    except Exception:  # noqa: BLE001  what cannot be copied is not run: the exporter's own error stands
         return None
     try:
         with torch.no_grad():
-            model(*inputs, **named)
+            runner(*inputs, **named)
     except Exception as error:  # noqa: BLE001  whatever a user's forward raises is the answer
         return error
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
     return None

@@ -52,6 +52,9 @@ class FxEvidence:
             file, code = found
             owner = self._pass.owner(code.serial) if code.serial is not None else None
             return owner or self._call_of_generated(file, code, node)
+        if self._recorder.last is None and self._enclosing.get(node.graph) is not None:
+            # Without hooks nothing tells which module ran what inside a body.
+            return None
         return self._own_call(node)
 
     def calls(self, values: dict[str, str | None]) -> CallTree:

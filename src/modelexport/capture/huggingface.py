@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.capture import Capture, UnusableOptionError
+from modelexport.capture.capture import Capture
 from modelexport.capture.dynamo import capture_watched
+from modelexport.errors import UnusableOptionError
 
 EXPORTER = "transformers"
 

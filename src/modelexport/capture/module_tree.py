@@ -20,10 +20,19 @@ def read_module_tree(model: torch.nn.Module) -> ModuleTree:
             modules[path] = module
         else:
             aliases.setdefault(path, []).append(name)
-    return ModuleTree({path: _read_module(path, module, aliases.get(path, [])) for path, module in modules.items()})
+    holders: dict[int, str] = {}
+    return ModuleTree(
+        {path: _read_module(path, module, aliases.get(path, []), holders) for path, module in modules.items()}
+    )
 
 
-def _read_module(path: str, module: torch.nn.Module, aliases: list[str]) -> ModuleInfo:
+def _read_module(path: str, module: torch.nn.Module, aliases: list[str], holders: dict[int, str]) -> ModuleInfo:
+    tied: dict[str, str] = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        full = f"{path}.{name}" if path else name
+        first = holders.setdefault(id(parameter), full)
+        if first != full:
+            tied[name] = first
     return ModuleInfo(
         path=path,
         class_name=type(module).__name__,
@@ -33,6 +42,7 @@ def _read_module(path: str, module: torch.nn.Module, aliases: list[str]) -> Modu
         parameters={name: _read_tensor(p) for name, p in module.named_parameters(recurse=False)},
         buffers={name: _read_tensor(b) for name, b in module.named_buffers(recurse=False)},
         children={name: type(child).__name__ for name, child in module._modules.items() if child is not None},
+        tied_parameters=tied,
     )
 
 

@@ -15,6 +15,8 @@ import torch
 def preserved_state(model: torch.nn.Module) -> Iterator[None]:
     """Training flags, gradient flags, hooks, `forward`, random state and torch's global modes, put back."""
     with _random_state(), _torch_modes(), _module_state(model), warnings.catch_warnings():
+        # What torch warns of while it traces is its own inner life; where warnings are errors, it would end there.
+        warnings.simplefilter("ignore")
         yield
 
 
@@ -38,7 +40,8 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _module_state(model: torch.nn.Module) -> Iterator[None]:
     modules = list(model.modules())
-    hook_names = [name for name in vars(torch.nn.Module()) if name.endswith("_hooks")]
+    # The tables of hooks, and those that say which of them take keyword arguments or are always called.
+    hook_names = [name for name in vars(torch.nn.Module()) if "_hooks" in name]
     flags = [module.training for module in modules]
     own_forward = [module.__dict__.get("forward") for module in modules]
     hooks = [

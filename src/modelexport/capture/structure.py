@@ -38,7 +38,9 @@ def named_results(result: object) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.removeprefix("."), tensor
 
 
-def tensors_in(value: object, name: str, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(
+    value: object, name: str, depth: int = 0, inside: frozenset[int] = frozenset()
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor inside `value`, named by the way to it.
 
     Goes through tuples, lists, mappings, dataclasses, what is registered as a pytree, and the attributes of
@@ -47,10 +49,10 @@ def tensors_in(value: object, name: str, depth: int = 0) -> Iterator[tuple[str, 
     if isinstance(value, torch.Tensor):
         yield name, value
         return
-    if depth >= _MAX_DEPTH:
+    if depth >= _MAX_DEPTH or id(value) in inside:
         return
     for key, child in _children(value):
-        yield from tensors_in(child, f"{name}.{key}", depth + 1)
+        yield from tensors_in(child, f"{name}.{key}", depth + 1, inside | {id(value)})
 
 
 def _children(value: object) -> list[tuple[object, object]]:

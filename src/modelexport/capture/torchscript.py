@@ -23,11 +23,12 @@ import onnx_ir as ir
 import torch
 
 from modelexport.attribution import recorded_by_exporter
-from modelexport.capture.capture import Capture, UnusableOptionError
+from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.structure import named_arguments, named_results, tensors_in
+from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 
 EXPORTER = "torchscript"

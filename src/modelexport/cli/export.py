@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.status import Status
 
-from modelexport.artifact import check_target
+from modelexport.artifact import check_target, sidecar_path
 from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console
 from modelexport.cli.report import markdown_report
 from modelexport.errors import InputError
@@ -62,17 +64,19 @@ def export(
         modelexport export my_package.models:make_net net.onnx --input-shape x=1x3x32x32
     """
     # Found out before anything is loaded: a wrong path should not cost the time of an export.
-    check_target(output, force=force)
-    report_target = check_text_target(report) if report is not None else None
+    target = check_target(output, force=force)
+    taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
+    report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
     if inputs is not None and input_shape:
         raise InputError("--inputs and --input-shape both give example inputs: use one of them")
     from modelexport.export import export_model
     from modelexport.sources.model_source import load_model
 
     _silence_libraries()
-    sourced = load_model(model)
     options: dict[str, Any] = {} if opset is None else {"opset_version": opset}
-    with _Progress() as progress:
+    # What a factory or a forward prints is no result of ours.
+    with contextlib.redirect_stdout(sys.stderr), _Progress() as progress:
+        sourced = load_model(model)
         result = export_model(
             sourced.model,
             _example_inputs(model, sourced, inputs, input_shape),

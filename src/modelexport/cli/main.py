@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from typing import Any
 
 import typer
 
@@ -16,6 +18,8 @@ from modelexport.errors import ModelExportError
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+# typer gives no name to the base of its errors about arguments.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="modelexport",
@@ -54,19 +58,26 @@ def run() -> None:
     if debug:
         # Wherever it stands: the error may come from a subcommand's own arguments.
         sys.argv.remove("--debug")
+    for stream in (sys.stdout, sys.stderr):
+        # Names in a model may have letters that the terminal has not.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except (typer.Abort, KeyboardInterrupt):
+        _end("interrupted: nothing was written", _INTERRUPTED, debug)
+    except _USAGE_ERROR as error:
+        _end(f"error: {error.format_message()} (see --help)", _BAD_INPUT, debug)
     except ModelExportError as error:
-        if debug:
-            raise
-        message_console().print(f"error: {printable(' '.join(str(error).split()))}", markup=False)
-        sys.exit(_BAD_INPUT)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        message_console().print("interrupted: nothing was written", markup=False)
-        sys.exit(_INTERRUPTED)
+        _end(f"error: {error}", _BAD_INPUT, debug)
     except BrokenPipeError:
         # Whoever read our output has seen enough.
         sys.stderr.close()
         sys.exit(0)
+
+
+def _end(message: str, code: int, debug: bool) -> None:
+    if debug:
+        raise
+    message_console().print(printable(" ".join(message.split())), markup=False)
+    sys.exit(code)

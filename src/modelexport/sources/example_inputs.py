@@ -49,6 +49,10 @@ def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
     dtype: Any = getattr(torch, match["dtype"] or "float32", None)
     if not isinstance(dtype, torch.dtype):
         raise InputError(f"--input-shape {text!r}: {match['dtype']!r} is no torch type, such as float32 or int64")
-    if dtype.is_floating_point:
-        return match["name"], torch.randn(shape, generator=generator).to(dtype)
-    return match["name"], torch.ones(shape, dtype=dtype)
+    try:
+        if dtype.is_floating_point:
+            return match["name"], torch.randn(shape, generator=generator).to(dtype)
+        return match["name"], torch.ones(shape, dtype=dtype)
+    except (RuntimeError, NotImplementedError, MemoryError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"--input-shape {text!r}: torch cannot make such a tensor: {reason}") from error

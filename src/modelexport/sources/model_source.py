@@ -61,7 +61,7 @@ def _find(reference: str, module_name: str, attribute: str) -> object:
                 f"{reference}: there is no Python module {error.name!r}; install it, or run from its folder"
             ) from error
         raise ModelSourceError(f"{reference}: importing {module_name} needs {error.name!r}: install it") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelSourceError(
             f"{reference}: importing {module_name} failed with {type(error).__name__}: {error}"
         ) from error
@@ -85,7 +85,7 @@ def _make(reference: str, factory: object) -> object:
         return factory()
     except ModelExportError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelSourceError(
             f"{reference}() failed with {type(error).__name__}: {error}; a factory is called without arguments"
         ) from error

@@ -9,7 +9,6 @@ import torch
 from modelexport.capture import dynamo, huggingface
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.errors import ModelExportError
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -35,7 +34,5 @@ class FxStrategy(Strategy):
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
             return capture(model, args, kwargs, request.options)
-        except ModelExportError:
-            raise
         except Exception as error:
             raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error

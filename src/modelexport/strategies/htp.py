@@ -9,7 +9,6 @@ import torch
 from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.errors import ModelExportError
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -28,7 +27,5 @@ class HtpStrategy(Strategy):
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
             return torchscript.capture_with_torchscript(model, args, kwargs, request.options)
-        except ModelExportError:
-            raise
         except Exception as error:
             raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
