@@ -56,6 +56,17 @@ class Exported:
 Exporter = Callable[..., Exported]
 
 
+def claims(ours: Exported) -> dict[str, tuple[str, ...]]:
+    """For each tensor of the main graph the owner and contributors of the node that makes it."""
+    records = {node.id: node for node in ours.document.nodes}
+    claims = {}
+    for node in onnx.load(ours.path, load_external_data=False).graph.node:
+        record = records[next(name for name in node.output if name)]
+        for name in node.output:
+            claims[name] = (record.module, *record.contributors)
+    return claims
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
     """``exported("bert", dynamic=True, optimize=False)``: made when first asked for."""

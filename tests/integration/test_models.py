@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from tests.conftest import Exported, Exporter
+from tests.conftest import Exporter, claims
 from tests.support import zoo
 from tests.support.eager_calls import record_calls
 from tests.support.plain import export_plainly
@@ -78,7 +78,7 @@ def test_no_node_is_owned_by_a_module_that_did_not_compute_it(
     exported: Exporter, name: str, dynamic: bool, optimize: bool
 ) -> None:
     ours = exported(name, dynamic=dynamic, optimize=optimize)
-    verdict = judge(ours.path, _claims(ours), ours.specimen.model, ours.args, ours.kwargs, ours.feeds)
+    verdict = judge(ours.path, claims(ours), ours.specimen.model, ours.args, ours.kwargs, ours.feeds)
     assert verdict.contaminated == ()
     assert verdict.judged >= 3
 
@@ -139,16 +139,6 @@ def test_hooks_saw_the_calls_that_eager_pytorch_makes(exported: Exporter, name: 
     ours = exported(name)
     eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
     assert [call.id for call in ours.document.calls if call.inputs or call.id in eager] == list(eager)
-
-
-def _claims(ours: Exported) -> dict[str, tuple[str, ...]]:
-    records = {node.id: node for node in ours.document.nodes}
-    claims = {}
-    for node in onnx.load(ours.path, load_external_data=False).graph.node:
-        record = records[next(name for name in node.output if name)]
-        for name in node.output:
-            claims[name] = (record.module, *record.contributors)
-    return claims
 
 
 @pytest.mark.xdist_group("shared_block")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,12 @@ def run_onnx(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value for name, value in found if isinstance(value, np.ndarray)}
 
 
-def _says_something(array: np.ndarray) -> bool:
+def says_something(array: np.ndarray) -> bool:
     """Whether equality means anything: masks and constants are equal by chance."""
     return array.dtype.kind == "f" and len(np.unique(array)) > _FEW_VALUES and bool(np.isfinite(array).all())
 
 
-def _same_values(one: np.ndarray, other: np.ndarray) -> bool:
+def same_values(one: np.ndarray, other: np.ndarray) -> bool:
     if one.size != other.size:
         return False
     first, second = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
@@ -135,6 +136,25 @@ def _same_values(one: np.ndarray, other: np.ndarray) -> bool:
     if np.abs(first - second).max() <= tolerance:
         return True
     return bool(np.abs(np.sort(first) - np.sort(second)).max() <= tolerance * 0.1)
+
+
+def computed_by(array: np.ndarray, eager: Iterable[tuple[np.ndarray, str]]) -> set[str]:
+    """The calls that computed this value in eager PyTorch."""
+    return {call for other, call in eager if other.dtype.kind == "f" and same_values(array, other)}
+
+
+def _is_upstream(name: str, array: np.ndarray, sources: dict[str, list[str]], known: dict[str, np.ndarray]) -> bool:
+    """Whether a tensor that this one was made of, near or far, has the same values."""
+    waiting, seen = list(sources.get(name, ())), set()
+    while waiting:
+        source = waiting.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        if source in known and same_values(array, known[source]):
+            return True
+        waiting.extend(sources.get(source, ()))
+    return False
 
 
 def judge(
@@ -148,8 +168,9 @@ def judge(
     """Check `claims` (for each tensor its node's owner and contributors, as calls) by values."""
     eager = run_eagerly(model, args, kwargs)
     tensors = run_onnx(onnx_path, feeds)
-    read = {
-        name: [{**feeds, **tensors}[source] for source in node.input if source in feeds or source in tensors]
+    known = {**feeds, **tensors}
+    sources = {
+        name: list(node.input)
         for node in onnx.load(onnx_path, load_external_data=False).graph.node
         for name in node.output
     }
@@ -159,13 +180,13 @@ def judge(
             by_size.setdefault(array.size, []).append((array, call))
     judged, cases = 0, []
     for name, array in tensors.items():
-        if name not in claims or not _says_something(array):
+        if name not in claims or not says_something(array):
             continue
-        computed = {call for other, call in by_size.get(array.size, ()) if _same_values(array, other)}
+        computed = computed_by(array, by_size.get(array.size, ()))
         if not computed:
             continue
-        if computed.isdisjoint(claims[name]) and any(_same_values(array, source) for source in read[name]):
-            # It only passes on what it was given, or lays it out anew: eager PyTorch need not have run it.
+        if computed.isdisjoint(claims[name]) and _is_upstream(name, array, sources, known):
+            # It only passes on, picks or lays out anew what was there before: eager PyTorch need not have run it.
             continue
         judged += 1
         if computed.isdisjoint(claims[name]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ class GraphWatch:
         nodes: The nodes of the final graph.
         names: The name of each value in the final graph.
         shapes: Shape and type of the values of the final graph, where the exporter inferred them.
+        merged_scopes: The scopes whose nodes the tracer's graph lost to equal ones under other scopes.
     """
 
     before: onnx.ModelProto | None = None
@@ -43,10 +45,12 @@ class GraphWatch:
     nodes: list[JitNode] = dataclasses.field(default_factory=list)
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     shapes: dict[int, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
+    merged_scopes: set[str] = dataclasses.field(default_factory=set)
 
 
 # Both start the folding and fusing of the graph, the first one in evaluation mode only.
 _FOLDING = ("_jit_pass_onnx_eval_peephole", "_jit_pass_onnx_constant_fold")
+_MERGING = "_jit_pass_cse"
 _NAMING = "_jit_pass_onnx_assign_scoped_names_for_node_and_value"
 
 
@@ -62,12 +66,22 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
         watch.before = _as_model(graph, opset_version)
         watch.parameters = frozenset(parameters)
 
+    def before_merging(graph: torch._C.Graph) -> None:
+        counts.update(_count_scopes(graph))
+
+    def after_merging(graph: torch._C.Graph) -> None:
+        left = _count_scopes(graph)
+        watch.merged_scopes.update(scope for scope, count in counts.items() if left[scope] < count)
+
+    counts: Counter[str] = Counter()
+
     def after_naming(graph: torch._C.Graph) -> None:
         watch.nodes, watch.names, watch.shapes = _read(graph)
 
     with contextlib.ExitStack() as stack:
         for name in _FOLDING:
             stack.enter_context(_observed(name, before=before_folding))
+        stack.enter_context(_observed(_MERGING, before=before_merging, after=after_merging))
         stack.enter_context(_observed(_NAMING, after=after_naming))
         yield watch
 
@@ -93,6 +107,15 @@ def _observed(
         setattr(torch._C, name, original)
 
 
+def _count_scopes(graph: torch._C.Graph) -> Counter[str]:
+    """How many nodes that compute a tensor there are under each scope."""
+    return Counter(
+        node.scopeName()
+        for node in graph.nodes()
+        if node.inputsSize() and any(isinstance(value.type(), torch._C.TensorType) for value in node.outputs())
+    )
+
+
 def _read(
     graph: torch._C.Graph,
 ) -> tuple[list[JitNode], dict[int, str], dict[int, tuple[tuple[int, ...], str]]]:
@@ -115,7 +138,8 @@ def _read(
             see(value)
         for node in block.nodes():
             outputs = tuple(see(value) for value in node.outputs())
-            nodes.append(JitNode(node.scopeName(), outputs, str(node).partition("#")[0].strip()))
+            text = str(node).partition(", scope: ")[0].partition(" # ")[0].strip()
+            nodes.append(JitNode(node.scopeName(), outputs, text))
             blocks.extend(node.blocks())
     return nodes, names, shapes
 

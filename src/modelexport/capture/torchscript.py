@@ -29,7 +29,7 @@ from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.structure import named_arguments, named_results, tensors_in
 from modelexport.errors import UnusableOptionError
-from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 
 EXPORTER = "torchscript"
 
@@ -100,10 +100,23 @@ def _export_and_read(
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
         tree=tree,
-        calls=find_boundaries(traced.graph, recorded, calls, recorder.sides, infos),
+        calls=find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos),
         traced_as="jit",
         describe=lambda: _describe(watch, recorder),
     )
+
+
+def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -> dict[CallId, TracedSide]:
+    """What was seen of the calls whose nodes are all still their own.
+
+    Where equal nodes of several calls became one, data flows past the boundaries that the others had.
+    """
+    disturbed: set[CallId] = set()
+    for scope in watch.merged_scopes:
+        call = recorder.call_of(JitNode(scope, (), ""))
+        if call is not None:
+            disturbed.update(calls.chain(call))
+    return {call: side for call, side in recorder.sides.items() if call not in disturbed or call == ROOT_CALL}
 
 
 def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, CallId]:
