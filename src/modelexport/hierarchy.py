@@ -163,10 +163,10 @@ class ModuleTree:
 
 
 class CallTree:
-    """The module calls of one forward pass, callers before callees."""
+    """The module calls of one forward pass, callers before callees. The root's is always among them."""
 
     def __init__(self, calls: Mapping[CallId, ModuleCall]) -> None:
-        self._calls = dict(calls)
+        self._calls = {ROOT_CALL: ModuleCall(ROOT_PATH), **calls}
 
     def __contains__(self, call: object) -> bool:
         return call in self._calls
