@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport._version import __version__
 
 if TYPE_CHECKING:
+    from modelexport.capture.capture import Capture
     from modelexport.carriers import strip_hierarchy
     from modelexport.document import HierarchyDocument, document_schema
     from modelexport.errors import (
@@ -32,20 +33,28 @@ if TYPE_CHECKING:
     )
     from modelexport.loading import LoadedModel, load
     from modelexport.result import ExportResult, ProgressEvent
+    from modelexport.strategies.base import CaptureRequest, Strategy
     from modelexport.strategies.characteristics import ModelCharacteristics
+    from modelexport.strategies.fx import FxStrategy
+    from modelexport.strategies.htp import HtpStrategy
+    from modelexport.strategies.registry import StrategyRegistry, register_strategy
     from modelexport.strategies.selection import StrategySelector
 
 # Where each public name is defined. They are imported when first used: reading files needs no torch.
 _HOMES = {
     "AllStrategiesFailedError": "errors",
+    "Capture": "capture.capture",
+    "CaptureRequest": "strategies.base",
     "ContractError": "errors",
     "ExportError": "errors",
     "ExportResult": "result",
     "FXHierarchyExporter": "export",
     "FileFormatError": "errors",
+    "FxStrategy": "strategies.fx",
     "HTPHierarchyExporter": "export",
     "HierarchyDocument": "document",
     "HierarchyExporter": "export",
+    "HtpStrategy": "strategies.htp",
     "InputError": "errors",
     "LoadedModel": "loading",
     "ModelCharacteristics": "strategies.characteristics",
@@ -53,7 +62,9 @@ _HOMES = {
     "ModelSourceError": "errors",
     "ProgressEvent": "result",
     "StorageError": "errors",
+    "Strategy": "strategies.base",
     "StrategyIncompatibleError": "errors",
+    "StrategyRegistry": "strategies.registry",
     "StrategySelector": "strategies.selection",
     "UnifiedExporter": "export",
     "UnknownStrategyError": "errors",
@@ -61,19 +72,24 @@ _HOMES = {
     "document_schema": "document",
     "export_model": "export",
     "load": "loading",
+    "register_strategy": "strategies.registry",
     "strip_hierarchy": "carriers",
 }
 
 __all__ = [
     "AllStrategiesFailedError",
+    "Capture",
+    "CaptureRequest",
     "ContractError",
     "ExportError",
     "ExportResult",
     "FXHierarchyExporter",
     "FileFormatError",
+    "FxStrategy",
     "HTPHierarchyExporter",
     "HierarchyDocument",
     "HierarchyExporter",
+    "HtpStrategy",
     "InputError",
     "LoadedModel",
     "ModelCharacteristics",
@@ -81,7 +97,9 @@ __all__ = [
     "ModelSourceError",
     "ProgressEvent",
     "StorageError",
+    "Strategy",
     "StrategyIncompatibleError",
+    "StrategyRegistry",
     "StrategySelector",
     "UnifiedExporter",
     "UnknownStrategyError",
@@ -90,6 +108,7 @@ __all__ = [
     "document_schema",
     "export_model",
     "load",
+    "register_strategy",
     "strip_hierarchy",
 ]
 

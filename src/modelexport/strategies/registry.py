@@ -1,15 +1,19 @@
-"""The table of strategies by name."""
+"""The table of strategies by name: the package's own, those of installed plug-ins, and those a program registers."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
 
-from modelexport.errors import UnknownStrategyError
+from modelexport.errors import InputError, UnknownStrategyError
 from modelexport.strategies.base import Strategy
 from modelexport.strategies.fx import FxStrategy
 from modelexport.strategies.htp import HtpStrategy
 
 AUTO = "auto"
+ENTRY_POINT_GROUP = "modelexport.strategies"
 
 
 class StrategyRegistry:
@@ -20,6 +24,25 @@ class StrategyRegistry:
 
     def __iter__(self) -> Iterator[Strategy]:
         return iter(self._strategies.values())
+
+    def register(self, name: str, cls: type[Strategy]) -> None:
+        """Add a strategy, which is tried by ``auto`` after those that are there; one of that name is replaced.
+
+        Raises:
+            InputError: The name is taken for something else, or the class is no strategy.
+        """
+        if name == AUTO or not name:
+            raise InputError(f"a strategy cannot be called {name!r}: choose another name")
+        given: object = cls
+        if not (isinstance(given, type) and issubclass(given, Strategy)):
+            raise InputError(f"strategy {name!r} is {given!r}: register a subclass of modelexport.Strategy")
+        try:
+            strategy = cls()
+        except TypeError as error:
+            raise InputError(f"strategy {name!r} cannot be made: {error}") from error
+        if strategy.name != name:
+            raise InputError(f"strategy {name!r} calls itself {strategy.name!r}: register it under that name")
+        self._strategies[name] = strategy
 
     def get(self, name: str) -> Strategy:
         """The strategy of that name.
@@ -34,6 +57,26 @@ class StrategyRegistry:
         return strategy
 
 
+@cache
 def default_registry() -> StrategyRegistry:
-    """The strategies that come with the package."""
-    return StrategyRegistry((FxStrategy(), HtpStrategy()))
+    """The strategies that come with the package, and those of installed plug-ins."""
+    registry = StrategyRegistry((FxStrategy(), HtpStrategy()))
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
+        try:
+            registry.register(entry.name, entry.load())
+        except Exception as error:  # noqa: BLE001  a plug-in that is broken must not take the others down
+            warnings.warn(f"the strategy plug-in {entry.name!r} ({entry.value}) is left out: {error}", stacklevel=2)
+    return registry
+
+
+def register_strategy(name: str, cls: type[Strategy]) -> None:
+    """Add a strategy to the default ones, for this process.
+
+    Args:
+        name: What callers write as ``strategy=``; the class's own `name`.
+        cls: A subclass of `Strategy` that is made without arguments.
+
+    Raises:
+        InputError: The name or class cannot be used.
+    """
+    default_registry().register(name, cls)
