@@ -1,0 +1,332 @@
+"""Which operators of an eager run the nodes of an ONNX graph stand for, and so whose they are.
+
+The two graphs are matched by the values of their tensors. Where several calls made equal values, what a node reads
+and who reads its results decide; where those don't, nothing is decided and the innermost call around all is named.
+Only values, producers and readers count: no operator is known by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from modelexport.attribution import Attribution, Kind
+from modelexport.capture.eager import EagerGraph, EagerRun
+from modelexport.capture.values import Fingerprint, ValueIndex
+from modelexport.graph import graph_bodies
+from modelexport.hierarchy import ROOT_CALL, CallId, CallTree
+
+# What each confidence stands for is in docs/attribution.md.
+COMPUTED = 0.9
+PASSED_ON = 0.85
+COMPUTED_FROM_SAME = 0.75
+SERVES_SEVERAL = 0.8
+BETWEEN = 0.8
+READS_WEIGHT = 0.7
+SEVERAL_CANDIDATES = 0.5
+
+
+class Correspondence:
+    """The operators that the nodes of a graph stand for."""
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        tensors: Mapping[str, Fingerprint],
+        anchors: Mapping[str, set[int]],
+        run: EagerRun,
+        calls: CallTree,
+    ) -> None:
+        """Match the graph to the run.
+
+        Args:
+            graph: The main graph.
+            tensors: The fingerprints of its tensors, by name.
+            anchors: The values of the run that its inputs and initializers are known to hold, by name.
+            run: What eager PyTorch did.
+            calls: The module calls of the run.
+        """
+        self.found: dict[ir.Value, set[int]] = {}
+        self._nodes = list(graph)
+        self._tensors = tensors
+        self._eager = EagerGraph(run)
+        self._index = ValueIndex(run.fingerprints)
+        self._calls = calls
+        self._counterparts: dict[ir.Value, list[int]] = {}
+        # The nodes that change no number, with the inputs that they pass on; and those that change no layout either.
+        self._passing: dict[ir.Node, list[ir.Value]] = {}
+        self._unchanging: set[ir.Node] = set()
+        self._reads = {node: _read_values(node) for node in self._nodes}
+        self._consumers: dict[ir.Value, list[ir.Node]] = {}
+        for node, values in self._reads.items():
+            for value in values:
+                self._consumers.setdefault(value, []).append(node)
+        for value in (*graph.inputs, *graph.initializers.values()):
+            if value.name is not None and value.name in anchors:
+                self.found[value] = self._eager.spread(anchors[value.name])
+        for node in self._nodes:
+            self._pair(node)
+        self._served: set[ir.Node] = set()
+        results = _results(graph, run)
+        for node in reversed(self._nodes):
+            self._keep_those_read(node, results)
+        self._survivors = set().union(*self.found.values()) if self.found else set()
+        self._sharers = Counter(number for node in self._nodes for number in set(self.counterparts(node)))
+
+    def counterparts(self, node: ir.Node) -> list[int]:
+        """The operators that made what the node makes, in the order they ran."""
+        return sorted({number for value in node.outputs for number in self._counterparts.get(value, ())})
+
+    # --- matching ----------------------------------------------------------------------------------------------
+
+    def _pair(self, node: ir.Node) -> None:
+        entering = self._found_by(self._reads[node])
+        for output in node.outputs:
+            known = self._tensors.get(output.name or "")
+            if known is None:
+                continue
+            candidates = self._candidates(known, entering)
+            numbers = {number for value in candidates for number in self._eager.makers.get(value, ())}
+            sources = [v for v in node.inputs if v is not None and self._moves(v, known)]
+            if sources:
+                self._passing[node] = sources
+                numbers = self._passing_on(node, known, sources, candidates, numbers)
+            else:
+                numbers -= self._eager.passing
+            near = {n for n in numbers if not entering.isdisjoint(self._eager.run.operations[n].inputs)}
+            chosen = sorted(near or numbers)
+            if chosen:
+                self._counterparts[output] = chosen
+            made = {value for number in chosen for value in self._eager.run.operations[number].outputs}
+            kept = candidates & self._eager.spread(made if not sources else entering)
+            self.found[output] = kept or candidates
+
+    def _candidates(self, known: Fingerprint, entering: set[int]) -> set[int]:
+        """The values that are equal to a tensor; where equality says little, only those made from what was read."""
+        if known.telling:
+            return set(self._index.find(known))
+        fingerprints = self._eager.run.fingerprints
+        near = {
+            value
+            for source in entering
+            for number in self._eager.readers.get(source, ())
+            for value in self._eager.run.operations[number].outputs
+        }
+        return {v for v in near | entering if (other := fingerprints[v]) is not None and known.same_values(other)}
+
+    def _moves(self, value: ir.Value, known: Fingerprint) -> bool:
+        own = self._tensors.get(value.name or "")
+        return own is not None and own.is_moved(known)
+
+    def _passing_on(
+        self,
+        node: ir.Node,
+        known: Fingerprint,
+        sources: Sequence[ir.Value],
+        candidates: set[int],
+        numbers: set[int],
+    ) -> set[int]:
+        """What a node that changes no number stands for.
+
+        With other operands it did compute, to no effect (a bias of zeros): an operator that read those too.
+        Otherwise an operator that laid the value out in the same way.
+        """
+        others = [v for v in self._reads[node] if v not in sources]
+        operands = self._found_by(others)
+        computing = {n for n in numbers if not operands.isdisjoint(self._eager.run.operations[n].inputs)}
+        if computing:
+            return computing
+        fingerprints = self._eager.run.fingerprints
+        before = [self._tensors[source.name or ""] for source in sources]
+        if any(own.same_layout(known) for own in before):
+            self._unchanging.add(node)
+        alike = {
+            number
+            for value in candidates
+            if (after := fingerprints[value]) is not None and known.same_layout(after)
+            for number in self._eager.makers.get(value, ())
+            if number in self._eager.passing
+            and any(
+                (given := fingerprints[source]) is not None and any(own.same_layout(given) for own in before)
+                for source in self._eager.run.operations[number].inputs
+            )
+        }
+        if any((own := self._tensors.get(v.name or "")) is not None and own.is_operand for v in others):
+            return alike | (numbers - self._eager.passing)
+        return alike
+
+    def _keep_those_read(self, node: ir.Node, results: Mapping[ir.Value, set[int]]) -> None:
+        """Of operators in several calls, those whose results were read by what stands for the node's readers."""
+        for output in node.outputs:
+            numbers = self._counterparts.get(output, [])
+            if len({self._eager.call(number) for number in numbers}) < 2:
+                continue
+            _, readers = self._group(node)
+            read = set(results.get(output, ())).union(*(self._eager.run.operations[n].inputs for n in readers))
+            made = {n: self._eager.spread(self._eager.run.operations[n].outputs) for n in numbers}
+            serving = [number for number in numbers if not made[number].isdisjoint(read)]
+            if serving:
+                self._served.add(node)
+                self._counterparts[output] = serving
+                self.found[output] = self.found[output] & set().union(*(made[n] for n in serving)) or self.found[output]
+
+    def _found_by(self, values: Iterable[ir.Value]) -> set[int]:
+        return set().union(*(self.found.get(value, set()) for value in values))
+
+    # --- owners ------------------------------------------------------------------------------------------------
+
+    def attributions(self) -> dict[ir.Node, Attribution]:
+        """The owner of each node for which there is evidence."""
+        known: dict[ir.Node, Attribution] = {}
+        for node in self._nodes:
+            numbers = self.counterparts(node)
+            if numbers:
+                known[node] = self._by_value(node, numbers)
+        for node in reversed(self._nodes):
+            if node not in known:
+                attribution = self._by_region(node) or self._by_weights(node, None)
+                if attribution is not None:
+                    known[node] = attribution
+        return known
+
+    def _by_value(self, node: ir.Node, numbers: list[int]) -> Attribution:
+        callers = self._callers(numbers)
+        owner = callers[0]
+        alone = all(self._sharers[number] == 1 for number in numbers)
+        if node in self._unchanging and not (alone and len(callers) == 1):
+            return self._common([*callers, *self._makers(node)], "it passes on a value as it is, as several calls may")
+        if len(callers) == 1 and node in self._passing:
+            reason = "it passes on a value in the layout that this call gave it"
+            return Attribution(owner, Kind.INFERRED, PASSED_ON, reason)
+        if len(callers) == 1:
+            return self._computed_by(owner, node, numbers)
+        single_output = sum(value in self._counterparts for value in node.outputs) == 1
+        if single_output and alone and node in self._served:
+            return Attribution(
+                owner,
+                Kind.MERGED,
+                SERVES_SEVERAL,
+                "several calls made its value, and its readers are those of all of them; this call came first",
+                tuple(sorted(callers[1:])),
+            )
+        return self._common(callers, "its value is what several calls made")
+
+    def _computed_by(self, owner: CallId, node: ir.Node, numbers: list[int]) -> Attribution:
+        region = self._eager.region(numbers, self._found_by(self._reads[node]), self._survivors)
+        fused = set(self._callers(n for n in region if n not in self._eager.passing)) - {owner}
+        if fused:
+            return Attribution(
+                owner,
+                Kind.FUSED,
+                SERVES_SEVERAL,
+                "its value is what this call computed; what it reads is what the contributors were given",
+                tuple(sorted(fused)),
+            )
+        if any((known := self._tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
+            return Attribution(owner, Kind.INFERRED, COMPUTED, "its value is what this call computed")
+        reason = "its value, which alone says little, is what this call computed from the same inputs"
+        return Attribution(owner, Kind.INFERRED, COMPUTED_FROM_SAME, reason)
+
+    def _makers(self, node: ir.Node) -> list[CallId]:
+        """The calls that made what a node passes on."""
+        makers = [maker for v in self._passing[node] if (maker := v.producer()) is not None]
+        return self._callers(number for maker in makers for number in self.counterparts(maker))
+
+    def _callers(self, numbers: Iterable[int]) -> list[CallId]:
+        return list(dict.fromkeys(self._eager.call(number) for number in numbers))
+
+    def _common(self, callers: Iterable[CallId], evidence: str) -> Attribution:
+        candidates = sorted(set(callers))
+        owner = candidates[0]
+        for call in candidates[1:]:
+            owner = self._calls.common_caller(owner, call)
+        names = ", ".join(str(call) or "(root)" for call in candidates)
+        return Attribution(
+            owner,
+            Kind.INFERRED,
+            SEVERAL_CANDIDATES,
+            f"{evidence} ({names}); this is the innermost call around them",
+            tuple(call for call in candidates if call != owner),
+        )
+
+    def _by_region(self, node: ir.Node) -> Attribution | None:
+        """The owner of a node whose value nobody computed: whoever ran what lies between the matched tensors.
+
+        The node and its readers, until all that leaves is matched, stand for what eager PyTorch ran between the
+        same tensors.
+        """
+        group, starts = self._group(node)
+        if not starts:
+            return None
+        members = set(group)
+        entering = [v for n in group for v in self._reads[n] if v.producer() not in members]
+        region = self._eager.region(starts, self._found_by(entering), self._survivors)
+        callers = self._callers([*starts, *(n for n in region if n not in self._eager.passing)])
+        if node in self._passing:
+            # It may as well be the end of what came before as the beginning of what comes after.
+            callers += self._makers(node)
+        if len(set(callers)) == 1:
+            return Attribution(
+                callers[0],
+                Kind.INFERRED,
+                BETWEEN,
+                "eager PyTorch has no such value; between the tensors around it only this call ran",
+            )
+        evidence = "eager PyTorch has no such value; between the tensors around it several calls ran"
+        return self._by_weights(node, callers) or self._common(callers, evidence)
+
+    def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[int]]:
+        group: dict[ir.Node, None] = {node: None}
+        starts: dict[int, None] = {}
+        waiting = [node]
+        while waiting:
+            for value in waiting.pop().outputs:
+                for consumer in self._consumers.get(value, ()):
+                    if consumer in group:
+                        continue
+                    group[consumer] = None
+                    numbers = self.counterparts(consumer)
+                    starts.update(dict.fromkeys(numbers))
+                    if not numbers:
+                        waiting.append(consumer)
+        return list(group), list(starts)
+
+    def _by_weights(self, node: ir.Node, among: Sequence[CallId] | None) -> Attribution | None:
+        """The owner of a node by the weights it reads, if just one of the calls in question read them."""
+        weights = [v for v in self._reads[node] if v.is_initializer() and v in self.found]
+        readers = {
+            self._eager.call(number)
+            for value in self._found_by(weights)
+            for number in self._eager.readers.get(value, ())
+            if number not in self._eager.passing
+        }
+        if among is not None:
+            readers &= set(among)
+        if len(readers) != 1:
+            return None
+        return Attribution(readers.pop(), Kind.INFERRED, READS_WEIGHT, "it reads a weight that only this call read")
+
+
+def _results(graph: ir.Graph, run: EagerRun) -> dict[ir.Value, set[int]]:
+    """For each output of the graph the values that the model returned: the one in its place, or all."""
+    values = [tensor.value for tensor in run.calls[ROOT_CALL].outputs]
+    found: dict[ir.Value, set[int]] = {}
+    for place, output in enumerate(graph.outputs):
+        in_place = values[place : place + 1] if len(values) == len(graph.outputs) else values
+        found.setdefault(output, set()).update(in_place)
+    return found
+
+
+def _read_values(node: ir.Node) -> list[ir.Value]:
+    """The values a node reads: its inputs, and what its bodies read, wherever that comes from."""
+    values = [value for value in node.inputs if value is not None]
+    bodies = [body for _, body in graph_bodies(node)]
+    while bodies:
+        body = bodies.pop()
+        values.extend(body.outputs)
+        for inner in body:
+            values.extend(value for value in inner.inputs if value is not None)
+            bodies.extend(deeper for _, deeper in graph_bodies(inner))
+    return values

@@ -1,0 +1,360 @@
+"""One eager forward pass, watched: the module calls, their boundaries, and which call ran which operator on what."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from modelexport.capture.structure import named_arguments, named_results
+from modelexport.capture.values import Fingerprint, take_fingerprint
+from modelexport.hierarchy import ROOT_CALL, CallId, ModuleTree, TensorInfo
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator that ran: the call it ran in, and the numbers of the values it read and made."""
+
+    call: CallId
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenTensor:
+    """A tensor that entered or left a call: its name there, its value's number and what it looks like."""
+
+    name: str
+    value: int
+    info: TensorInfo
+
+
+@dataclasses.dataclass(slots=True)
+class SeenCall:
+    """A call as the hooks saw it."""
+
+    id: CallId
+    parent: CallId | None
+    inputs: tuple[SeenTensor, ...] = ()
+    outputs: tuple[SeenTensor, ...] = ()
+
+
+@dataclasses.dataclass
+class EagerRun:
+    """What one forward pass did.
+
+    Attributes:
+        fingerprints: The values by number: for each its fingerprint, where it has one.
+        operations: The operators in the order they ran. A call that returned what it was given counts as one too.
+        calls: The module calls in the order they began.
+        weights: The numbers of the parameters and buffers that were read, by name.
+        largest_bytes: The size of the largest result.
+    """
+
+    fingerprints: list[Fingerprint | None] = dataclasses.field(default_factory=list)
+    operations: list[Operation] = dataclasses.field(default_factory=list)
+    calls: dict[CallId, SeenCall] = dataclasses.field(default_factory=lambda: {ROOT_CALL: SeenCall(ROOT_CALL, None)})
+    weights: dict[str, int] = dataclasses.field(default_factory=dict)
+    largest_bytes: int = 0
+
+
+class EagerGraph:
+    """An index over an eager run: who makes and reads each value, and which operators only pass one on."""
+
+    def __init__(self, run: EagerRun) -> None:
+        self.run = run
+        self.makers: dict[int, list[int]] = {}
+        self.readers: dict[int, list[int]] = {}
+        self.passing: set[int] = set()
+        for number, operation in enumerate(run.operations):
+            for value in operation.outputs:
+                self.makers.setdefault(value, []).append(number)
+            for value in operation.inputs:
+                self.readers.setdefault(value, []).append(number)
+            pairs = itertools.product(operation.inputs, operation.outputs)
+            if any(one == other or self.is_moved(one, other) for one, other in pairs):
+                self.passing.add(number)
+
+    def is_moved(self, one: int, other: int) -> bool:
+        """Whether one value is the other, laid out anew or not."""
+        first, second = self.run.fingerprints[one], self.run.fingerprints[other]
+        return first is not None and second is not None and first.is_moved(second)
+
+    def call(self, operation: int) -> CallId:
+        """The call that ran the operator."""
+        return self.run.operations[operation].call
+
+    def spread(self, values: Iterable[int]) -> set[int]:
+        """The values, and the same ones wherever operators passed them on."""
+        found = set(values)
+        waiting = list(found)
+        while waiting:
+            value = waiting.pop()
+            for number in self.readers.get(value, ()):
+                if number in self.passing:
+                    for other in self.run.operations[number].outputs:
+                        if other not in found and self.is_moved(value, other):
+                            found.add(other)
+                            waiting.append(other)
+        return found
+
+    def region(self, starts: Iterable[int], stops: set[int], survivors: set[int]) -> list[int]:
+        """The starting operators, and all on ways back from them that end at one of the stops.
+
+        Ways that end at a value which the ONNX graph has too, but which was not read, were cut by the exporter.
+        """
+        region: dict[int, bool] = {}
+        for start in starts:
+            stack = [(start, list(self.run.operations[start].inputs))]
+            region.setdefault(start, False)
+            while stack:
+                number, values = stack[-1]
+                if not values:
+                    stack.pop()
+                    if stack and region[number]:
+                        region[stack[-1][0]] = True
+                    continue
+                value = values.pop()
+                if value in stops:
+                    region[number] = True
+                elif value not in survivors:
+                    for maker in self.makers.get(value, ()):
+                        if maker in region:
+                            region[number] = region[number] or region[maker]
+                        else:
+                            region[maker] = False
+                            stack.append((maker, list(self.run.operations[maker].inputs)))
+            region[start] = True
+        return [number for number, kept in region.items() if kept]
+
+
+def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerRun:
+    """Run the model once and keep who computed what; the model, its buffers and the inputs stay as they were.
+
+    Composite kernels run in parts, as exporters write them: attention as matrix products and a softmax.
+    """
+    watch = _Watch(tree)
+    given, named = _copied(args, dict(kwargs))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_hooked([(info.path, model.get_submodule(info.path)) for info in tree], watch))
+        stack.enter_context(_buffers_kept(model))
+        stack.callback(watch.forget_compiled_code)
+        stack.enter_context(_fused_layers_off())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(torch.no_grad())
+        with watch:
+            model(*given, **named)
+        watch.name_weights(model)
+    return watch.run
+
+
+class _Watch(TorchDispatchMode):
+    """Numbers every tensor that an operator reads or makes, and remembers who ran the operator."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tree: ModuleTree) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.run = EagerRun()
+        self._tree = tree
+        self._stack: list[CallId] = []
+        self._counts: Counter[str] = Counter()
+        # The number of what each tensor holds, with the version of its content that has it.
+        self._numbers: Any = WeakTensorKeyDictionary()
+        self._changes: dict[int, Operation] = {}
+        self._saw_control_flow = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._saw_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
+        if not self._stack:
+            return func(*args, **(kwargs or {}))
+        call = self._stack[-1]
+        read = _tensors((args, kwargs))
+        inputs = tuple(self._number(tensor) for tensor in read)
+        result = func(*args, **(kwargs or {}))
+        made = _tensors(result)
+        if made:
+            operation = Operation(call, inputs, tuple(self._new(tensor, read, inputs) for tensor in made))
+            self.run.operations.append(operation)
+            for tensor in made:
+                self.run.largest_bytes = max(self.run.largest_bytes, tensor.numel() * tensor.element_size())
+                if any(tensor is other for other in read):
+                    self._changes[_storage(tensor)] = operation
+        return result
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        """The number of what the tensor holds now."""
+        if tensor not in self._numbers:
+            return self._new(tensor)
+        number, version = self._numbers[tensor]
+        if version == _version(tensor):
+            return int(number)
+        # Changed through a view of it: by the operator that last wrote to the memory they share.
+        changed = self._new(tensor)
+        change = self._changes.get(_storage(tensor))
+        if change is not None:
+            self.run.operations.append(Operation(change.call, (int(number), *change.inputs), (changed,)))
+        return changed
+
+    def _new(self, tensor: torch.Tensor, read: Iterable[torch.Tensor] = (), inputs: Iterable[int] = ()) -> int:
+        known = self.run.fingerprints
+        views = (number for other, number in zip(read, inputs, strict=True) if self._is_view(tensor, other))
+        viewed = next(views, None)
+        known.append(take_fingerprint(tensor, known[viewed] if viewed is not None else None))
+        self._numbers[tensor] = (len(known) - 1, _version(tensor))
+        return len(known) - 1
+
+    def _is_view(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
+        return self._numbers[other][1] == _version(other) and _is_same_memory(tensor, other)
+
+    def enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A call begins."""
+        call = CallId(path, self._counts[path])
+        self._counts[path] += 1
+        parent = self._stack[-1] if self._stack else None
+        inputs = self._seen(named_arguments(self._tree[path].forward_arguments, args, kwargs))
+        self.run.calls[call] = SeenCall(call, parent, inputs)
+        self._stack.append(call)
+
+    def leave(self, path: str, result: object) -> None:
+        """The innermost call of that module ends."""
+        if not any(call.path == path for call in self._stack):
+            return
+        # A call that ended in an exception which its caller caught never came here: it goes with this one.
+        while (call := self._stack.pop()).path != path:
+            pass
+        seen = self.run.calls[call]
+        seen.outputs = self._seen(named_results(result))
+        passed_on = {tensor.value for tensor in seen.inputs} & {tensor.value for tensor in seen.outputs}
+        self.run.operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
+
+    def name_weights(self, model: torch.nn.Module) -> None:
+        """Note the parameters and buffers that were read."""
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        self.run.weights.update(
+            {name: int(self._numbers[tensor][0]) for name, tensor in named if tensor in self._numbers}
+        )
+
+    def forget_compiled_code(self) -> None:
+        """torch compiles control flow to run it, and what it decided under a dispatch mode fails without one."""
+        if self._saw_control_flow:
+            torch.compiler.reset()
+
+    def _seen(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[SeenTensor, ...]:
+        return tuple(
+            SeenTensor(
+                name,
+                self._number(tensor),
+                TensorInfo(tuple(int(size) for size in tensor.shape), str(tensor.dtype).removeprefix("torch.")),
+            )
+            for name, tensor in tensors
+        )
+
+
+@contextlib.contextmanager
+def _hooked(modules: Iterable[tuple[str, torch.nn.Module]], watch: _Watch) -> Iterator[None]:
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+    try:
+        for path, module in modules:
+            if not isinstance(module, torch.jit.ScriptModule):
+                before, after = _hooks(path, watch)
+                # Before the user's own hooks and after them: a call is all that `module(...)` does.
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+                handles.append(module.register_forward_hook(after))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(path: str, watch: _Watch) -> tuple[Callable[..., None], Callable[..., None]]:
+    def before(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        # While torch compiles a control-flow body it traces the hooks too: they must have no effect there.
+        if not torch.compiler.is_dynamo_compiling():
+            watch.enter(path, args, kwargs)
+
+    def after(module: torch.nn.Module, args: tuple[object, ...], result: object) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            watch.leave(path, result)
+
+    return before, after
+
+
+@contextlib.contextmanager
+def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def _fused_layers_off() -> Iterator[None]:
+    """Without gradients torch runs whole layers of its own in one kernel; exporters never see that."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that the model may change; the caller's own where they cannot be copied."""
+    try:
+        return copy.deepcopy((args, kwargs))
+    except Exception:  # noqa: BLE001  whatever a user's object raises
+        return args, kwargs
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are views of exactly the same elements."""
+    return (
+        one is not other
+        and one.layout is other.layout is torch.strided
+        and (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
+        and (one.dtype, one.numel(), one.device) == (other.dtype, other.numel(), other.device)
+        and one.numel() > 0
+        and _storage(one) == _storage(other)
+        and one.storage_offset() == other.storage_offset()
+        and _is_dense(one)
+        and _is_dense(other)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

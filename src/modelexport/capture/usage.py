@@ -1,0 +1,349 @@
+"""Who owns the nodes of any ONNX graph of a model: one eager pass, one run of the graph, matched by value."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from modelexport.attribution import Attribution, Kind
+from modelexport.capture.correspondence import Correspondence
+from modelexport.capture.eager import EagerRun, SeenTensor, run_eagerly
+from modelexport.capture.structure import named_arguments
+from modelexport.capture.values import Array, Fingerprint, ValueIndex, take_fingerprint
+from modelexport.errors import InputError, StrategyIncompatibleError
+from modelexport.graph import graph_bodies
+from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
+from modelexport.resolution import COMMON_CALLER, complete
+
+STRATEGY = "usage_based"
+
+# What one session returns at most; the graph runs once for each so many.
+_OUTPUT_BYTES = 2**28
+_OUTPUT_COUNT = 1024
+# Weights beyond this are given to onnxruntime in a file: a serialized model ends at 2 GB.
+_INLINE_BYTES = 2**30
+_LONGEST_REASON = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """The owners of a graph's nodes, and what they rest on.
+
+    Attributes:
+        attributions: The attribution of every node, bodies and functions included.
+        calls: The module calls with their boundaries, in tensors of the graph.
+        telling: How many nodes of the main graph make a tensor that can be told from others by its values.
+        matched: For how many of those eager PyTorch made the same.
+        run: What eager PyTorch did.
+    """
+
+    attributions: Mapping[ir.Node, Attribution]
+    calls: CallTree
+    telling: int
+    matched: int
+    run: EagerRun
+
+    def describe(self) -> str:
+        """The eager run as text: each operator behind the call that ran it, with the values it read and made."""
+        lines = [
+            f"[{str(operation.call) or '(root)'}] {list(operation.inputs)} -> {list(operation.outputs)}"
+            for operation in self.run.operations
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def require_onnxruntime() -> None:
+    """Refuse to start without the runtime that this evidence needs.
+
+    Raises:
+        StrategyIncompatibleError: It is not installed.
+    """
+    try:
+        import onnxruntime  # noqa: F401  only whether it is there
+    except ImportError as error:
+        raise StrategyIncompatibleError(
+            STRATEGY, "it runs the ONNX graph, and onnxruntime is not installed.", "pip install 'modelexport[runtime]'"
+        ) from error
+
+
+def attribute_by_usage(
+    graph: ir.Model,
+    model: torch.nn.Module,
+    tree: ModuleTree,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Usage:
+    """Find the owners of a graph's nodes by what they compute.
+
+    Args:
+        graph: An ONNX graph of the model, from whatever exporter.
+        model: The model, in the mode it was exported in.
+        tree: Its modules.
+        args: Positional inputs.
+        kwargs: Inputs by keyword.
+
+    Raises:
+        StrategyIncompatibleError: onnxruntime is missing, or cannot run the graph.
+        InputError: The inputs fit the graph or the model not.
+    """
+    require_onnxruntime()
+    given = list(named_arguments(tree[ROOT_PATH].forward_arguments, args, kwargs))
+    places = match_inputs(graph.graph, given)
+    feeds = {
+        value.name: _as_fed(given[places[value.name]][1], value) for value in graph.graph.inputs if value.name in places
+    }
+    try:
+        run = run_eagerly(model, tree, args, kwargs)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {_in_one_line(error)}"
+        raise InputError(f"{type(model).__name__}.forward fails on the example inputs: {reason}") from error
+    tensors = run_onnx(graph, feeds, run.largest_bytes)
+    tensors.update({name: known for name, fed in feeds.items() if (known := take_fingerprint(fed)) is not None})
+    anchors = _weights(graph.graph, tensors, run)
+    anchors.update({name: {run.calls[ROOT_CALL].inputs[place].value} for name, place in places.items()})
+    calls = CallTree({call.id: ModuleCall(call.id.path, call.id.index, call.parent) for call in run.calls.values()})
+    matching = Correspondence(graph.graph, tensors, anchors, run, calls)
+    owners = _complete(graph, matching.attributions(), calls)
+    telling = [
+        node
+        for node in graph.graph
+        if any((known := tensors.get(value.name or "")) is not None and known.telling for value in node.outputs)
+    ]
+    return Usage(
+        attributions=owners,
+        calls=_with_boundaries(run, calls, matching, tensors, owners),
+        telling=len(telling),
+        matched=sum(bool(matching.counterparts(node)) for node in telling),
+        run=run,
+    )
+
+
+def _complete(graph: ir.Model, known: Mapping[ir.Node, Attribution], calls: CallTree) -> dict[ir.Node, Attribution]:
+    """An attribution for every node; none of them exact, for nothing here was recorded by an exporter."""
+    owners = complete(graph, known, calls)
+    for node, found in owners.items():
+        if found.kind is Kind.EXACT:
+            owners[node] = Attribution(found.owner, Kind.INFERRED, COMMON_CALLER, found.reason, found.contributors)
+    # What is inside a body was run by whoever ran the node that holds it, whatever it reads from outside.
+    for holder in graph.graph:
+        waiting = [body for _, body in graph_bodies(holder)]
+        while waiting:
+            for node in waiting.pop():
+                owners[node] = Attribution(
+                    owners[holder].owner,
+                    Kind.INFERRED,
+                    COMMON_CALLER,
+                    "eager PyTorch does not show what ran inside; the node that holds this body is this call's",
+                )
+                waiting.extend(body for _, body in graph_bodies(node))
+    return owners
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LONGEST_REASON]
+
+
+# --- the ONNX run ----------------------------------------------------------------------------------------------
+
+
+def match_inputs(graph: ir.Graph, given: Sequence[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    """For each input of the graph the place of the tensor to feed: by name, what is left by order.
+
+    Raises:
+        InputError: There is no tensor for an input.
+    """
+    wanted = [value.name for value in graph.inputs if value.name and value.name not in graph.initializers]
+    by_name = {_plain(name): place for place, (name, _) in reversed(list(enumerate(given)))}
+    places = {name: by_name[_plain(name)] for name in wanted if _plain(name) in by_name}
+    left = [place for place in range(len(given)) if place not in places.values()]
+    missing = [name for name in wanted if name not in places]
+    if len(missing) > len(left):
+        names = ", ".join(name for name, _ in given) or "none"
+        raise InputError(
+            f"the graph reads {', '.join(wanted)}, and the example inputs hold {len(given)} tensors ({names}): "
+            f"nothing is left for {missing[len(left)]!r}; give the inputs that the file was exported with"
+        )
+    places.update(zip(missing, left, strict=False))
+    return places
+
+
+def _plain(name: str) -> str:
+    # Exporters write the way to a nested tensor with underscores.
+    return name.replace(".", "_")
+
+
+def _as_fed(tensor: torch.Tensor, value: ir.Value) -> Array:
+    given = tensor.detach().cpu()
+    array: Array = (given.float() if given.dtype is torch.bfloat16 else given).numpy()
+    return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)
+
+
+def run_onnx(model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int) -> dict[str, Fingerprint]:
+    """Run the graph and take the fingerprint of every tensor that a node of the main graph makes.
+
+    The results are had in groups, so that they are never all in memory.
+
+    Args:
+        model: The model.
+        feeds: Its inputs.
+        unknown_bytes: What a tensor of unknown size counts for.
+
+    Raises:
+        StrategyIncompatibleError: onnxruntime cannot run it.
+    """
+    found: dict[str, Fingerprint] = {}
+    with _serialized(model) as (proto, folder):
+        for names in _groups(model.graph, unknown_bytes):
+            del proto.graph.output[:]
+            proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+            source: str | bytes = proto.SerializeToString()
+            if folder is not None:
+                file = folder / "model.onnx"
+                file.write_bytes(proto.SerializeToString())
+                source = str(file)
+            for name, result in zip(names, _run(source, names, feeds), strict=True):
+                known = take_fingerprint(result) if isinstance(result, np.ndarray) else None
+                if known is not None:
+                    found[name] = known
+    return found
+
+
+def _run(source: str | bytes, names: list[str], feeds: Mapping[str, Array]) -> list[object]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.enable_mem_pattern = False
+    try:
+        session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
+        results: list[object] = session.run(names, dict(feeds))
+    except Exception as error:
+        raise StrategyIncompatibleError(
+            STRATEGY,
+            f"onnxruntime cannot run the graph: {_in_one_line(error)}.",
+            "Check that the inputs fit the file, or choose a strategy that does not run it",
+        ) from error
+    return results
+
+
+@contextlib.contextmanager
+def _serialized(model: ir.Model) -> Iterator[tuple[onnx.ModelProto, Path | None]]:
+    """The model to run, weights within it or, where they are large, in a temporary folder."""
+    weights = (value.const_value for value in model.graph.initializers.values())
+    is_small = sum(weight.nbytes for weight in weights if weight is not None) <= _INLINE_BYTES
+    with contextlib.ExitStack() as stack:
+        folder = None if is_small else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if folder is None:
+            copied = ir.external_data.load_to_model(model.clone())
+        else:
+            copied = ir.external_data.unload_from_model(model.clone(), folder, "weights")
+        proto = ir.to_proto(copied)
+        # Shapes that an exporter wrote down need not be those of this run.
+        del proto.graph.value_info[:]
+        yield proto, folder
+
+
+def _groups(graph: ir.Graph, unknown_bytes: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    total = 0
+    for value in (value for node in graph for value in node.outputs if value.name):
+        size = _size(value, unknown_bytes)
+        if names and (total + size > _OUTPUT_BYTES or len(names) == _OUTPUT_COUNT):
+            yield names
+            names, total = [], 0
+        names.append(value.name or "")
+        total += size
+    if names:
+        yield names
+
+
+def _size(value: ir.Value, unknown: int) -> int:
+    if value.shape is None or value.dtype is None or not value.shape.is_static():
+        return unknown
+    return int(np.prod(value.shape.numpy(), dtype=np.int64) * value.dtype.itemsize)
+
+
+def _weights(graph: ir.Graph, tensors: dict[str, Fingerprint], run: EagerRun) -> dict[str, set[int]]:
+    """The values that the initializers hold: weights of that name, or values made of weights alone, by content."""
+    constant = _constant_values(run)
+    index = ValueIndex([known if n in constant else None for n, known in enumerate(run.fingerprints)])
+    found: dict[str, set[int]] = {}
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        known = take_fingerprint(tensor.numpy()) if tensor is not None else None
+        if known is None:
+            continue
+        tensors[name] = known
+        # By content first: optimizers keep one of several equal weights, under a name that is then wrong for most.
+        found[name] = set(index.find(known))
+        named = run.weights.get(name)
+        own = run.fingerprints[named] if named is not None else None
+        if not found[name] and named is not None and own is not None and own.group[:2] == known.group[:2]:
+            found[name] = {named}
+    return found
+
+
+def _constant_values(run: EagerRun) -> set[int]:
+    dynamic = {tensor.value for tensor in run.calls[ROOT_CALL].inputs}
+    for operation in run.operations:
+        if not dynamic.isdisjoint(operation.inputs):
+            dynamic.update(operation.outputs)
+    return set(range(len(run.fingerprints))) - dynamic
+
+
+# --- boundaries ------------------------------------------------------------------------------------------------
+
+
+def _with_boundaries(
+    run: EagerRun,
+    calls: CallTree,
+    matching: Correspondence,
+    tensors: Mapping[str, Fingerprint],
+    owners: Mapping[ir.Node, Attribution],
+) -> CallTree:
+    """The calls with the tensors that entered and left them, where the graph has them in the same layout."""
+    holders: dict[int, list[ir.Value]] = {}
+    for value, numbers in matching.found.items():
+        for number in numbers:
+            holders.setdefault(number, []).append(value)
+
+    def inside(value: ir.Value, call: CallId) -> bool:
+        producer = value.producer()
+        return producer is not None and calls.encloses(call, owners[producer].owner)
+
+    def place(seen: SeenTensor, call: CallId, *, leaving: bool) -> BoundaryTensor:
+        known = run.fingerprints[seen.value]
+        alike = [
+            value
+            for value in holders.get(seen.value, ())
+            if known is not None and (own := tensors.get(value.name or "")) is not None and own.same_layout(known)
+        ]
+        # What leaves a call was made inside of it; what enters it was not.
+        fitting = [value for value in alike if inside(value, call) == leaving] or alike
+        return BoundaryTensor(seen.name, fitting[0].name if fitting else None, seen.info)
+
+    def bounded(seen: Iterable[SeenTensor], call: CallId, *, leaving: bool) -> tuple[BoundaryTensor, ...]:
+        return tuple(place(tensor, call, leaving=leaving) for tensor in seen)
+
+    return CallTree(
+        {
+            call.id: ModuleCall(
+                call.id.path,
+                call.id.index,
+                call.parent,
+                bounded(call.inputs, call.id, leaving=False),
+                bounded(call.outputs, call.id, leaving=True),
+            )
+            for call in run.calls.values()
+        }
+    )

@@ -1,0 +1,65 @@
+"""`usage_based`: whoever makes the graph, with what each module call computed as evidence."""
+
+from __future__ import annotations
+
+from typing import ClassVar, final
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from modelexport.capture import dynamo, torchscript
+from modelexport.capture.capture import Capture
+from modelexport.capture.diagnosis import explain_failure
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.usage import STRATEGY, attribute_by_usage, require_onnxruntime
+from modelexport.strategies.base import CaptureRequest, Strategy
+
+
+@final
+class UsageBasedStrategy(Strategy):
+    """Exports as torch does, runs the model and the graph once each, and matches them by value."""
+
+    name: ClassVar[str] = STRATEGY
+
+    def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """See `Strategy.exporters`."""
+        return (dynamo.EXPORTER, torchscript.EXPORTER)
+
+    def capture(self, request: CaptureRequest) -> Capture:
+        """See `Strategy.capture`."""
+        require_onnxruntime()
+        model, args, kwargs = request.model, request.args, request.kwargs
+        try:
+            graph, file = _export(request)
+        except Exception as error:
+            raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
+        tree = read_module_tree(model)
+        usage = attribute_by_usage(graph, model, tree, args, kwargs)
+        return Capture(
+            exporter=request.exporter,
+            model=graph,
+            file=file,
+            traced=graph,
+            recorded=usage.attributions,
+            tree=tree,
+            calls=usage.calls,
+            traced_as="eager",
+            describe=usage.describe,
+        )
+
+
+def _export(request: CaptureRequest) -> tuple[ir.Model, memoryview | None]:
+    """The graph, and the file where only the exporter itself can write it byte for byte."""
+    model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+    if request.exporter == torchscript.EXPORTER:
+        # What else it records of the calls is not used.
+        capture = torchscript.capture_with_torchscript(model, args, kwargs, options)
+        if capture.file is None:
+            return capture.model, None
+        return ir.from_proto(onnx.load_model_from_string(bytes(capture.file))), capture.file
+    named = dict(kwargs) or None
+    program = torch.onnx.export(model, args, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
+    if program is None:
+        raise RuntimeError("the dynamo exporter returned no program")
+    return program.model, None
