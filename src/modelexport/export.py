@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
 import inspect
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,7 +35,8 @@ from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.tags import TagView
-from modelexport.textfile import check_text_target, write_text
+from modelexport.textfile import check_text_target, staged_text
+from modelexport.wire import read_skeleton, replace_nodes
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -51,6 +54,7 @@ class _Tagged:
 
     model: ir.Model | onnx.ModelProto
     document: HierarchyDocument
+    file: memoryview | None = None
 
 
 def export_model(
@@ -113,6 +117,8 @@ def export_model(
     """
     run = Pipeline(STEPS, progress)
     with run.step("check"):
+        if not isinstance(output_path, str | os.PathLike):
+            raise InputError(f"output_path is a {type(output_path).__name__}: give the path of the .onnx file to write")
         target = artifact.check_target(Path(output_path), force=overwrite)
         dumps: dict[str, Path] = {}
         for kind, path in (("fx", fx_graph_path), ("jit", jit_graph_path)):
@@ -128,9 +134,10 @@ def export_model(
         args, kwargs = normalize_inputs(example_inputs, torch_options.get("kwargs"))
         check_signature(model, args, kwargs)
         tracing = {k: v for k, v in torch_options.items() if k != "kwargs"}
-        request = CaptureRequest(model, args, kwargs, {**tracing, "optimize": optimize, "verbose": verbose}, "")
+        tracing |= {"optimize": optimize, "verbose": verbose}
+        request = CaptureRequest(model, args, kwargs, tracing, exporter="", training=training)
     with run.step("capture") as note:
-        capture, attempts = _capture(found, request, training)
+        capture, attempts = _capture(found, request)
         note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
         for kind in dumps:
             if kind != capture.traced_as:
@@ -148,9 +155,9 @@ def export_model(
         if private:
             remove_source_references(tagged.model)
         write_stores(tagged.model, tagged.document)
-    with run.step("write"):
+    with run.step("write"), contextlib.ExitStack() as stack:
         for dump in dumps.values():
-            write_text(dump, capture.describe())
+            stack.enter_context(staged_text(dump, capture.describe()))
         files = (*_write(tagged, target, external_data, overwrite, torch_options), *dumps.values())
     return ExportResult(
         onnx_path=target,
@@ -181,11 +188,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
         raise InputError(f"opset_version={opset!r} is no opset: choose a number from 1 to {newest}")
 
 
-def _capture(
-    found: list[Candidate], request: CaptureRequest, training: bool
-) -> tuple[Capture, tuple[AttemptReport, ...]]:
+def _capture(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
     with _TURN, preserved_state(request.model):
-        if training:
+        if request.training:
             return capture_with_first(found, request)
         with evaluation_mode(request.model):
             return capture_with_first(found, request)
@@ -222,7 +227,9 @@ def _document(
         nodes=[(identity, _operation(node), final[node]) for identity, node in nodes],
         tensors=tensors,
     )
-    return _Tagged(model if capture.proto is None else capture.proto, document)
+    if capture.file is None:
+        return _Tagged(model, document)
+    return _Tagged(read_skeleton(capture.file), document, capture.file)
 
 
 def _operation(node: ir.Node) -> str:
@@ -235,15 +242,15 @@ def _write(
     sidecar = artifact.sidecar_path(target)
     with artifact.stage(target, force=overwrite) as staging:
         staged = staging.path(target.name)
-        if isinstance(tagged.model, ir.Model):
+        if isinstance(tagged.model, onnx.ModelProto):
+            _write_file(tagged, staged, external_data)
+        else:
             torch.onnx.ONNXProgram(tagged.model, None).save(
                 staged,
                 include_initializers=options.get("export_params", True),
                 keep_initializers_as_inputs=options.get("keep_initializers_as_inputs", False),
                 external_data=external_data if external_data is not None else _is_large(tagged.model),
             )
-        else:
-            save_proto(tagged.model, staged, external_data)
         data_name = _name_data_file(staged, target)
         staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
@@ -254,14 +261,15 @@ def _is_large(model: ir.Model) -> bool:
     return sum(weight.nbytes for weight in weights if weight is not None) > _EXTERNAL_DATA_BYTES
 
 
-def save_proto(proto: onnx.ModelProto, path: Path, external_data: bool | None) -> None:
-    """Write a model as it is, its weights beside it if asked for or if they are large."""
-    if external_data is None:
-        external_data = sum(len(tensor.raw_data) for tensor in proto.graph.initializer) > _EXTERNAL_DATA_BYTES
-    if external_data:
+def _write_file(tagged: _Tagged, path: Path, external_data: bool | None) -> None:
+    """Write the exporter's own file with its nodes tagged, its weights beside it if asked for or if they are large."""
+    if tagged.file is None or not isinstance(tagged.model, onnx.ModelProto):
+        raise ContractError("there is no file to write the tagged nodes into")
+    with path.open("wb") as file:
+        file.writelines(replace_nodes(tagged.file, tagged.model))
+    if external_data or (external_data is None and len(tagged.file) > _EXTERNAL_DATA_BYTES):
+        proto = onnx.load_model(path)
         onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
-    else:
-        path.write_bytes(proto.SerializeToString())
 
 
 def _name_data_file(staged: Path, target: Path) -> str | None:

@@ -140,7 +140,8 @@ def attribute_text(attribute: ir.Attr) -> str:
     if kind in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
         return f"{kind}"
     if kind == ir.AttributeType.TENSOR:
-        return f"{kind} {_tensor_text(attribute.as_tensor())}"
+        # Not `as_tensor`, whose check of the type takes longer than everything else here.
+        return f"{kind} {_tensor_text(attribute.value)}"
     if kind == ir.AttributeType.TENSORS:
         return f"{kind} {[_tensor_text(tensor) for tensor in attribute.as_tensors()]}"
     if kind == ir.AttributeType.FLOAT:

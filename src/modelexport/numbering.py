@@ -89,7 +89,7 @@ def attributes_key(node: ir.Node) -> object:
 
 def _attribute_key(attribute: ir.Attr) -> str:
     if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-        tensor = attribute.as_tensor()
+        tensor = attribute.value
         if tensor.dtype != ir.DataType.STRING and tensor.nbytes > SMALL_TENSOR_BYTES:
             # Too large to compare: equal only to itself.
             return f"tensor {id(tensor)}"

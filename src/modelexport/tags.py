@@ -66,8 +66,8 @@ class TagView(msgspec.Struct, frozen=True):
                 f"give class names as a list, e.g. [{torch_nn_exceptions!r}]"
             )
         else:
-            exceptions = tuple(torch_nn_exceptions)
-        return cls(exceptions, tuple(include), tuple(exclude))
+            exceptions = _names("torch_nn_exceptions", torch_nn_exceptions)
+        return cls(exceptions, _names("include", include), _names("exclude", exclude))
 
     def shows(self, module: ModuleInfo) -> bool:
         """Whether the module is visible. The root always is: it is the name of the whole."""
@@ -82,6 +82,17 @@ class TagView(msgspec.Struct, frozen=True):
         if isinstance(self.torch_nn_exceptions, str):
             return self.torch_nn_exceptions == "all"
         return module.class_name in self.torch_nn_exceptions
+
+
+def _names(argument: str, given: object) -> tuple[str, ...]:
+    """A list of names as callers write it; a lone string would be taken apart into its letters."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InputError(f"{argument}={given!r} is not a list of names: write {argument}=[{given!r}]")
+    names = tuple(given)
+    wrong = next((name for name in names if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise InputError(f"{argument} has {wrong!r}, which is not a string: give class names or patterns")
+    return names
 
 
 def is_torch_nn(qualified_class: str) -> bool:

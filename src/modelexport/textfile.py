@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from modelexport.errors import InputError, StorageError
@@ -45,17 +45,37 @@ def write_text(target: Path, text: str) -> None:
     Raises:
         StorageError: It could not be written; what stood there before is untouched.
     """
+    with staged_text(target, text):
+        pass
+
+
+@contextlib.contextmanager
+def staged_text(target: Path, text: str) -> Iterator[None]:
+    """Write a checked target beside its place, and put it there when the context ends well.
+
+    Raises:
+        StorageError: It could not be written; what stood there before is untouched.
+    """
     temporary = _temporary(target)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        with _reporting(target):
+            temporary.write_text(text, encoding="utf-8")
+        yield
+        with _reporting(target):
+            temporary.replace(target)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _reporting(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StorageError(
             f"Cannot write {target}: {error.strerror or error}. What stood there is untouched."
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _temporary(target: Path) -> Path:

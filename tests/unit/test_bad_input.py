@@ -226,7 +226,6 @@ def test_escape_sequences_in_what_forward_raises_are_taken_out(folder: Path) -> 
     check_refused(Bad(("ValueError", "red"), model=model, inputs=SCALE), folder)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="Python's own TypeError comes out")
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -317,20 +317,14 @@ OUTCOMES = {
 }
 
 
-def strategies(**failing: str) -> list[Any]:
-    """The strategies by name; those that are known to fail a test come with the reason."""
-    known = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in failing.items()}
-    return [pytest.param(strategy.name, marks=known.get(strategy.name, ())) for strategy in default_registry()]
+def strategies() -> list[str]:
+    """The strategies by name."""
+    return [strategy.name for strategy in default_registry()]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("strategy", strategies())
-def test_everything_is_as_before_when_an_export(
-    strategy: str, outcome: str, folder: Path, reference: Path, request: pytest.FixtureRequest
-) -> None:
-    if strategy == "htp" and OUTCOMES[outcome].act in (fail, interrupt):
-        reason = "torch's tracer leaves the cache of autocast off"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_everything_is_as_before_when_an_export(strategy: str, outcome: str, folder: Path, reference: Path) -> None:
     end = OUTCOMES[outcome]
     check_outcome(dataclasses.replace(end, options={**end.options, "strategy": strategy}), folder)
     if end.error is None:
@@ -390,7 +384,6 @@ def test_older_artifact_is_intact_when_what_was_traced_cannot_be_written(folder:
     assert files(folder) == artifact
 
 
-@pytest.mark.xfail(strict=True, reason="the dump of what was traced is written before the artifact")
 def test_older_dump_is_intact_when_the_artifact_cannot_be_written(small_disk: Path, tmp_path: Path) -> None:
     dump = tmp_path / "graph.txt"
     dump.write_text("an older graph")
@@ -510,7 +503,6 @@ def forget_determinism(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-@pytest.mark.xfail(strict=True, reason="determinism comes back without warn_only")
 def test_determinism_that_only_warns_is_as_before(folder: Path) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     model = Ending(forget_determinism)
@@ -537,7 +529,7 @@ def test_graph_of_a_model_in_train_mode_is_that_of_the_model_in_eval_mode(strate
     assert "Dropout" not in operators(tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("strategy", strategies(htp="the TorchScript exporter is not told to keep the mode"))
+@pytest.mark.parametrize("strategy", strategies())
 def test_training_keeps_the_mode_of_each_module(strategy: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Dropout(0.5)).train()
     model[2].eval()
@@ -566,7 +558,7 @@ class Greedy(nn.Module):
 
 
 @pytest.mark.parametrize("outcome", ["succeeds", "fails in forward", "fails in conversion"])
-@pytest.mark.parametrize("strategy", strategies(htp="the tracer runs forward on the caller's own tensors"))
+@pytest.mark.parametrize("strategy", strategies())
 def test_inputs_are_as_before_even_where_forward_changes_them(strategy: str, outcome: str, tmp_path: Path) -> None:
     x, row, scale = example(), torch.ones(2, 4), torch.full((4,), 3.0)
     rows, options = [row], {"scale": scale}

@@ -453,7 +453,6 @@ def test_a_single_string_of_exceptions_is_refused_with_the_list_to_write_instead
 
 
 @pytest.mark.must
-@pytest.mark.xfail(strict=True, reason="a lone pattern is taken apart into letters, and '*' is one of them")
 @pytest.mark.parametrize("option", ["include", "exclude"])
 def test_a_lone_pattern_is_refused_or_taken_whole(option: str) -> None:
     hidden_by_default, shown_by_default = ModuleInfo("x", "ReLU", "torch.nn.ReLU"), ModuleInfo("y", "Own", "own.Own")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import onnx
 import onnx_ir as ir
 
 from modelexport.attribution import Attribution
@@ -19,7 +18,7 @@ class Capture:
     Attributes:
         exporter: Who made the graph.
         model: The graph as the exporter leaves it.
-        proto: The file as the exporter wrote it, where writing `model` would not give the same bytes.
+        file: The file as the exporter wrote it, where writing `model` would not give the same bytes.
         traced: The graph before optimization, or the final one itself where nothing was optimized.
         recorded: The attribution of each node of `traced` for which there is evidence; the rest is reasoned later.
         tree: The modules of the model.
@@ -37,5 +36,5 @@ class Capture:
     calls: CallTree
     traced_as: str
     describe: Callable[[], str]
-    proto: onnx.ModelProto | None = None
+    file: memoryview | None = None
     recorded_finally: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)

@@ -21,6 +21,8 @@ def normalize_inputs(
     Raises:
         InputError: Something else was given.
     """
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(f"kwargs is a {type(kwargs).__name__}: give a dict of keyword arguments")
     named: dict[Any, Any] = dict(kwargs or {})
     if isinstance(example_inputs, torch.Tensor):
         args: tuple[Any, ...] = (example_inputs,)

@@ -14,11 +14,10 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class JitNode:
-    """A node of the graph: the modules it was recorded under, its outputs, and how the exporter prints it."""
+    """A node of the graph: the modules it was recorded under, and its outputs."""
 
     scope: str
     outputs: tuple[int, ...]
-    text: str
 
 
 @dataclasses.dataclass
@@ -34,6 +33,7 @@ class GraphWatch:
         nodes: The nodes of the final graph.
         names: The name of each value in the final graph.
         shapes: Shape and type of the values of the final graph, where the exporter inferred them.
+        graph: The exporter's own form of `before`.
         merged_scopes: The scopes whose nodes the tracer's graph lost to equal ones under other scopes.
     """
 
@@ -46,6 +46,17 @@ class GraphWatch:
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     shapes: dict[int, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
     merged_scopes: set[str] = dataclasses.field(default_factory=set)
+    graph: torch._C.Graph | None = None
+
+    def texts(self) -> Iterator[tuple[JitNode, str]]:
+        """The nodes of the graph before folding, each with how the exporter prints it."""
+        blocks: list[Any] = [self.graph] if self.graph is not None else []
+        while blocks:
+            block = blocks.pop()
+            for node in block.nodes():
+                text = str(node).partition("\n")[0].partition(", scope: ")[0].partition(" # ")[0]
+                yield JitNode(node.scopeName(), ()), text.strip()
+                blocks.extend(node.blocks())
 
 
 # Both start the folding and fusing of the graph, the first one in evaluation mode only.
@@ -64,6 +75,8 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
             return
         watch.nodes_before, watch.names_before, watch.shapes_before = _read(graph)
         watch.before = _as_model(graph, opset_version)
+        # A copy: what follows changes the graph in place.
+        watch.graph = graph.copy()
         watch.parameters = frozenset(parameters)
 
     def before_merging(graph: torch._C.Graph) -> None:
@@ -138,8 +151,7 @@ def _read(
             see(value)
         for node in block.nodes():
             outputs = tuple(see(value) for value in node.outputs())
-            text = str(node).partition(", scope: ")[0].partition(" # ")[0].strip()
-            nodes.append(JitNode(node.scopeName(), outputs, text))
+            nodes.append(JitNode(node.scopeName(), outputs))
             blocks.extend(node.blocks())
     return nodes, names, shapes
 

@@ -8,8 +8,8 @@ its index, and the file stays as it is.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
-import io
 import re
 import tempfile
 import warnings
@@ -30,6 +30,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.structure import named_arguments, named_results, tensors_in
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.wire import read_skeleton
 
 EXPORTER = "torchscript"
 
@@ -45,6 +46,8 @@ def capture_with_torchscript(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    training: bool = False,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=False)` and gather what ran each node.
 
@@ -53,6 +56,7 @@ def capture_with_torchscript(
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         options: Further arguments of `torch.onnx.export`; those for its dynamo exporter alone are left out.
+        training: Export the model in the mode it is in. The exporter goes to evaluation mode by itself otherwise.
 
     Returns:
         The graph before and after folding and fusion with the evidence for its nodes.
@@ -64,6 +68,21 @@ def capture_with_torchscript(
         raise UnusableOptionError("the TorchScript exporter has no dynamic_shapes.", "Give dynamic_axes instead.")
     tree = read_module_tree(model)
     usable = {name: value for name, value in options.items() if name not in (*_DYNAMO_ONLY, "dynamic_shapes")}
+    if training:
+        usable["training"] = torch.onnx.TrainingMode.PRESERVE
+    # This exporter runs the model on real tensors: on copies, so that a forward may write to its inputs.
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    with _buffers_restored(model):
+        return _capture_in_some_form(model, tree, args, kwargs, usable)
+
+
+def _capture_in_some_form(
+    model: torch.nn.Module,
+    tree: ModuleTree,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    usable: Mapping[str, Any],
+) -> Capture:
     try:
         return _export_and_read(model, tree, args, kwargs, usable)
     except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the form of the call
@@ -82,8 +101,8 @@ def _export_and_read(
 ) -> Capture:
     recorder = _ScopeRecorder(model, tree)
     with recorder.watching(), watch_graph(options.get("opset_version")) as watch:
-        proto = _export(model, args, kwargs, options)
-    final = ir.from_proto(proto)
+        file = _export(model, args, kwargs, options)
+    final = ir.from_proto(read_skeleton(file))
     seen_before = watch.before is not None
     traced = _traced_model(watch) if watch.before is not None else final
     names = _traced_names(watch) if seen_before else watch.names
@@ -95,7 +114,7 @@ def _export_and_read(
     return Capture(
         exporter=EXPORTER,
         model=final,
-        proto=proto,
+        file=file,
         traced=traced,
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
@@ -106,6 +125,18 @@ def _export_and_read(
     )
 
 
+@contextlib.contextmanager
+def _buffers_restored(model: torch.nn.Module) -> Iterator[None]:
+    """A forward that counts its calls or keeps statistics has run: its buffers are put back."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
 def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -> dict[CallId, TracedSide]:
     """What was seen of the calls whose nodes are all still their own.
 
@@ -113,7 +144,7 @@ def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -
     """
     disturbed: set[CallId] = set()
     for scope in watch.merged_scopes:
-        call = recorder.call_of(JitNode(scope, (), ""))
+        call = recorder.call_of(JitNode(scope, ()))
         if call is not None:
             disturbed.update(calls.chain(call))
     return {call: side for call, side in recorder.sides.items() if call not in disturbed or call == ROOT_CALL}
@@ -130,20 +161,33 @@ def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, Ca
 
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-) -> onnx.ModelProto:
+) -> memoryview:
     named = dict(kwargs) or None
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with warnings.catch_warnings(), _silent_log():
         # That this exporter is the older one, and each Python value that tracing fixes.
         warnings.simplefilter("ignore")
         if weights <= _LARGEST_IN_MEMORY:
-            file = io.BytesIO()
+            file = _Sink()
             torch.onnx.export(model, args, file, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
-            return onnx.load_model_from_string(file.getvalue())
+            return memoryview(file.written)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             torch.onnx.export(model, args, str(path), kwargs=named, dynamo=False, **options)
-            return onnx.load_model(path)
+            return memoryview(onnx.load_model(path).SerializeToString())
+
+
+class _Sink:
+    """A file that keeps what is written to it as it is given: `io.BytesIO` would copy the weights once more."""
+
+    written = b""
+
+    def write(self, data: bytes) -> int:
+        self.written = self.written + data if self.written else data
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 @contextlib.contextmanager
@@ -324,7 +368,7 @@ def _info(tensor: torch.Tensor) -> TensorInfo:
 def _describe(watch: GraphWatch, recorder: _ScopeRecorder) -> str:
     """The traced graph as text, each node behind the call that ran it."""
     lines = []
-    for node in watch.nodes_before or watch.nodes:
+    for node, text in watch.texts():
         call = recorder.call_of(node)
-        lines.append(f"[{'' if call is None else str(call) or '(root)'}] {node.text}")
+        lines.append(f"[{'' if call is None else str(call) or '(root)'}] {text}")
     return "\n".join(lines) + "\n"

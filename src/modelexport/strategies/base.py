@@ -22,6 +22,7 @@ class CaptureRequest:
         kwargs: Its example inputs by keyword.
         options: Further arguments for the exporter, as `torch.onnx.export` names them.
         exporter: Who is to make the graph: one of the strategy's exporters.
+        training: Whether the model is to be exported in the mode it is in, training included.
     """
 
     model: torch.nn.Module
@@ -29,6 +30,7 @@ class CaptureRequest:
     kwargs: Mapping[str, Any]
     options: Mapping[str, Any]
     exporter: str
+    training: bool = False
 
 
 class Strategy(ABC):

@@ -26,6 +26,6 @@ class HtpStrategy(Strategy):
         """See `Strategy.capture`."""
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
-            return torchscript.capture_with_torchscript(model, args, kwargs, request.options)
+            return torchscript.capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
