@@ -66,8 +66,10 @@ def _children(value: object) -> list[tuple[object, object]]:
         return list(enumerate(value))
     if dataclasses.is_dataclass(value):
         return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    # Its own attributes rather than what it is registered as: a library may register its classes at any time, and
+    # names should not depend on that.
+    if type(value).__module__ != "builtins" and getattr(value, "__dict__", None):
+        return list(vars(value).items())
     if type(value) in pytree.SUPPORTED_NODES:
         return list(enumerate(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]))
-    if hasattr(value, "__dict__") and type(value).__module__ != "builtins":
-        return list(vars(value).items())
     return []
