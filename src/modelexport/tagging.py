@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import filecmp
 import os
 import shutil
@@ -65,9 +66,6 @@ def tag_file(
         overwrite: Replace files that exist.
         progress: Called with a `ProgressEvent` when a step begins and ends.
 
-    Returns:
-        A record of what was done, which is also a mapping.
-
     Raises:
         InputError: The file, the model, its inputs or the path cannot be used as given, or don't belong together.
         FileFormatError: The file is not an ONNX model.
@@ -80,33 +78,42 @@ def tag_file(
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
     with steps.step("read") as note:
-        loaded = load(onnx_path)
-        graph = strip_hierarchy(loaded.model)
-        moved = _files_to_place(_data_files(graph, loaded.path), target, loaded.path)
-        artifact.check_target(target, force=overwrite, others=list(moved.values()))
-        note.detail = f"{len(identified_nodes(graph))} nodes"
+        given = _read(onnx_path, target, overwrite)
+        note.detail = f"{len(identified_nodes(given.graph))} nodes"
     with steps.step("run") as note:
         tree = read_module_tree(model)
         with _TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
-            usage = attribute_by_usage(graph, model, tree, args, kwargs)
-        _check_same_model(usage, loaded.path, model)
+            usage = attribute_by_usage(given.graph, model, tree, args, kwargs)
+        _check_same_model(usage, given.path, model)
         note.detail = f"{len(usage.calls)} calls, {usage.matched} of {usage.telling} tensors known by value"
     with steps.step("document"):
-        given = onnx.load_model(loaded.path, load_external_data=False)
-        # The base of protos is untyped, so that a type checker takes the first overload.
-        proto = cast("onnx.ModelProto", strip_hierarchy(given))
-        document = _document(graph, proto, tree, usage, view)
-        write_stores(proto, document)
+        document = _document(given, tree, usage, view)
+        write_stores(given.proto, document)
     with steps.step("write"):
-        files = _write(proto, document, target, moved, overwrite=overwrite)
-    return ExportResult(
-        onnx_path=target,
-        sidecar_path=artifact.sidecar_path(target),
-        files=files,
-        document=document,
-        attempts=(AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter"),),
-        steps=tuple(steps.reports),
-    )
+        files = _write(given, document, target, overwrite)
+    attempt = AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter")
+    return ExportResult(target, artifact.sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """A file without metadata of ours: as it lies there, as a graph, and the data files to write along with it."""
+
+    path: Path
+    proto: onnx.ModelProto
+    graph: ir.Model
+    moved: dict[Path, Path]
+
+
+def _read(onnx_path: str | Path, target: Path, overwrite: bool) -> _Given:
+    path = load(onnx_path).path
+    # The base of protos is untyped, so that a type checker takes the first overload.
+    proto = cast("onnx.ModelProto", strip_hierarchy(onnx.load_model(path, load_external_data=False)))
+    graph = ir.from_proto(proto)
+    ir.external_data.set_base_dir(graph.graph, path.parent)
+    moved = _files_to_place(_data_files(graph, path), target, path)
+    artifact.check_target(target, force=overwrite, others=list(moved.values()))
+    return _Given(path, proto, graph, moved)
 
 
 def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -119,27 +126,25 @@ def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...
 
 
 def _check_same_model(usage: Usage, file: Path, model: torch.nn.Module) -> None:
-    if usage.telling and not usage.matched:
+    if not usage.agrees:
         raise InputError(
-            f"{file} does not compute what {type(model).__name__} computes on these inputs: none of its "
-            f"{usage.telling} tensors that could be told apart has values that the model made. "
-            "Give the model that the file was exported from, with the same weights and in the same mode"
+            f"{file} does not compute what {type(model).__name__} computes on these inputs: {usage.matched} of its "
+            f"{usage.telling} tensors have values that the model made. Give the model that the file was exported "
+            "from, with the same weights and in the same mode; a quantized file has values of its own"
         )
 
 
-def _document(
-    graph: ir.Model, proto: onnx.ModelProto, tree: ModuleTree, usage: Usage, view: TagView
-) -> HierarchyDocument:
+def _document(given: _Given, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
     return build_document(
         strategy=STRATEGY,
-        exporter=f"{proto.producer_name} {proto.producer_version}".strip() or "unknown",
-        graph_hash=graph_hash(graph),
+        exporter=f"{given.proto.producer_name} {given.proto.producer_version}".strip() or "unknown",
+        graph_hash=graph_hash(given.graph),
         view=view,
         tree=tree,
         calls=usage.calls,
         nodes=[
             (identity, f"{node.domain}::{node.op_type}" if node.domain else node.op_type, usage.attributions[node])
-            for identity, node in identified_nodes(graph)
+            for identity, node in identified_nodes(given.graph)
         ],
     )
 
@@ -206,21 +211,14 @@ def _files_to_place(data_files: dict[str, Path], target: Path, file: Path) -> di
     return moved
 
 
-def _write(
-    proto: onnx.ModelProto,
-    document: HierarchyDocument,
-    target: Path,
-    moved: dict[Path, Path],
-    *,
-    overwrite: bool,
-) -> tuple[Path, ...]:
+def _write(given: _Given, document: HierarchyDocument, target: Path, overwrite: bool) -> tuple[Path, ...]:
     sidecar = artifact.sidecar_path(target)
     with artifact.stage(target, force=overwrite) as staging:
-        staging.path(target.name).write_bytes(proto.SerializeToString())
+        staging.path(target.name).write_bytes(given.proto.SerializeToString())
         staging.path(sidecar.name).write_bytes(encode_document(document))
-        for path, final in moved.items():
+        for path, final in given.moved.items():
             _copy(path, staging.path(final.name), is_in_place=path == final)
-        others = {final.name: final for final in (sidecar, *moved.values())}
+        others = {final.name: final for final in (sidecar, *given.moved.values())}
         return staging.commit(target.name, None, others)
 
 

@@ -23,7 +23,7 @@ COMPUTED = 0.9
 PASSED_ON = 0.85
 COMPUTED_FROM_SAME = 0.75
 SERVES_SEVERAL = 0.8
-BETWEEN = 0.8
+ALL_AROUND = 0.8
 READS_WEIGHT = 0.7
 SEVERAL_CANDIDATES = 0.5
 
@@ -36,7 +36,7 @@ class Correspondence:
         graph: ir.Graph,
         tensors: Mapping[str, Fingerprint],
         anchors: Mapping[str, set[int]],
-        run: EagerRun,
+        eager: EagerGraph,
         calls: CallTree,
     ) -> None:
         """Match the graph to the run.
@@ -45,20 +45,20 @@ class Correspondence:
             graph: The main graph.
             tensors: The fingerprints of its tensors, by name.
             anchors: The values of the run that its inputs and initializers are known to hold, by name.
-            run: What eager PyTorch did.
+            eager: What eager PyTorch did.
             calls: The module calls of the run.
         """
         self.found: dict[ir.Value, set[int]] = {}
-        self._nodes = list(graph)
+        self._reads = {node: _read_values(node) for node in graph}
+        self._nodes = _in_order(self._reads)
         self._tensors = tensors
-        self._eager = EagerGraph(run)
-        self._index = ValueIndex(run.fingerprints)
+        self._eager = eager
+        self._index = ValueIndex(eager.run.fingerprints)
         self._calls = calls
         self._counterparts: dict[ir.Value, list[int]] = {}
         # The nodes that change no number, with the inputs that they pass on; and those that change no layout either.
         self._passing: dict[ir.Node, list[ir.Value]] = {}
         self._unchanging: set[ir.Node] = set()
-        self._reads = {node: _read_values(node) for node in self._nodes}
         self._consumers: dict[ir.Value, list[ir.Node]] = {}
         for node, values in self._reads.items():
             for value in values:
@@ -66,10 +66,14 @@ class Correspondence:
         for value in (*graph.inputs, *graph.initializers.values()):
             if value.name is not None and value.name in anchors:
                 self.found[value] = self._eager.spread(anchors[value.name])
+        # The nodes that need no input of the graph.
+        self._constant: set[ir.Node] = set()
         for node in self._nodes:
             self._pair(node)
+            if all(v.is_initializer() or v.producer() in self._constant for v in self._reads[node]):
+                self._constant.add(node)
         self._served: set[ir.Node] = set()
-        results = _results(graph, run)
+        results = _results(graph, eager.run)
         for node in reversed(self._nodes):
             self._keep_those_read(node, results)
         self._survivors = set().union(*self.found.values()) if self.found else set()
@@ -194,15 +198,17 @@ class Correspondence:
     def _by_value(self, node: ir.Node, numbers: list[int]) -> Attribution:
         callers = self._callers(numbers)
         owner = callers[0]
-        alone = all(self._sharers[number] == 1 for number in numbers)
-        if node in self._unchanging and not (alone and len(callers) == 1):
-            return self._common([*callers, *self._makers(node)], "it passes on a value as it is, as several calls may")
+        if node in self._unchanging:
+            # The end of what came before, the beginning of what comes after, or a call that did nothing in between.
+            around = [*callers, *self._makers([node]), *self._callers(self._group(node)[1])]
+            return self._common(around, "it passes on a value as it is")
         if len(callers) == 1 and node in self._passing:
             reason = "it passes on a value in the layout that this call gave it"
             return Attribution(owner, Kind.INFERRED, PASSED_ON, reason)
         if len(callers) == 1:
             return self._computed_by(owner, node, numbers)
         single_output = sum(value in self._counterparts for value in node.outputs) == 1
+        alone = all(self._sharers[number] == 1 for number in numbers)
         if single_output and alone and node in self._served:
             return Attribution(
                 owner,
@@ -229,10 +235,21 @@ class Correspondence:
         reason = "its value, which alone says little, is what this call computed from the same inputs"
         return Attribution(owner, Kind.INFERRED, COMPUTED_FROM_SAME, reason)
 
-    def _makers(self, node: ir.Node) -> list[CallId]:
-        """The calls that made what a node passes on."""
-        makers = [maker for v in self._passing[node] if (maker := v.producer()) is not None]
-        return self._callers(number for maker in makers for number in self.counterparts(maker))
+    def _makers(self, nodes: Iterable[ir.Node]) -> list[CallId]:
+        """The calls that made what these nodes pass on, if they do."""
+        numbers: list[int] = []
+        seen: set[ir.Node] = set()
+        waiting = [node for node in nodes if node in self._passing]
+        while waiting:
+            for value in self._passing[waiting.pop()]:
+                maker = value.producer()
+                if maker is None or maker in seen:
+                    continue
+                seen.add(maker)
+                numbers += self.counterparts(maker)
+                if maker in self._passing and not self.counterparts(maker):
+                    waiting.append(maker)
+        return self._callers(numbers)
 
     def _callers(self, numbers: Iterable[int]) -> list[CallId]:
         return list(dict.fromkeys(self._eager.call(number) for number in numbers))
@@ -240,6 +257,10 @@ class Correspondence:
     def _common(self, callers: Iterable[CallId], evidence: str) -> Attribution:
         candidates = sorted(set(callers))
         owner = candidates[0]
+        if len(candidates) == 1:
+            return Attribution(
+                owner, Kind.INFERRED, ALL_AROUND, f"{evidence}; between the tensors around it only this call ran"
+            )
         for call in candidates[1:]:
             owner = self._calls.common_caller(owner, call)
         names = ", ".join(str(call) or "(root)" for call in candidates)
@@ -247,7 +268,7 @@ class Correspondence:
             owner,
             Kind.INFERRED,
             SEVERAL_CANDIDATES,
-            f"{evidence} ({names}); this is the innermost call around them",
+            f"{evidence}; this is the innermost call around those it may belong to: {names}",
             tuple(call for call in candidates if call != owner),
         )
 
@@ -264,18 +285,13 @@ class Correspondence:
         entering = [v for n in group for v in self._reads[n] if v.producer() not in members]
         region = self._eager.region(starts, self._found_by(entering), self._survivors)
         callers = self._callers([*starts, *(n for n in region if n not in self._eager.passing)])
-        if node in self._passing:
-            # It may as well be the end of what came before as the beginning of what comes after.
-            callers += self._makers(node)
-        if len(set(callers)) == 1:
-            return Attribution(
-                callers[0],
-                Kind.INFERRED,
-                BETWEEN,
-                "eager PyTorch has no such value; between the tensors around it only this call ran",
-            )
-        evidence = "eager PyTorch has no such value; between the tensors around it several calls ran"
-        return self._by_weights(node, callers) or self._common(callers, evidence)
+        # What passes on a value may as well be the end of what came before as the beginning of what comes after.
+        callers += self._makers(n for n in group if not self.counterparts(n))
+        if node in self._constant:
+            behind = self._eager.constants_behind(starts)
+            callers += self._callers(number for number in behind if number not in self._eager.passing)
+        by_weights = self._by_weights(node, callers) if len(set(callers)) > 1 else None
+        return by_weights or self._common(callers, "eager PyTorch has no such value")
 
     def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[int]]:
         group: dict[ir.Node, None] = {node: None}
@@ -317,6 +333,24 @@ def _results(graph: ir.Graph, run: EagerRun) -> dict[ir.Value, set[int]]:
         in_place = values[place : place + 1] if len(values) == len(graph.outputs) else values
         found.setdefault(output, set()).update(in_place)
     return found
+
+
+def _in_order(reads: Mapping[ir.Node, Sequence[ir.Value]]) -> list[ir.Node]:
+    """The nodes behind those they read from: some tools write them in any order."""
+    found: dict[ir.Node, None] = {}
+    for start in reads:
+        waiting = [start]
+        opened: set[ir.Node] = set()
+        while waiting:
+            node = waiting[-1]
+            makers = [m for v in reads[node] if (m := v.producer()) in reads and m not in found and m not in opened]
+            if node in found or not makers or node in opened:
+                found.setdefault(node)
+                waiting.pop()
+            else:
+                waiting.extend(maker for maker in makers if maker is not None)
+            opened.add(node)
+    return list(found)
 
 
 def _read_values(node: ir.Node) -> list[ir.Value]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from modelexport.capture.structure import named_arguments, named_results
 from modelexport.capture.values import Fingerprint, take_fingerprint
@@ -84,6 +84,12 @@ class EagerGraph:
             pairs = itertools.product(operation.inputs, operation.outputs)
             if any(one == other or self.is_moved(one, other) for one, other in pairs):
                 self.passing.add(number)
+        dynamic = {tensor.value for tensor in run.calls[ROOT_CALL].inputs}
+        for operation in run.operations:
+            if not dynamic.isdisjoint(operation.inputs):
+                dynamic.update(operation.outputs)
+        # The values that need no input of the model: weights, and what is made of them and of nothing.
+        self.constant = set(range(len(run.fingerprints))) - dynamic
 
     def is_moved(self, one: int, other: int) -> bool:
         """Whether one value is the other, laid out anew or not."""
@@ -107,6 +113,18 @@ class EagerGraph:
                             found.add(other)
                             waiting.append(other)
         return found
+
+    def constants_behind(self, starts: Iterable[int]) -> list[int]:
+        """The operators that made, of weights or of nothing, what the starting ones read."""
+        found: dict[int, None] = {}
+        waiting = list(starts)
+        while waiting:
+            for value in self.constant.intersection(self.run.operations[waiting.pop()].inputs):
+                for maker in self.makers.get(value, ()):
+                    if maker not in found:
+                        found[maker] = None
+                        waiting.append(maker)
+        return list(found)
 
     def region(self, starts: Iterable[int], stops: set[int], survivors: set[int]) -> list[int]:
         """The starting operators, and all on ways back from them that end at one of the stops.
@@ -169,9 +187,13 @@ class _Watch(TorchDispatchMode):
         self._tree = tree
         self._stack: list[CallId] = []
         self._counts: Counter[str] = Counter()
-        # The number of what each tensor holds, with the version of its content that has it.
-        self._numbers: Any = WeakTensorKeyDictionary()
+        # The number of what lies at a place in memory, and how often that memory had been written to by then. Not by
+        # tensor: torch wraps the results of operators that make views anew.
+        self._numbers: dict[_Place, tuple[int, int]] = {}
+        self._writes: Counter[int] = Counter()
         self._changes: dict[int, Operation] = {}
+        # While these are held, no other memory gets the same identity.
+        self._memory: dict[int, StorageWeakRef] = {}
         self._saw_control_flow = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -183,39 +205,39 @@ class _Watch(TorchDispatchMode):
         inputs = tuple(self._number(tensor) for tensor in read)
         result = func(*args, **(kwargs or {}))
         made = _tensors(result)
+        changed = {_place(tensor)[0] for tensor in made if any(tensor is other for other in read)}
+        self._writes.update(changed)
         if made:
-            operation = Operation(call, inputs, tuple(self._new(tensor, read, inputs) for tensor in made))
+            outputs = tuple(self._new(tensor, () if changed else zip(read, inputs, strict=True)) for tensor in made)
+            operation = Operation(call, inputs, outputs)
             self.run.operations.append(operation)
-            for tensor in made:
-                self.run.largest_bytes = max(self.run.largest_bytes, tensor.numel() * tensor.element_size())
-                if any(tensor is other for other in read):
-                    self._changes[_storage(tensor)] = operation
+            self._changes.update(dict.fromkeys(changed, operation))
+            self.run.largest_bytes = max(self.run.largest_bytes, *(t.numel() * t.element_size() for t in made))
         return result
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The number of what the tensor holds now."""
-        if tensor not in self._numbers:
+        place = _place(tensor)
+        if place not in self._numbers:
             return self._new(tensor)
-        number, version = self._numbers[tensor]
-        if version == _version(tensor):
-            return int(number)
+        number, writes = self._numbers[place]
+        if writes == self._writes[place[0]]:
+            return number
         # Changed through a view of it: by the operator that last wrote to the memory they share.
         changed = self._new(tensor)
-        change = self._changes.get(_storage(tensor))
-        if change is not None:
-            self.run.operations.append(Operation(change.call, (int(number), *change.inputs), (changed,)))
+        change = self._changes[place[0]]
+        self.run.operations.append(Operation(change.call, (number, *change.inputs), (changed,)))
         return changed
 
-    def _new(self, tensor: torch.Tensor, read: Iterable[torch.Tensor] = (), inputs: Iterable[int] = ()) -> int:
+    def _new(self, tensor: torch.Tensor, read: Iterable[tuple[torch.Tensor, int]] = ()) -> int:
         known = self.run.fingerprints
-        views = (number for other, number in zip(read, inputs, strict=True) if self._is_view(tensor, other))
-        viewed = next(views, None)
+        viewed = next((number for other, number in read if _is_same_memory(tensor, other)), None)
         known.append(take_fingerprint(tensor, known[viewed] if viewed is not None else None))
-        self._numbers[tensor] = (len(known) - 1, _version(tensor))
+        place = _place(tensor)
+        self._numbers[place] = (len(known) - 1, self._writes[place[0]])
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            self._memory.setdefault(place[0], StorageWeakRef(tensor.untyped_storage()))
         return len(known) - 1
-
-    def _is_view(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
-        return self._numbers[other][1] == _version(other) and _is_same_memory(tensor, other)
 
     def enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A call begins."""
@@ -241,9 +263,8 @@ class _Watch(TorchDispatchMode):
     def name_weights(self, model: torch.nn.Module) -> None:
         """Note the parameters and buffers that were read."""
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        self.run.weights.update(
-            {name: int(self._numbers[tensor][0]) for name, tensor in named if tensor in self._numbers}
-        )
+        places = {name: _place(tensor) for name, tensor in named}
+        self.run.weights.update({n: self._numbers[place][0] for n, place in places.items() if place in self._numbers})
 
     def forget_compiled_code(self) -> None:
         """torch compiles control flow to run it, and what it decided under a dispatch mode fails without one."""
@@ -324,27 +345,27 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+# Identity of the memory, then where and how a tensor lies in it.
+_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype, bool, bool]
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def _place(tensor: torch.Tensor) -> _Place:
     try:
-        return tensor.untyped_storage().data_ptr()
+        memory, offset, stride = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
     except (RuntimeError, NotImplementedError):
-        return id(tensor)
+        # Nothing of its own in memory: a wrapper around other tensors, or one of an unusual layout.
+        memory, offset, stride = id(tensor), 0, ()
+    return memory, int(offset), tuple(tensor.shape), stride, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are views of exactly the same elements."""
+    memory, offset, _, _, *kind = _place(one)
+    other_memory, other_offset, _, _, *other_kind = _place(other)
     return (
-        one is not other
+        (memory, offset, kind) == (other_memory, other_offset, other_kind)
         and one.layout is other.layout is torch.strided
-        and (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
-        and (one.dtype, one.numel(), one.device) == (other.dtype, other.numel(), other.device)
-        and one.numel() > 0
-        and _storage(one) == _storage(other)
-        and one.storage_offset() == other.storage_offset()
+        and one.numel() == other.numel()
         and _is_dense(one)
         and _is_dense(other)
     )

@@ -16,7 +16,7 @@ import torch
 
 from modelexport.attribution import Attribution, Kind
 from modelexport.capture.correspondence import Correspondence
-from modelexport.capture.eager import EagerRun, SeenTensor, run_eagerly
+from modelexport.capture.eager import EagerGraph, EagerRun, SeenTensor, run_eagerly
 from modelexport.capture.structure import named_arguments
 from modelexport.capture.values import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.errors import InputError, StrategyIncompatibleError
@@ -32,6 +32,8 @@ _OUTPUT_COUNT = 1024
 # Weights beyond this are given to onnxruntime in a file: a serialized model ends at 2 GB.
 _INLINE_BYTES = 2**30
 _LONGEST_REASON = 300
+# The part of a graph's tensors that must be known by value before the rest is reasoned from them.
+_FEWEST_MATCHED = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Usage:
         calls: The module calls with their boundaries, in tensors of the graph.
         telling: How many nodes of the main graph make a tensor that can be told from others by its values.
         matched: For how many of those eager PyTorch made the same.
+        agrees: Whether the graph computes what the model computes: its results, or at least some of the way to them.
         run: What eager PyTorch did.
     """
 
@@ -50,6 +53,7 @@ class Usage:
     calls: CallTree
     telling: int
     matched: int
+    agrees: bool
     run: EagerRun
 
     def describe(self) -> str:
@@ -93,7 +97,7 @@ def attribute_by_usage(
 
     Raises:
         StrategyIncompatibleError: onnxruntime is missing, or cannot run the graph.
-        InputError: The inputs fit the graph or the model not.
+        InputError: The inputs do not fit the graph or the model.
     """
     require_onnxruntime()
     given = list(named_arguments(tree[ROOT_PATH].forward_arguments, args, kwargs))
@@ -108,21 +112,25 @@ def attribute_by_usage(
         raise InputError(f"{type(model).__name__}.forward fails on the example inputs: {reason}") from error
     tensors = run_onnx(graph, feeds, run.largest_bytes)
     tensors.update({name: known for name, fed in feeds.items() if (known := take_fingerprint(fed)) is not None})
-    anchors = _weights(graph.graph, tensors, run)
+    eager = EagerGraph(run)
+    anchors = _weights(graph.graph, tensors, eager)
     anchors.update({name: {run.calls[ROOT_CALL].inputs[place].value} for name, place in places.items()})
     calls = CallTree({call.id: ModuleCall(call.id.path, call.id.index, call.parent) for call in run.calls.values()})
-    matching = Correspondence(graph.graph, tensors, anchors, run, calls)
+    matching = Correspondence(graph.graph, tensors, anchors, eager, calls)
     owners = _complete(graph, matching.attributions(), calls)
     telling = [
         node
         for node in graph.graph
         if any((known := tensors.get(value.name or "")) is not None and known.telling for value in node.outputs)
     ]
+    matched = sum(bool(matching.counterparts(node)) for node in telling)
+    last = [maker for output in graph.graph.outputs if (maker := output.producer()) is not None]
     return Usage(
         attributions=owners,
         calls=_with_boundaries(run, calls, matching, tensors, owners),
         telling=len(telling),
-        matched=sum(bool(matching.counterparts(node)) for node in telling),
+        matched=matched,
+        agrees=matched >= len(telling) * _FEWEST_MATCHED or any(matching.counterparts(node) for node in last),
         run=run,
     )
 
@@ -243,11 +251,12 @@ def _serialized(model: ir.Model) -> Iterator[tuple[onnx.ModelProto, Path | None]
     is_small = sum(weight.nbytes for weight in weights if weight is not None) <= _INLINE_BYTES
     with contextlib.ExitStack() as stack:
         folder = None if is_small else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if folder is None:
-            copied = ir.external_data.load_to_model(model.clone())
+        if folder is not None:
+            proto = ir.to_proto(ir.external_data.unload_from_model(model.clone(), folder, "weights"))
+        elif any(isinstance(value.const_value, ir.ExternalTensor) for value in model.graph.initializers.values()):
+            proto = ir.to_proto(ir.external_data.load_to_model(model.clone()))
         else:
-            copied = ir.external_data.unload_from_model(model.clone(), folder, "weights")
-        proto = ir.to_proto(copied)
+            proto = ir.to_proto(model)
         # Shapes that an exporter wrote down need not be those of this run.
         del proto.graph.value_info[:]
         yield proto, folder
@@ -273,10 +282,10 @@ def _size(value: ir.Value, unknown: int) -> int:
     return int(np.prod(value.shape.numpy(), dtype=np.int64) * value.dtype.itemsize)
 
 
-def _weights(graph: ir.Graph, tensors: dict[str, Fingerprint], run: EagerRun) -> dict[str, set[int]]:
-    """The values that the initializers hold: weights of that name, or values made of weights alone, by content."""
-    constant = _constant_values(run)
-    index = ValueIndex([known if n in constant else None for n, known in enumerate(run.fingerprints)])
+def _weights(graph: ir.Graph, tensors: dict[str, Fingerprint], eager: EagerGraph) -> dict[str, set[int]]:
+    """The values that the initializers hold: those that need no input of the model, by content or by name."""
+    run = eager.run
+    index = ValueIndex([known if n in eager.constant else None for n, known in enumerate(run.fingerprints)])
     found: dict[str, set[int]] = {}
     for name, value in graph.initializers.items():
         tensor = value.const_value
@@ -291,14 +300,6 @@ def _weights(graph: ir.Graph, tensors: dict[str, Fingerprint], run: EagerRun) ->
         if not found[name] and named is not None and own is not None and own.group[:2] == known.group[:2]:
             found[name] = {named}
     return found
-
-
-def _constant_values(run: EagerRun) -> set[int]:
-    dynamic = {tensor.value for tensor in run.calls[ROOT_CALL].inputs}
-    for operation in run.operations:
-        if not dynamic.isdisjoint(operation.inputs):
-            dynamic.update(operation.outputs)
-    return set(range(len(run.fingerprints))) - dynamic
 
 
 # --- boundaries ------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ _SAMPLE = 32
 _UNORDERED = _MOMENTS + 2 * _EXTREMES
 # Elements that are looked at together.
 _CHUNK = 2**20
+_ROW = 64
 
 # Fewer distinct values than this say nothing: masks, padding and constants are equal by chance.
 _TELLING = 5
@@ -152,11 +153,20 @@ def _summarize(flat: Array, beyond: float) -> tuple[Array, Array, tuple[int, int
             below += int((rest < 0).sum())
         square = part * part
         sums += [part.sum(), np.abs(part).sum(), square.sum(), (square * part).sum(), (square * square).sum()]
-        low = _smallest(np.concatenate([low, part]))
-        high = -_smallest(-np.concatenate([high, part]))
+        low = _smallest(np.concatenate([low, _rows_of_smallest(part)]))
+        high = -_smallest(np.concatenate([-high, _rows_of_smallest(-part)]))
     extremes = np.zeros((2, _EXTREMES))
     extremes[0, : low.size], extremes[1, : high.size] = np.sort(low), np.sort(high)
     return sums, extremes.reshape(-1), (undefined, above, below)
+
+
+def _rows_of_smallest(part: Array) -> Array:
+    """The rows with the smallest minima, which hold the smallest elements: much faster to find than those."""
+    if part.size <= _ROW * _EXTREMES:
+        return part
+    rows = part[: part.size // _ROW * _ROW].reshape(-1, _ROW)
+    places = np.argpartition(rows.min(axis=1), _EXTREMES - 1)[:_EXTREMES]
+    return np.concatenate([rows[places].reshape(-1), part[rows.size :]])
 
 
 def _smallest(part: Array) -> Array:

@@ -13,6 +13,7 @@ from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.usage import STRATEGY, attribute_by_usage, require_onnxruntime
+from modelexport.errors import StrategyIncompatibleError
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -36,6 +37,13 @@ class UsageBasedStrategy(Strategy):
             raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
         tree = read_module_tree(model)
         usage = attribute_by_usage(graph, model, tree, args, kwargs)
+        if not usage.agrees:
+            raise StrategyIncompatibleError(
+                self.name,
+                f"the graph of the {request.exporter} exporter does not compute what the model computes: "
+                f"{usage.matched} of its {usage.telling} tensors have values that the model made.",
+                "Compare its results with PyTorch's, or choose another exporter",
+            )
         return Capture(
             exporter=request.exporter,
             model=graph,
