@@ -101,8 +101,9 @@ def _export_and_read(
 ) -> Capture:
     recorder = _ScopeRecorder(model, tree)
     with recorder.watching(), watch_graph(options.get("opset_version")) as watch:
-        file = _export(model, args, kwargs, options)
-    final = ir.from_proto(read_skeleton(file))
+        written = _export(model, args, kwargs, options)
+    file = written if isinstance(written, memoryview) else None
+    final = ir.from_proto(read_skeleton(written) if isinstance(written, memoryview) else written)
     seen_before = watch.before is not None
     traced = _traced_model(watch) if watch.before is not None else final
     names = _traced_names(watch) if seen_before else watch.names
@@ -161,7 +162,8 @@ def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, Ca
 
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-) -> memoryview:
+) -> memoryview | onnx.ModelProto:
+    """The file; as a model in memory where it is more than one protobuf can hold."""
     named = dict(kwargs) or None
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with warnings.catch_warnings(), _silent_log():
@@ -174,7 +176,7 @@ def _export(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             torch.onnx.export(model, args, str(path), kwargs=named, dynamo=False, **options)
-            return memoryview(onnx.load_model(path).SerializeToString())
+            return onnx.load_model(path)
 
 
 class _Sink:
