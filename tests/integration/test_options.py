@@ -1,0 +1,62 @@
+"""Whatever torch.onnx.export takes reaches it: the file is torch's own for the same options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from tests.support import zoo
+from tests.support.plain import export_plainly
+
+import modelexport
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("options")]
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "names": {"input_names": ["tokens", "mask"], "output_names": ["states", "pooled"]},
+    "opset": {"opset_version": 20},
+    "older opset": {"opset_version": 17},
+    "named axes": {
+        "dynamic_shapes": {"input_ids": {0: "batch", 1: "length"}, "attention_mask": {0: "batch", 1: "length"}}
+    },
+    "names and axes": {
+        "input_names": ["tokens", "mask"],
+        "output_names": ["states", "pooled"],
+        "dynamic_shapes": {"input_ids": {0: "batch"}, "attention_mask": {0: "batch"}},
+    },
+    "no weights": {"export_params": False},
+    "weights as inputs": {"keep_initializers_as_inputs": True},
+}
+
+
+@pytest.mark.parametrize("options", [pytest.param(value, id=name) for name, value in _OPTIONS.items()])
+def test_options_give_the_file_that_torch_writes_with_them(tmp_path: Path, options: dict[str, Any]) -> None:
+    specimen = zoo.build("bert")
+    result = modelexport.export_model(
+        specimen.model, specimen.inputs, tmp_path / "ours.onnx", strategy="fx", external_data=False, **options
+    )
+    plain = export_plainly(specimen.model, (), specimen.inputs, tmp_path / "plain.onnx", **options)
+    stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
+    assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
+    assert result.coverage == 1.0
+    root = result.document.calls[0]
+    assert [tensor.tensor for tensor in root.inputs] == [value.name for value in plain.graph.input][:2]
+    assert [tensor.tensor for tensor in root.outputs] == [value.name for value in plain.graph.output]
+
+
+def test_custom_translations_reach_the_exporter(tmp_path: Path) -> None:
+    from onnxscript import opset18
+
+    def relu_as_max(x: Any) -> Any:
+        return opset18.Max(x, opset18.CastLike(0.0, x))
+
+    result = modelexport.export_model(
+        torch.nn.ReLU(),
+        torch.randn(2, 3),
+        tmp_path / "m.onnx",
+        custom_translation_table={torch.ops.aten.relu.default: relu_as_max},
+    )
+    assert "Max" in {node.op for node in result.document.nodes}
