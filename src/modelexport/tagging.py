@@ -7,6 +7,7 @@ import dataclasses
 import filecmp
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,6 @@ from modelexport.capture.usage import STRATEGY, Usage, attribute_by_usage, requi
 from modelexport.carriers import strip_hierarchy, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
 from modelexport.errors import FileFormatError, InputError
-from modelexport.export import _TURN
 from modelexport.graph import graph_hash, identified_nodes
 from modelexport.hierarchy import ModuleTree
 from modelexport.loading import load
@@ -33,6 +33,9 @@ from modelexport.result import AttemptReport, ExportResult
 from modelexport.tags import TagView
 
 STEPS = ("check", "read", "run", "document", "write")
+
+# Hooks and torch's global switches are no good to two runs at once.
+_TURN = threading.Lock()
 
 
 def tag_file(

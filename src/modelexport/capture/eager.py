@@ -164,7 +164,7 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
     watch = _Watch(tree)
     given, named = _copied(args, dict(kwargs))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_hooked([(info.path, model.get_submodule(info.path)) for info in tree], watch))
+        stack.enter_context(_hooked(model.named_modules(), watch))
         stack.enter_context(_buffers_kept(model))
         stack.callback(watch.forget_compiled_code)
         stack.enter_context(_fused_layers_off())
