@@ -31,6 +31,7 @@ from modelexport.pipeline import Observer, Pipeline
 from modelexport.projection import project
 from modelexport.resolution import complete
 from modelexport.result import AttemptReport, ExportResult
+from modelexport.saving import save_inline
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
@@ -44,6 +45,8 @@ STEPS = ("check", "capture", "attribute", "project", "document", "write")
 _TURN = threading.Lock()
 # Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
+# Beyond this torch does so whatever the caller says: the graph needs room in the file too.
+_LARGEST_INLINE_BYTES = 3 * 2**29
 # Arguments of torch.onnx.export that say what ours say.
 _OURS = frozenset({"model", "args", "f", "dynamo"})
 
@@ -245,20 +248,28 @@ def _write(
         if isinstance(tagged.model, onnx.ModelProto):
             _write_file(tagged, staged, external_data)
         else:
-            torch.onnx.ONNXProgram(tagged.model, None).save(
-                staged,
-                include_initializers=options.get("export_params", True),
-                keep_initializers_as_inputs=options.get("keep_initializers_as_inputs", False),
-                external_data=external_data if external_data is not None else _is_large(tagged.model),
-            )
+            _write_model(tagged.model, staged, external_data, options)
         data_name = _name_data_file(staged, target)
         staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
 
 
-def _is_large(model: ir.Model) -> bool:
+def _write_model(model: ir.Model, path: Path, external_data: bool | None, options: Mapping[str, Any]) -> None:
     weights = (value.const_value for value in model.graph.initializers.values())
-    return sum(weight.nbytes for weight in weights if weight is not None) > _EXTERNAL_DATA_BYTES
+    size = sum(weight.nbytes for weight in weights if weight is not None)
+    included = options.get("export_params", True)
+    as_inputs = options.get("keep_initializers_as_inputs", False)
+    if external_data is None:
+        external_data = size > _EXTERNAL_DATA_BYTES
+    if included and not as_inputs and not external_data and size <= _LARGEST_INLINE_BYTES:
+        save_inline(model, path)
+        return
+    torch.onnx.ONNXProgram(model, None).save(
+        path,
+        include_initializers=included,
+        keep_initializers_as_inputs=as_inputs,
+        external_data=external_data,
+    )
 
 
 def _write_file(tagged: _Tagged, path: Path, external_data: bool | None) -> None:

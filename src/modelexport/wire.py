@@ -6,7 +6,7 @@ are told apart by their headers alone; whatever is not a node is copied as it li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 
@@ -15,6 +15,8 @@ _MODEL_GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _MODEL_METADATA = onnx.ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
 _GRAPH_NODE = onnx.GraphProto.DESCRIPTOR.fields_by_name["node"].number
 _GRAPH_INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_TENSOR_NAME = onnx.TensorProto.DESCRIPTOR.fields_by_name["name"].number
+_TENSOR_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _TENSOR_CONTENT = frozenset(
     onnx.TensorProto.DESCRIPTOR.fields_by_name[name].number
     for name in ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -67,6 +69,39 @@ def replace_nodes(data: memoryview, tagged: onnx.ModelProto) -> Iterator[bytes |
         yield from pieces
     for entry in tagged.metadata_props:
         yield _delimited(_MODEL_METADATA, entry.SerializeToString())
+
+
+def fill_initializers(data: memoryview, sizes: Mapping[str, int]) -> Iterator[bytes | memoryview | str]:
+    """A file whose weights were left empty, piece by piece; a name stands for the content of that weight.
+
+    Args:
+        data: The file, in which the weights of `sizes` have an empty content.
+        sizes: How many bytes the content of each has.
+    """
+    for number, field, content in _fields(data):
+        if number != _MODEL_GRAPH:
+            yield field
+            continue
+        pieces: list[bytes | memoryview | str] = []
+        for part, part_field, part_content in _fields(content):
+            if part != _GRAPH_INITIALIZER:
+                pieces.append(part_field)
+            else:
+                pieces.extend(_filled(part_content, sizes))
+        yield _header(number, sum(sizes[p] if isinstance(p, str) else len(p) for p in pieces))
+        yield from pieces
+
+
+def _filled(tensor: memoryview, sizes: Mapping[str, int]) -> list[bytes | memoryview | str]:
+    parts = list(_fields(tensor))
+    name = next((bytes(content).decode() for number, _, content in parts if number == _TENSOR_NAME), "")
+    if name not in sizes:
+        return [_delimited(_GRAPH_INITIALIZER, bytes(tensor))]
+    before = b"".join(field for number, field, _ in parts if number < _TENSOR_RAW_DATA)
+    after = b"".join(field for number, field, _ in parts if number > _TENSOR_RAW_DATA)
+    raw = _header(_TENSOR_RAW_DATA, sizes[name])
+    length = len(before) + len(raw) + sizes[name] + len(after)
+    return [_header(_GRAPH_INITIALIZER, length) + before + raw, name, after]
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:

@@ -1,0 +1,90 @@
+"""Models written weight by weight have the bytes that onnx_ir writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support import zoo
+
+from modelexport.saving import save_inline
+from modelexport.wire import read_skeleton, replace_nodes
+
+_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.float8_e4m3fn]
+
+
+def _model(arrays: list[ir.TensorProtocol]) -> ir.Model:
+    values = [ir.Value(name=f"w{i}", const_value=tensor) for i, tensor in enumerate(arrays)]
+    for value, tensor in zip(values, arrays, strict=True):
+        value.shape, value.dtype = ir.Shape([int(n) for n in tensor.shape]), tensor.dtype
+        tensor.name = value.name
+    given_value = ir.Value(name="x", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.FLOAT))
+    node = ir.node("Identity", [given_value], name="n")
+    node.outputs[0].name = "y"
+    graph = ir.Graph([given_value], node.outputs, nodes=[node], initializers=values, opset_imports={"": 18}, name="g")
+    return ir.Model(graph, ir_version=10)
+
+
+def _expected(model: ir.Model) -> bytes:
+    return ir.to_proto(model).SerializeToString()
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.sampled_from([0, 1, 3, 1023, 1024, 1025, 5000]), max_size=4), seed=st.integers(0, 99))
+def test_bytes_are_those_of_onnx_ir_for_weights_of_all_sizes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    model = _model([ir.tensor(rng.standard_normal(size).astype(np.float32)) for size in sizes])
+    path = tmp_path_factory.mktemp("save") / "m.onnx"
+    save_inline(model, path)
+    assert path.read_bytes() == _expected(model)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+def test_bytes_are_those_of_onnx_ir_for_tensors_of_torch(tmp_path: Path, dtype: torch.dtype) -> None:
+    from torch.onnx._internal.exporter._core import TorchTensor
+
+    torch.manual_seed(0)
+    values = torch.randn(64, 128).to(dtype)
+    model = _model([TorchTensor(values), TorchTensor(values.t()), TorchTensor(values[::2])])
+    save_inline(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == _expected(model)
+
+
+def test_model_has_its_weights_again_after_a_failed_write(tmp_path: Path) -> None:
+    model = _model([ir.tensor(np.zeros(5000, dtype=np.float32))])
+    before = _expected(model)
+    with pytest.raises(OSError, match="missing"):
+        save_inline(model, tmp_path / "missing" / "m.onnx")
+    assert _expected(model) == before
+
+
+def test_nodes_are_replaced_without_touching_the_weights(tmp_path: Path) -> None:
+    specimen = zoo.build("cnn")
+    program = torch.onnx.export(specimen.model, (specimen.inputs,), None, verbose=False)
+    file = _expected(program.model)
+    skeleton = read_skeleton(memoryview(file))
+    assert len(skeleton.SerializeToString()) < len(file)
+    for node in skeleton.graph.node:
+        node.doc_string = f"about {node.name}"
+    skeleton.metadata_props.add(key="k", value="v")
+    changed = onnx.load_model_from_string(b"".join(replace_nodes(memoryview(file), skeleton)))
+    assert [node.doc_string for node in changed.graph.node] == [f"about {n.name}" for n in changed.graph.node]
+    assert [(entry.key, entry.value) for entry in changed.metadata_props] == [("k", "v")]
+    for node in changed.graph.node:
+        node.ClearField("doc_string")
+    del changed.metadata_props[:]
+    assert changed == onnx.load_model_from_string(file)
+
+
+@pytest.mark.parametrize("data", [b"\x08", b"\x3a\xff\x01", b"\x3b", b"\x80" * 12])
+def test_what_is_no_protobuf_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="byte"):
+        read_skeleton(memoryview(data))
