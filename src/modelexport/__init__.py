@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         HierarchyExporter,
         HTPHierarchyExporter,
         UnifiedExporter,
+        UsageBasedExporter,
         export_model,
     )
     from modelexport.loading import LoadedModel, load
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from modelexport.strategies.htp import HtpStrategy
     from modelexport.strategies.registry import StrategyRegistry, register_strategy
     from modelexport.strategies.selection import StrategySelector
+    from modelexport.strategies.usage_based import UsageBasedStrategy
+    from modelexport.tagging import tag_file
 
 # Where each public name is defined. They are imported when first used: reading files needs no torch.
 _HOMES = {
@@ -69,11 +72,14 @@ _HOMES = {
     "UnifiedExporter": "export",
     "UnknownStrategyError": "errors",
     "UnusableOptionError": "errors",
+    "UsageBasedExporter": "export",
+    "UsageBasedStrategy": "strategies.usage_based",
     "document_schema": "document",
     "export_model": "export",
     "load": "loading",
     "register_strategy": "strategies.registry",
     "strip_hierarchy": "carriers",
+    "tag_file": "tagging",
 }
 
 __all__ = [
@@ -104,12 +110,15 @@ __all__ = [
     "UnifiedExporter",
     "UnknownStrategyError",
     "UnusableOptionError",
+    "UsageBasedExporter",
+    "UsageBasedStrategy",
     "__version__",
     "document_schema",
     "export_model",
     "load",
     "register_strategy",
     "strip_hierarchy",
+    "tag_file",
 ]
 
 

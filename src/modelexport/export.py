@@ -8,7 +8,6 @@ import difflib
 import hashlib
 import inspect
 import os
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -22,7 +21,7 @@ from modelexport.attribution import Attribution
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_signature
 from modelexport.capture.inputs import normalize_inputs
-from modelexport.capture.preserve import evaluation_mode, preserved_state
+from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.carriers import remove_source_references, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
 from modelexport.errors import ContractError, InputError
@@ -41,8 +40,6 @@ from modelexport.wire import read_skeleton, replace_nodes
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
-# torch keeps its tracing state in module globals: exports in one process take turns.
-_TURN = threading.Lock()
 # Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
 # Beyond this torch does so whatever the caller says: the graph needs room in the file too.
@@ -192,7 +189,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _capture(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
-    with _TURN, preserved_state(request.model):
+    with TURN, preserved_state(request.model):
         if request.training:
             return capture_with_first(found, request)
         with evaluation_mode(request.model):
@@ -346,6 +343,18 @@ class HTPHierarchyExporter:
 
     def __init__(self, **options: Any) -> None:
         self._exporter = HierarchyExporter("htp", **options)
+
+    def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
+        """Export a model; `options` win over those of the exporter."""
+        return self._exporter.export(model, inputs, path, **options)
+
+
+@final
+class UsageBasedExporter:
+    """Exports with the `usage_based` strategy."""
+
+    def __init__(self, **options: Any) -> None:
+        self._exporter = HierarchyExporter("usage_based", **options)
 
     def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
         """Export a model; `options` win over those of the exporter."""

@@ -7,7 +7,6 @@ import dataclasses
 import filecmp
 import os
 import shutil
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from modelexport import artifact
 from modelexport.capture.diagnosis import check_signature
 from modelexport.capture.inputs import normalize_inputs
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.preserve import evaluation_mode, preserved_state
+from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.capture.usage import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
 from modelexport.carriers import strip_hierarchy, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
@@ -33,9 +32,6 @@ from modelexport.result import AttemptReport, ExportResult
 from modelexport.tags import TagView
 
 STEPS = ("check", "read", "run", "document", "write")
-
-# Hooks and torch's global switches are no good to two runs at once.
-_TURN = threading.Lock()
 
 
 def tag_file(
@@ -85,7 +81,7 @@ def tag_file(
         note.detail = f"{len(identified_nodes(given.graph))} nodes"
     with steps.step("run") as note:
         tree = read_module_tree(model)
-        with _TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
+        with TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
             usage = attribute_by_usage(given.graph, model, tree, args, kwargs)
         _check_same_model(usage, given.path, model)
         note.detail = f"{len(usage.calls)} calls, {usage.matched} of {usage.telling} tensors known by value"

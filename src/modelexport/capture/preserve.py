@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 
 import torch
+
+# torch keeps its tracing state in module globals: whatever runs or traces a model here takes its turn.
+TURN = threading.Lock()
 
 
 @contextlib.contextmanager

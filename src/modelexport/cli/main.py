@@ -13,6 +13,7 @@ from modelexport.cli.export import export
 from modelexport.cli.inspect import inspect
 from modelexport.cli.output import message_console, printable
 from modelexport.cli.schema import schema
+from modelexport.cli.tag import tag
 from modelexport.cli.tree import tree
 from modelexport.errors import ModelExportError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(export)
 app.command()(inspect)
+app.command()(tag)
 app.command()(tree)
 app.command()(schema)
 

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from modelexport.artifact import check_target
-from modelexport.cli.export import _example_inputs, _exceptions, _Progress, _show, _silence_libraries
 from modelexport.cli.output import OutputFormat, print_json
+from modelexport.cli.running import Progress, choose_inputs, parse_exceptions, show_result, silence_libraries
 from modelexport.errors import InputError
 
 
@@ -53,20 +53,20 @@ def tag(
     from modelexport.sources.model_source import load_model
     from modelexport.tagging import tag_file
 
-    _silence_libraries()
+    silence_libraries()
     # What a factory or a forward prints is no result of ours.
-    with contextlib.redirect_stdout(sys.stderr), _Progress() as progress:
+    with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
         sourced = load_model(model)
         result = tag_file(
             file,
             sourced.model,
-            _example_inputs(model, sourced, inputs, input_shape),
+            choose_inputs(model, sourced, inputs, input_shape),
             output,
-            torch_nn_exceptions=_exceptions(torch_nn_exceptions),
+            torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
             overwrite=force,
             progress=progress,
         )
     if output_format is OutputFormat.JSON:
         print_json(result.as_dict())
     else:
-        _show(result)
+        show_result(result)

@@ -11,6 +11,7 @@ from modelexport.errors import InputError, UnknownStrategyError
 from modelexport.strategies.base import Strategy
 from modelexport.strategies.fx import FxStrategy
 from modelexport.strategies.htp import HtpStrategy
+from modelexport.strategies.usage_based import UsageBasedStrategy
 
 AUTO = "auto"
 ENTRY_POINT_GROUP = "modelexport.strategies"
@@ -60,7 +61,7 @@ class StrategyRegistry:
 @cache
 def default_registry() -> StrategyRegistry:
     """The strategies that come with the package, and those of installed plug-ins."""
-    registry = StrategyRegistry((FxStrategy(), HtpStrategy()))
+    registry = StrategyRegistry((FxStrategy(), HtpStrategy(), UsageBasedStrategy()))
     for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
         try:
             registry.register(entry.name, entry.load())
