@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -194,6 +194,14 @@ class CallTree:
         """The innermost call that both ran inside of, or are."""
         outer = set(self.chain(first))
         return next((call for call in self.chain(second) if call in outer), ROOT_CALL)
+
+    def innermost_around(self, calls: Iterable[CallId]) -> CallId:
+        """The innermost call that all of these ran inside of, or are."""
+        remaining = iter(sorted(calls))
+        around = next(remaining, ROOT_CALL)
+        for call in remaining:
+            around = self.common_caller(around, call)
+        return around
 
     def encloses(self, outer: CallId, inner: CallId) -> bool:
         """Whether `inner` is `outer` or ran inside of it."""

@@ -16,7 +16,7 @@ from onnx_ir.passes.common import IdentityEliminationPass
 
 from modelexport.attribution import Attribution, Kind
 from modelexport.graph import graph_bodies
-from modelexport.hierarchy import CallId, CallTree
+from modelexport.hierarchy import CallTree
 from modelexport.numbering import ValueNumbers, attributes_key
 from modelexport.resolution import COMMON_CALLER, ONE_REGION, complete
 
@@ -233,7 +233,7 @@ class _Projector:
         owners = {self._owners[n].owner for n in left if n in self._owners}
         if not owners:
             return None
-        owner = _innermost(owners, self._calls)
+        owner = self._calls.innermost_around(owners)
         if len(owners) == 1:
             return Attribution(
                 owner,
@@ -353,14 +353,6 @@ def _folded(own: Attribution) -> Attribution:
         "a constant that this call's nodes computed when the model ran",
         own.contributors,
     )
-
-
-def _innermost(owners: set[CallId], calls: CallTree) -> CallId:
-    remaining = iter(sorted(owners))
-    owner = next(remaining)
-    for call in remaining:
-        owner = calls.common_caller(owner, call)
-    return owner
 
 
 def _named_values(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -68,7 +68,7 @@ def _resolve(
         return False
     if not consumers_too and any(c not in found for c in consumers) and not consumers.isdisjoint(found):
         return False
-    owner = _common(neighbours, calls)
+    owner = calls.innermost_around(neighbours)
     if around is not None and not calls.encloses(around, owner):
         owner = around
     if len(neighbours) == 1 and owner in neighbours:
@@ -106,14 +106,6 @@ def _without_neighbours(around: CallId | None) -> Attribution:
     )
 
 
-def _common(neighbours: set[CallId], calls: CallTree) -> CallId:
-    remaining = iter(sorted(neighbours))
-    owner = next(remaining)
-    for call in remaining:
-        owner = calls.common_caller(owner, call)
-    return owner
-
-
 def _complete_functions(model: ir.Model, found: dict[ir.Node, Attribution], calls: CallTree) -> None:
     """A function's body serves all nodes that call it: the innermost call around those is its owner."""
     callers: dict[ir.OperatorIdentifier, set[CallId]] = {}
@@ -125,7 +117,7 @@ def _complete_functions(model: ir.Model, found: dict[ir.Node, Attribution], call
         ready = [key for key in pending if key in callers] or list(pending)
         function = pending.pop(ready[0])
         served = callers.get(ready[0], {ROOT_CALL})
-        owner = _common(served, calls)
+        owner = calls.innermost_around(served)
         others = tuple(sorted(served - {owner}))
         for node in function.all_nodes():
             if node not in found:

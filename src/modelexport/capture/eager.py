@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modelexport.capture.preserve import buffers_restored
 from modelexport.capture.structure import named_arguments, named_results
 from modelexport.capture.values import Fingerprint, take_fingerprint
 from modelexport.hierarchy import ROOT_CALL, CallId, ModuleTree, TensorInfo
@@ -165,7 +166,7 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
     given, named = _copied(args, dict(kwargs))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_hooked(model.named_modules(), watch))
-        stack.enter_context(_buffers_kept(model))
+        stack.enter_context(buffers_restored(model))
         stack.callback(watch.forget_compiled_code)
         stack.enter_context(_fused_layers_off())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -309,17 +310,6 @@ def _hooks(path: str, watch: _Watch) -> tuple[Callable[..., None], Callable[...,
             watch.leave(path, result)
 
     return before, after
-
-
-@contextlib.contextmanager
-def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,18 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def buffers_restored(model: torch.nn.Module) -> Iterator[None]:
+    """A forward that counts its calls or keeps statistics has run: its buffers are put back."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+@contextlib.contextmanager
 def _module_state(model: torch.nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     # The tables of hooks, and those that say which of them take keyword arguments or are always called.

@@ -27,6 +27,7 @@ from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.preserve import buffers_restored
 from modelexport.capture.structure import named_arguments, named_results, tensors_in
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
@@ -72,7 +73,7 @@ def capture_with_torchscript(
         usable["training"] = torch.onnx.TrainingMode.PRESERVE
     # This exporter runs the model on real tensors: on copies, so that a forward may write to its inputs.
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    with _buffers_restored(model):
+    with buffers_restored(model):
         return _capture_in_some_form(model, tree, args, kwargs, usable)
 
 
@@ -124,18 +125,6 @@ def _export_and_read(
         traced_as="jit",
         describe=lambda: _describe(watch, recorder),
     )
-
-
-@contextlib.contextmanager
-def _buffers_restored(model: torch.nn.Module) -> Iterator[None]:
-    """A forward that counts its calls or keeps statistics has run: its buffers are put back."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -> dict[CallId, TracedSide]:

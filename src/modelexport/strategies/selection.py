@@ -8,7 +8,7 @@ import torch
 
 from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
-from modelexport.errors import AllStrategiesFailedError, InputError, ModelExportError
+from modelexport.errors import AllStrategiesFailedError, InputError, ModelExportError, StrategyIncompatibleError
 from modelexport.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.strategies.characteristics import ModelCharacteristics, characterize
@@ -83,12 +83,12 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
     """The capture of the first candidate that serves, with the record of all attempts.
 
     Raises:
-        AllStrategiesFailedError: None of several did.
-        StrategyIncompatibleError: The only one did not.
+        AllStrategiesFailedError: None of several strategies did.
+        StrategyIncompatibleError: The only one did not, with any of its exporters.
         InputError: The inputs do not fit the model, so that trying further is of no use.
     """
     attempts: list[AttemptReport] = []
-    failures: list[tuple[str, ModelExportError]] = []
+    failures: list[tuple[Candidate, ModelExportError]] = []
     for candidate in found:
         name, exporter = candidate.strategy.name, candidate.exporter
         try:
@@ -96,11 +96,23 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
         except InputError:
             raise
         except ModelExportError as error:
-            failures.append((f"{name} ({exporter})", error))
+            failures.append((candidate, error))
             attempts.append(AttemptReport(name, exporter, candidate.reason, str(error)))
             continue
         attempts.append(AttemptReport(name, exporter, candidate.reason))
         return capture, tuple(attempts)
+    raise _combined(failures) from failures[-1][1].__cause__
+
+
+def _combined(failures: list[tuple[Candidate, ModelExportError]]) -> ModelExportError:
     if len(failures) == 1:
-        raise failures[0][1]
-    raise AllStrategiesFailedError(failures) from failures[-1][1]
+        return failures[0][1]
+    names = {candidate.strategy.name for candidate, _ in failures}
+    if len(names) > 1:
+        return AllStrategiesFailedError(
+            [(f"{candidate.strategy.name} ({candidate.exporter})", error) for candidate, error in failures]
+        )
+    # One strategy that was asked for by name, with each of its exporters.
+    told = [error for _, error in failures if isinstance(error, StrategyIncompatibleError)]
+    reason = " ".join(dict.fromkeys(error.reason for error in told))
+    return StrategyIncompatibleError(names.pop(), reason, told[-1].suggestion if told else "")

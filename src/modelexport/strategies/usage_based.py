@@ -30,6 +30,12 @@ class UsageBasedStrategy(Strategy):
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
         require_onnxruntime()
+        if request.training and any(module.training for module in request.model.modules()):
+            raise StrategyIncompatibleError(
+                self.name,
+                "a model in training mode computes other values each time it runs, so that none can be matched.",
+                "Use another strategy, or export in evaluation mode.",
+            )
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
             graph, file = _export(request)
