@@ -83,6 +83,10 @@ class Correspondence:
         """The operators that made what the node makes, in the order they ran."""
         return sorted({number for value in node.outputs for number in self._counterparts.get(value, ())})
 
+    def has_made(self, value: ir.Value, number: int) -> bool:
+        """Whether what a tensor's maker stands for made that very value of the eager run, and not just its like."""
+        return any(number in self._eager.run.operations[n].outputs for n in self._counterparts.get(value, ()))
+
     # --- matching ----------------------------------------------------------------------------------------------
 
     def _pair(self, node: ir.Node) -> None:
@@ -95,17 +99,22 @@ class Correspondence:
             numbers = {number for value in candidates for number in self._eager.makers.get(value, ())}
             sources = [v for v in node.inputs if v is not None and self._moves(v, known)]
             if sources:
-                self._passing[node] = sources
                 numbers = self._passing_on(node, known, sources, candidates, numbers)
             else:
                 numbers -= self._eager.passing
-            near = {n for n in numbers if not entering.isdisjoint(self._eager.run.operations[n].inputs)}
-            chosen = sorted(near or numbers)
+            chosen = self._nearest(node, numbers)
             if chosen:
                 self._counterparts[output] = chosen
             made = {value for number in chosen for value in self._eager.run.operations[number].outputs}
-            kept = candidates & self._eager.spread(made if not sources else entering)
+            kept = candidates & self._eager.spread(entering if node in self._passing else made)
             self.found[output] = kept or candidates
+
+    def _nearest(self, node: ir.Node, numbers: set[int]) -> list[int]:
+        """Of several operators, those that read most of what the node reads."""
+        sources = [self.found[value] for value in self._reads[node] if value in self.found]
+        inputs = {number: self._eager.run.operations[number].inputs for number in numbers}
+        shared = {n: sum(not source.isdisjoint(inputs[n]) for source in sources) for n in numbers}
+        return sorted(n for n in numbers if shared[n] == max(shared.values()))
 
     def _candidates(self, known: Fingerprint, entering: set[int]) -> set[int]:
         """The values that are equal to a tensor; where equality says little, only those made from what was read."""
@@ -142,6 +151,7 @@ class Correspondence:
         computing = {n for n in numbers if not operands.isdisjoint(self._eager.run.operations[n].inputs)}
         if computing:
             return computing
+        self._passing[node] = list(sources)
         fingerprints = self._eager.run.fingerprints
         before = [self._tensors[source.name or ""] for source in sources]
         if any(own.same_layout(known) for own in before):

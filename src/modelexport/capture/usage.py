@@ -329,9 +329,15 @@ def _with_boundaries(
             for value in holders.get(seen.value, ())
             if known is not None and (own := tensors.get(value.name or "")) is not None and own.same_layout(known)
         ]
-        # What leaves a call was made inside of it; what enters it was not.
-        fitting = [value for value in alike if inside(value, call) == leaving] or alike
-        return BoundaryTensor(seen.name, fitting[0].name if fitting else None, seen.info)
+        # Of tensors that hold the same: what leaves a call was made inside of it; what enters it was not.
+        alike.sort(
+            key=lambda value: (
+                not matching.has_made(value, seen.value),
+                inside(value, call) != leaving,
+                len(matching.found[value]),
+            )
+        )
+        return BoundaryTensor(seen.name, alike[0].name if alike else None, seen.info)
 
     def bounded(seen: Iterable[SeenTensor], call: CallId, *, leaving: bool) -> tuple[BoundaryTensor, ...]:
         return tuple(place(tensor, call, leaving=leaving) for tensor in seen)

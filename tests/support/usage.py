@@ -1,0 +1,68 @@
+"""Attributions by usage, compared with recorded ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+import modelexport
+from modelexport.capture.inputs import normalize_inputs
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.usage import Usage, attribute_by_usage
+from modelexport.document import HierarchyDocument
+from modelexport.graph import identified_nodes
+from tests.support import zoo
+
+
+def by_usage(graph: ir.Model, specimen: zoo.Specimen) -> Usage:
+    args, kwargs = normalize_inputs(specimen.inputs, None)
+    return attribute_by_usage(graph, specimen.model, read_module_tree(specimen.model), args, kwargs)
+
+
+def stripped(path: Path) -> ir.Model:
+    return ir.from_proto(modelexport.strip_hierarchy(onnx.load(path)))
+
+
+class Confusion:
+    """How the owners found compare with those recorded: the same, a caller or callee of it, or a stranger."""
+
+    def __init__(self, name: str, graph: ir.Model, usage: Usage, recorded: HierarchyDocument) -> None:
+        self._parents = {call.id: call.parent for call in recorded.calls}
+        recorded_owners = {node.id: node.module for node in recorded.nodes}
+        self.name = name
+        self.counts: Counter[str] = Counter(same=0, related=0, stranger=0)
+        self.strangers: list[str] = []
+        for identity, node in identified_nodes(graph):
+            found, truth = str(usage.attributions[node].owner), recorded_owners[identity]
+            kind = self._compare(found, truth)
+            if kind == "stranger" and not node.inputs:
+                # Exporters share constants: recorded is who was first, used it may be by others alone.
+                kind = "constant"
+            self.counts[kind] += 1
+            if kind == "stranger":
+                self.strangers.append(f"{identity}: {found!r}, recorded {truth!r}; {usage.attributions[node].reason}")
+
+    def _compare(self, found: str, truth: str) -> str:
+        if found == truth:
+            return "same"
+        return "related" if found in self._chain(truth) or truth in self._chain(found) else "stranger"
+
+    def _chain(self, call: str | None) -> list[str]:
+        chain = []
+        while call is not None:
+            chain.append(call)
+            call = self._parents[call]
+        return chain
+
+    @property
+    def part_with_same_owner(self) -> float:
+        return self.counts["same"] / self.counts.total()
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{number} {kind}" for kind, number in self.counts.items())
+        return (
+            f"{self.name:20} {self.counts.total():4} nodes, {self.part_with_same_owner:6.1%} the same owner: {counts}"
+        )
