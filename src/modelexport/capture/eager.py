@@ -59,14 +59,14 @@ class EagerRun:
         operations: The operators in the order they ran. A call that returned what it was given counts as one too.
         calls: The module calls in the order they began.
         weights: The numbers of the parameters and buffers that were read, by name.
-        largest_bytes: The size of the largest result.
+        mean_bytes: The size of a result, on average.
     """
 
     fingerprints: list[Fingerprint | None] = dataclasses.field(default_factory=list)
     operations: list[Operation] = dataclasses.field(default_factory=list)
     calls: dict[CallId, SeenCall] = dataclasses.field(default_factory=lambda: {ROOT_CALL: SeenCall(ROOT_CALL, None)})
     weights: dict[str, int] = dataclasses.field(default_factory=dict)
-    largest_bytes: int = 0
+    mean_bytes: int = 0
 
 
 class EagerGraph:
@@ -173,7 +173,7 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
         stack.enter_context(torch.no_grad())
         with watch:
             model(*given, **named)
-        watch.name_weights(model)
+        watch.finish(model)
     return watch.run
 
 
@@ -196,6 +196,7 @@ class _Watch(TorchDispatchMode):
         # While these are held, no other memory gets the same identity.
         self._memory: dict[int, StorageWeakRef] = {}
         self._saw_control_flow = False
+        self._sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._saw_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
@@ -213,7 +214,7 @@ class _Watch(TorchDispatchMode):
             operation = Operation(call, inputs, outputs)
             self.run.operations.append(operation)
             self._changes.update(dict.fromkeys(changed, operation))
-            self.run.largest_bytes = max(self.run.largest_bytes, *(t.numel() * t.element_size() for t in made))
+            self._sizes += [tensor.numel() * tensor.element_size() for tensor in made]
         return result
 
     def _number(self, tensor: torch.Tensor) -> int:
@@ -261,8 +262,9 @@ class _Watch(TorchDispatchMode):
         passed_on = {tensor.value for tensor in seen.inputs} & {tensor.value for tensor in seen.outputs}
         self.run.operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
 
-    def name_weights(self, model: torch.nn.Module) -> None:
-        """Note the parameters and buffers that were read."""
+    def finish(self, model: torch.nn.Module) -> None:
+        """Note the parameters and buffers that were read, and what results weigh."""
+        self.run.mean_bytes = sum(self._sizes) // max(len(self._sizes), 1)
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         places = {name: _place(tensor) for name, tensor in named}
         self.run.weights.update({n: self._numbers[place][0] for n, place in places.items() if place in self._numbers})

@@ -110,7 +110,7 @@ def attribute_by_usage(
     except Exception as error:
         reason = f"{type(error).__name__}: {_in_one_line(error)}"
         raise InputError(f"{type(model).__name__}.forward fails on the example inputs: {reason}") from error
-    tensors = run_onnx(graph, feeds, run.largest_bytes)
+    tensors = run_onnx(graph, feeds, run.mean_bytes)
     tensors.update({name: known for name, fed in feeds.items() if (known := take_fingerprint(fed)) is not None})
     eager = EagerGraph(run)
     anchors = _weights(graph.graph, tensors, eager)
@@ -209,14 +209,15 @@ def run_onnx(model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int) ->
         StrategyIncompatibleError: onnxruntime cannot run it.
     """
     found: dict[str, Fingerprint] = {}
-    with _serialized(model) as (proto, folder):
+    with _serialized(model) as (graph, folder):
         for names in _groups(model.graph, unknown_bytes):
-            del proto.graph.output[:]
-            proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-            source: str | bytes = proto.SerializeToString()
+            outputs = onnx.GraphProto(output=[onnx.ValueInfoProto(name=name) for name in names])
+            # A message behind another is merged into it: the weights are written out once for all groups.
+            content = graph + onnx.ModelProto(graph=outputs).SerializeToString()
+            source: str | bytes = content
             if folder is not None:
                 file = folder / "model.onnx"
-                file.write_bytes(proto.SerializeToString())
+                file.write_bytes(content)
                 source = str(file)
             for name, result in zip(names, _run(source, names, feeds), strict=True):
                 known = take_fingerprint(result) if isinstance(result, np.ndarray) else None
@@ -245,8 +246,8 @@ def _run(source: str | bytes, names: list[str], feeds: Mapping[str, Array]) -> l
 
 
 @contextlib.contextmanager
-def _serialized(model: ir.Model) -> Iterator[tuple[onnx.ModelProto, Path | None]]:
-    """The model to run, weights within it or, where they are large, in a temporary folder."""
+def _serialized(model: ir.Model) -> Iterator[tuple[bytes, Path | None]]:
+    """The model to run but for its outputs, weights within it or, where they are large, in a temporary folder."""
     weights = (value.const_value for value in model.graph.initializers.values())
     is_small = sum(weight.nbytes for weight in weights if weight is not None) <= _INLINE_BYTES
     with contextlib.ExitStack() as stack:
@@ -259,7 +260,8 @@ def _serialized(model: ir.Model) -> Iterator[tuple[onnx.ModelProto, Path | None]
             proto = ir.to_proto(model)
         # Shapes that an exporter wrote down need not be those of this run.
         del proto.graph.value_info[:]
-        yield proto, folder
+        del proto.graph.output[:]
+        yield proto.SerializeToString(), folder
 
 
 def _groups(graph: ir.Graph, unknown_bytes: int) -> Iterator[list[str]]:
