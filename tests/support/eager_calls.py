@@ -69,10 +69,13 @@ def record_calls(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     for path, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(path), with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
+    # What was compiled for a body under other hooks or modes must not be used here, nor this elsewhere.
+    torch._dynamo.reset()
     try:
         with torch.no_grad():
             model(*args, **kwargs)
     finally:
+        torch._dynamo.reset()
         for handle in handles:
             handle.remove()
     return calls

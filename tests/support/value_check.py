@@ -94,10 +94,13 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 def run_eagerly(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[np.ndarray, str]]:
     recorder = _Eager(model)
+    # What was compiled for a body under other hooks or modes must not be used here, nor this elsewhere.
+    torch._dynamo.reset()
     try:
         with torch.no_grad(), recorder:
             model(*args, **kwargs)
     finally:
+        torch._dynamo.reset()
         recorder.remove()
     return recorder.results
 
