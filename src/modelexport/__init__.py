@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport._version import __version__
 
 if TYPE_CHECKING:
+    from modelexport.analysis.selectors import select_calls, select_nodes
     from modelexport.capture.capture import Capture
     from modelexport.carriers import strip_hierarchy
     from modelexport.document import HierarchyDocument, document_schema
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         InputError,
         ModelExportError,
         ModelSourceError,
+        SelectorError,
         StorageError,
         StrategyIncompatibleError,
         UnknownStrategyError,
@@ -64,6 +66,7 @@ _HOMES = {
     "ModelExportError": "errors",
     "ModelSourceError": "errors",
     "ProgressEvent": "result",
+    "SelectorError": "errors",
     "StorageError": "errors",
     "Strategy": "strategies.base",
     "StrategyIncompatibleError": "errors",
@@ -78,6 +81,8 @@ _HOMES = {
     "export_model": "export",
     "load": "loading",
     "register_strategy": "strategies.registry",
+    "select_calls": "analysis.selectors",
+    "select_nodes": "analysis.selectors",
     "strip_hierarchy": "carriers",
     "tag_file": "tagging",
 }
@@ -102,6 +107,7 @@ __all__ = [
     "ModelExportError",
     "ModelSourceError",
     "ProgressEvent",
+    "SelectorError",
     "StorageError",
     "Strategy",
     "StrategyIncompatibleError",
@@ -117,6 +123,8 @@ __all__ = [
     "export_model",
     "load",
     "register_strategy",
+    "select_calls",
+    "select_nodes",
     "strip_hierarchy",
     "tag_file",
 ]

@@ -3,6 +3,7 @@
     ModelExportError
     ├── InputError                    an argument, option or path that cannot be used as given
     │   ├── ModelSourceError          a MODEL reference that leads to no model
+    │   ├── SelectorError             a selector that cannot be read, or that picks nothing
     │   └── UnknownStrategyError      a strategy name that nobody registered
     ├── ExportError                   the model could not be turned into an ONNX graph
     │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
@@ -30,6 +31,10 @@ class InputError(ModelExportError):
 
 class ModelSourceError(InputError):
     """A model reference does not lead to a model."""
+
+
+class SelectorError(InputError):
+    """A selector cannot be read, or picks nothing."""
 
 
 class UnknownStrategyError(InputError):
