@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must lint format benchmark clean
+.PHONY: help demo test must lint format benchmark projection-benchmark clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
@@ -36,7 +36,7 @@ define install
 endef
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(DEMO_STAMP)  ## Export a small BERT and show its hierarchy
 	@mkdir -p $(DEMO)
@@ -61,6 +61,9 @@ format: $(DEV_STAMP)  ## Fix what ruff can fix, and format
 
 benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export, and write docs/benchmarks.md
 	$(BIN)/python benchmarks/export_overhead.py --rounds 7 --write docs/benchmarks.md
+
+projection-benchmark: $(DEV_STAMP)  ## Measure how the projection's cost grows with the graph
+	$(BIN)/python benchmarks/projection_growth.py --write docs/projection-benchmark.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

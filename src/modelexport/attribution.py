@@ -34,7 +34,9 @@ class Attribution(msgspec.Struct, frozen=True):
         kind: How that is known.
         confidence: From 0 to 1; docs/attribution.md says what each value stands for.
         reason: The evidence in words.
-        contributors: The other calls whose work the node also does, its auxiliary contexts.
+        contributors: The other calls whose work the node also does.
+        context: The calls whose results the node joins, where they are several: a residual add belongs to the call
+            that ran it, and joins what others made.
     """
 
     owner: CallId
@@ -42,6 +44,7 @@ class Attribution(msgspec.Struct, frozen=True):
     confidence: float
     reason: str
     contributors: tuple[CallId, ...] = ()
+    context: tuple[CallId, ...] = ()
 
 
 def recorded_by_exporter(call: CallId) -> Attribution:

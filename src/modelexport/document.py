@@ -68,7 +68,10 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node of the ONNX graph: its identity, operation, owner and how that is known."""
+    """A node of the ONNX graph: its identity, operation, owner and how that is known.
+
+    `contributors` are the other calls whose work it does, `context` those whose results it joins.
+    """
 
     id: str
     op: str
@@ -78,6 +81,7 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     confidence: float
     reason: str
     contributors: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
 
 
 class HierarchyDocument(msgspec.Struct, frozen=True):
@@ -240,6 +244,7 @@ def _node_record(identity: str, op: str, found: Attribution, tags: Mapping[CallI
         confidence=found.confidence,
         reason=found.reason,
         contributors=tuple(str(call) for call in found.contributors),
+        context=tuple(str(call) for call in found.context),
     )
 
 
@@ -292,7 +297,7 @@ def _misfit(document: HierarchyDocument) -> str | None:
         if call.parent is not None and call.parent not in calls:
             return f"call {call.id!r} was made by {call.parent!r}, which is no call"
     for node in document.nodes:
-        unknown = next((name for name in (node.module, *node.contributors) if name not in calls), None)
+        unknown = next((name for name in (node.module, *node.contributors, *node.context) if name not in calls), None)
         if unknown is not None:
             return f"node {node.id!r} belongs to {unknown!r}, which is no call"
     return None

@@ -18,9 +18,11 @@ import torch
 
 from modelexport import artifact
 from modelexport.attribution import Attribution
+from modelexport.boundaries import Boundaries, boundary_paths
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_signature
 from modelexport.capture.inputs import normalize_inputs
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.carriers import remove_source_references, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
@@ -28,7 +30,7 @@ from modelexport.errors import ContractError, InputError
 from modelexport.graph import graph_hash, identified_nodes
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.projection import project
-from modelexport.resolution import complete
+from modelexport.resolution import ResolutionPolicy, add_contexts, complete
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.saving import save_inline
 from modelexport.strategies.base import CaptureRequest
@@ -69,6 +71,8 @@ def export_model(
     torch_nn_exceptions: Iterable[str] | str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    advanced_resolution: bool = True,
+    boundaries: Boundaries = (),
     private: bool = False,
     training: bool = False,
     external_data: bool | None = None,
@@ -96,6 +100,10 @@ def export_model(
         torch_nn_exceptions: The torch.nn classes that show in tags: names, ``"all"`` or ``"none"``.
         include: Patterns on qualified class names that show in tags in any case.
         exclude: Patterns on qualified class names that do not.
+        advanced_resolution: Reason from data flow about nodes that no module call is recorded for; without it they
+            fall to the root.
+        boundaries: Modules that this reasoning must not cross: paths, classes (``"class:BertLayer"``, or the class),
+            or a function that says of a module's information whether it is one.
         private: Leave out all source paths and stack traces, torch's own included.
         training: Export the model in the mode it is in.
         external_data: Weights in a file of their own; None does so only where they need it.
@@ -127,6 +135,7 @@ def export_model(
                 dumps[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         _check_model(model)
+        policy = ResolutionPolicy(advanced_resolution, boundary_paths(read_module_tree(model), boundaries))
         selector = StrategySelector(registry)
         dynamic = any(torch_options.get(name) is not None for name in ("dynamic_shapes", "dynamic_axes"))
         found = selector.candidates(strategy, exporter, model, dynamic_shapes=dynamic)
@@ -146,9 +155,9 @@ def export_model(
                     f"{capture.traced_as} graph; ask for that one, or name the strategy"
                 )
     with run.step("attribute"):
-        traced = complete(capture.traced, capture.recorded, capture.calls)
+        traced = complete(capture.traced, capture.recorded, capture.calls, policy)
     with run.step("project"):
-        final, tensors = _project(capture, traced)
+        final, tensors = _project(capture, traced, policy)
     with run.step("document") as note:
         tagged = _document(capture, final, tensors, attempts[-1].strategy, view)
         note.detail = f"{len(tagged.document.nodes)} nodes"
@@ -197,12 +206,18 @@ def _capture(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, 
 
 
 def _project(
-    capture: Capture, traced: Mapping[ir.Node, Attribution]
+    capture: Capture, traced: Mapping[ir.Node, Attribution], policy: ResolutionPolicy
 ) -> tuple[Mapping[ir.Node, Attribution], Mapping[str, str] | None]:
     if capture.traced is capture.model:
-        return traced, None
-    projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally)
-    return projection.attributions, projection.tensors
+        return _in_context(capture.model, traced, policy), None
+    projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally, policy)
+    return _in_context(capture.model, projection.attributions, policy), projection.tensors
+
+
+def _in_context(
+    model: ir.Model, found: Mapping[ir.Node, Attribution], policy: ResolutionPolicy
+) -> Mapping[ir.Node, Attribution]:
+    return add_contexts(model, found) if policy.advanced else found
 
 
 def _document(

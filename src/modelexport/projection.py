@@ -8,6 +8,7 @@ an operator: only producers, consumers, and which values are equal by constructi
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
@@ -16,19 +17,33 @@ from onnx_ir.passes.common import IdentityEliminationPass
 
 from modelexport.attribution import Attribution, Kind
 from modelexport.graph import graph_bodies
-from modelexport.hierarchy import CallTree
+from modelexport.hierarchy import CallId, CallTree
 from modelexport.numbering import ValueNumbers, attributes_key
-from modelexport.resolution import COMMON_CALLER, ONE_REGION, complete
+from modelexport.resolution import COMMON_CALLER, DEFAULT_POLICY, ONE_REGION, ResolutionPolicy, complete
 
 _SEVERAL_CALLS = 0.95
+
+# A new node is looked at with this many of the nodes behind it at most: where more stand between it and a tensor that
+# is known, its neighbours tell more.
+_LARGEST_GROUP = 64
+# Rewriting is local, so that all regions together hold each node a few times. Where they overlap more than this, the
+# rest is told from the producer alone: the work stays linear whatever the graph.
+_MOST_VISITS_PER_NODE = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """The owners of the rewritten graph's nodes, and where the first graph's tensors are in it."""
+    """What the first graph says of the rewritten one.
+
+    Attributes:
+        attributions: The owner of every node.
+        tensors: For each tensor of the first main graph that is still there, its name now.
+        constants: For each initializer that nodes of the first main graph computed, whose they were.
+    """
 
     attributions: Mapping[ir.Node, Attribution]
     tensors: Mapping[str, str]
+    constants: Mapping[str, Attribution]
 
 
 def project(
@@ -37,6 +52,7 @@ def project(
     rewritten: ir.Model,
     calls: CallTree,
     recorded: Mapping[ir.Node, Attribution] | None = None,
+    policy: ResolutionPolicy = DEFAULT_POLICY,
 ) -> Projection:
     """Carry the owners of `first` onto `rewritten`.
 
@@ -46,21 +62,20 @@ def project(
         rewritten: The graph that came out.
         calls: The module calls.
         recorded: What was recorded for nodes of `rewritten` themselves; used for those that nothing leads to.
-
-    Returns:
-        An attribution for every node of `rewritten`, and its tensor for each tensor of `first` that it still has.
+        policy: How far nodes that nothing leads to are reasoned about.
     """
     # A node that was only there to pass a value on (dropout in evaluation mode) is no work; if the rewritten graph
     # still has one, it is found by the name of its output.
     by_output = {value.name: owners[node] for node in owners for value in node.outputs if value.name}
     aliases = _remove_passing_nodes(first)
     projector = _Projector(first, owners, by_output, calls, recorded or {})
-    projector.project_graph(rewritten.graph, first.graph, {})
+    projector.project_graph(rewritten.graph, first.graph)
     tensors = projector.surviving_tensors(rewritten)
     for name, value in aliases.items():
         if name not in tensors and value.name in tensors:
             tensors[name] = tensors[value.name]
-    return Projection(complete(rewritten, projector.found, calls), tensors)
+    attributions = complete(rewritten, projector.found, calls, policy)
+    return Projection(attributions, tensors, projector.folded_constants(rewritten))
 
 
 def _remove_passing_nodes(model: ir.Model) -> dict[str, ir.Value]:
@@ -99,14 +114,18 @@ class _Projector:
         self._survivors: set[int] = set()
         self._names: dict[ir.Value, ir.Value] = {}
         self._originals: set[ir.Value] = set()
+        self._vanished: dict[int, frozenset[CallId]] = {}
+        self._visits_left = _MOST_VISITS_PER_NODE * (len(owners) + 1)
 
-    def project_graph(self, graph: ir.Graph, first: ir.Graph, outer: Mapping[str, ir.Value]) -> None:
-        """Project a graph and the bodies in it; `outer` gives the values of the graphs around it by name."""
-        waiting = [(graph, first, outer)]
+    def project_graph(self, graph: ir.Graph, first: ir.Graph) -> None:
+        """Project a graph and the bodies in it."""
+        # Names of the graphs around a body are known in it too.
+        no_names: collections.ChainMap[str, ir.Value] = collections.ChainMap()
+        waiting = [(graph, first, no_names)]
         graphs: list[ir.Graph] = []
         while waiting:
             current, before, around = waiting.pop()
-            names = {**around, **_named_values(before)}
+            names = collections.ChainMap(_named_values(before), *around.maps)
             graphs.append(current)
             self._match_values(current, before, names)
             for node in current:
@@ -132,6 +151,16 @@ class _Projector:
             tensor = by_number.get(self._numbers.of(original))
             if tensor is not None:
                 found[name] = tensor
+        return found
+
+    def folded_constants(self, rewritten: ir.Model) -> dict[str, Attribution]:
+        """The initializers of the main graph that nodes of the first graph computed, each with whose they were."""
+        found: dict[str, Attribution] = {}
+        for name, value in rewritten.graph.initializers.items():
+            original = self._names.get(value)
+            producer = original.producer() if original is not None else None
+            if original is not None and producer is not None and producer in self._owners:
+                found[name] = _folded(self._owners[producer], self._merged_with(original))
         return found
 
     def _match_values(self, graph: ir.Graph, before: ir.Graph, names: Mapping[str, ir.Value]) -> None:
@@ -198,7 +227,7 @@ class _Projector:
             region = [producer]
             if not self._is_same_operation(node, producer):
                 region = self._region([producer], self._stops(self._entering([node])))
-            return self._combine(self._owners[producer], region, self._merged_with(original, producer))
+            return self._combine(self._owners[producer], region, original)
         return next((self._by_output[v.name] for v in node.outputs if v.name and v.name in self._by_output), None)
 
     def _is_same_operation(self, node: ir.Node, producer: ir.Node) -> bool:
@@ -252,14 +281,14 @@ class _Projector:
     def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
         group: dict[ir.Node, None] = {node: None}
         leaving: dict[ir.Value, None] = {}
-        waiting = [node]
+        waiting = collections.deque([node])
         while waiting:
-            for value in waiting.pop().outputs:
+            for value in waiting.popleft().outputs:
                 if value in self._names:
                     leaving[value] = None
                     continue
                 for use in value.uses():
-                    if use.node not in group:
+                    if use.node not in group and len(group) < _LARGEST_GROUP:
                         group[use.node] = None
                         waiting.append(use.node)
         return list(group), list(leaving)
@@ -317,41 +346,52 @@ class _Projector:
             if producer in region:
                 region[node] = region[node] or region[producer]
                 continue
+            if self._visits_left <= 0:
+                continue
+            self._visits_left -= 1
             region[producer] = False
             stack.append((producer, list(_read_values(producer))))
 
-    def _merged_with(self, value: ir.Value, producer: ir.Node) -> list[ir.Node]:
-        """The nodes that made an equal value which the rewritten graph no longer has."""
-        return [
-            node
-            for node in self._numbers.producers(value)
-            if node is not producer and self._originals.isdisjoint(node.outputs)
-        ]
-
-    def _combine(self, own: Attribution, region: list[ir.Node], equals: list[ir.Node]) -> Attribution:
-        owner = own.owner
-        fused = {self._owners[node].owner for node in region if node in self._owners} - {owner}
-        merged = {self._owners[node].owner for node in equals if node in self._owners} - {owner}
-        if fused:
-            kind, reason = (
-                Kind.FUSED,
-                "one node now does the work of several calls; its result is this call's",
+    def _merged_with(self, value: ir.Value) -> frozenset[CallId]:
+        """The calls that made an equal value which the rewritten graph no longer has."""
+        number = self._numbers.of(value)
+        if number not in self._vanished:
+            self._vanished[number] = frozenset(
+                call
+                for node in self._numbers.producers(value)
+                if node in self._owners and self._originals.isdisjoint(node.outputs)
+                for call in _workers(self._owners[node])
             )
-        elif merged:
+        return self._vanished[number]
+
+    def _combine(self, own: Attribution, region: list[ir.Node], value: ir.Value) -> Attribution:
+        fused = {call for node in region if node in self._owners for call in _workers(self._owners[node])}
+        fused -= {own.owner}
+        merged = self._merged_with(value) - {own.owner}
+        if not fused.issubset(own.contributors):
+            kind, reason = Kind.FUSED, "one node now does the work of several calls; its result is this call's"
+        elif not merged.issubset(own.contributors):
             kind, reason = Kind.MERGED, "equal nodes of several calls became one; this call's came first"
         else:
             return own
         contributors = tuple(sorted(fused | merged))
-        return Attribution(owner, kind, min(own.confidence, _SEVERAL_CALLS), reason, contributors)
+        return Attribution(own.owner, kind, min(own.confidence, _SEVERAL_CALLS), reason, contributors)
 
 
-def _folded(own: Attribution) -> Attribution:
+def _workers(found: Attribution) -> set[CallId]:
+    """The calls whose work a node does: for one whose owner was only inferred, the others are no more than possible."""
+    if found.kind is Kind.INFERRED:
+        return {found.owner}
+    return {found.owner, *found.contributors}
+
+
+def _folded(own: Attribution, merged: Iterable[CallId] = ()) -> Attribution:
     return Attribution(
         own.owner,
         Kind.FOLDED,
         min(own.confidence, _SEVERAL_CALLS),
         "a constant that this call's nodes computed when the model ran",
-        own.contributors,
+        tuple(sorted({*own.contributors, *merged} - {own.owner})),
     )
 
 

@@ -60,3 +60,57 @@ def test_custom_translations_reach_the_exporter(tmp_path: Path) -> None:
         custom_translation_table={torch.ops.aten.relu.default: relu_as_max},
     )
     assert "Max" in {node.op for node in result.document.nodes}
+
+
+def test_reasoning_about_nodes_that_nobody_ran_can_be_left_out(tmp_path: Path) -> None:
+    specimen = zoo.build("bert")
+    documents = {}
+    for advanced in (True, False):
+        documents[advanced] = modelexport.export_model(
+            specimen.model,
+            specimen.inputs,
+            tmp_path / f"{advanced}.onnx",
+            strategy="fx",
+            dynamic_shapes=specimen.dynamic_shapes,
+            advanced_resolution=advanced,
+        ).document
+    reasoned = {node.id: node for node in documents[True].nodes if node.kind == "inferred"}
+    assert reasoned
+    assert any(node.contributors for node in reasoned.values())
+    assert any(node.context for node in documents[True].nodes)
+    for node in documents[False].nodes:
+        assert node.context == ()
+        if node.kind == "inferred":
+            assert (node.module, node.contributors, node.confidence) == ("", (), 0.1)
+        else:
+            assert node.id not in reasoned
+
+
+def test_boundaries_keep_reasoning_out_of_the_modules_they_name(tmp_path: Path) -> None:
+    specimen = zoo.build("bert")
+    document = modelexport.export_model(
+        specimen.model,
+        specimen.inputs,
+        tmp_path / "bert.onnx",
+        strategy="fx",
+        dynamic_shapes=specimen.dynamic_shapes,
+        boundaries=["class:BertEncoder"],
+    ).document
+    inferred = [node for node in document.nodes if node.kind == "inferred"]
+    assert inferred
+    for node in inferred:
+        assert not any(call.startswith("encoder") for call in node.contributors)
+
+
+def test_boundary_that_is_no_module_is_refused_before_anything_is_traced(tmp_path: Path) -> None:
+    specimen = zoo.build("bert")
+    steps: list[str] = []
+    with pytest.raises(modelexport.InputError, match="decoder"):
+        modelexport.export_model(
+            specimen.model,
+            specimen.inputs,
+            tmp_path / "bert.onnx",
+            boundaries=["decoder"],
+            progress=lambda event: steps.append(event.step),
+        )
+    assert steps == ["check"]

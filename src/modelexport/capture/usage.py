@@ -14,15 +14,14 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.attribution import Attribution, Kind
+from modelexport.attribution import Attribution
 from modelexport.capture.correspondence import Correspondence
 from modelexport.capture.eager import EagerGraph, EagerRun, SeenTensor, run_eagerly
 from modelexport.capture.structure import named_arguments
 from modelexport.capture.values import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.errors import InputError, StrategyIncompatibleError
-from modelexport.graph import graph_bodies
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
-from modelexport.resolution import COMMON_CALLER, complete
+from modelexport.resolution import complete
 
 STRATEGY = "usage_based"
 
@@ -41,6 +40,7 @@ class Usage:
     """The owners of a graph's nodes, and what they rest on.
 
     Attributes:
+        known: The attributions that values tell.
         attributions: The attribution of every node, bodies and functions included.
         calls: The module calls with their boundaries, in tensors of the graph.
         telling: How many nodes of the main graph make a tensor that can be told from others by its values.
@@ -49,6 +49,7 @@ class Usage:
         run: What eager PyTorch did.
     """
 
+    known: Mapping[ir.Node, Attribution]
     attributions: Mapping[ir.Node, Attribution]
     calls: CallTree
     telling: int
@@ -117,7 +118,8 @@ def attribute_by_usage(
     anchors.update({name: {run.calls[ROOT_CALL].inputs[place].value} for name, place in places.items()})
     calls = CallTree({call.id: ModuleCall(call.id.path, call.id.index, call.parent) for call in run.calls.values()})
     matching = Correspondence(graph.graph, tensors, anchors, eager, calls)
-    owners = _complete(graph, matching.attributions(), calls)
+    matched_owners = matching.attributions()
+    owners = complete(graph, matched_owners, calls)
     telling = [
         node
         for node in graph.graph
@@ -126,6 +128,7 @@ def attribute_by_usage(
     matched = sum(bool(matching.counterparts(node)) for node in telling)
     last = [maker for output in graph.graph.outputs if (maker := output.producer()) is not None]
     return Usage(
+        known=matched_owners,
         attributions=owners,
         calls=_with_boundaries(run, calls, matching, tensors, owners),
         telling=len(telling),
@@ -133,27 +136,6 @@ def attribute_by_usage(
         agrees=matched >= len(telling) * _FEWEST_MATCHED or any(matching.counterparts(node) for node in last),
         run=run,
     )
-
-
-def _complete(graph: ir.Model, known: Mapping[ir.Node, Attribution], calls: CallTree) -> dict[ir.Node, Attribution]:
-    """An attribution for every node; none of them exact, for nothing here was recorded by an exporter."""
-    owners = complete(graph, known, calls)
-    for node, found in owners.items():
-        if found.kind is Kind.EXACT:
-            owners[node] = Attribution(found.owner, Kind.INFERRED, COMMON_CALLER, found.reason, found.contributors)
-    # What is inside a body was run by whoever ran the node that holds it, whatever it reads from outside.
-    for holder in graph.graph:
-        waiting = [body for _, body in graph_bodies(holder)]
-        while waiting:
-            for node in waiting.pop():
-                owners[node] = Attribution(
-                    owners[holder].owner,
-                    Kind.INFERRED,
-                    COMMON_CALLER,
-                    "eager PyTorch does not show what ran inside; the node that holds this body is this call's",
-                )
-                waiting.extend(body for _, body in graph_bodies(node))
-    return owners
 
 
 def _in_one_line(error: Exception) -> str:

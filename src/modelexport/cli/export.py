@@ -35,6 +35,17 @@ def export(
     torch_nn_exceptions: Annotated[
         str | None, typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.")
     ] = None,
+    advanced_resolution: Annotated[
+        bool,
+        typer.Option(
+            "--enable-advanced-resolution/--no-enable-advanced-resolution",
+            help="Reason from data flow about nodes that no module call is recorded for.",
+        ),
+    ] = True,
+    boundary: Annotated[
+        list[str] | None,
+        typer.Option(help="A module that this must not cross: its path, or class:Name; repeat for more."),
+    ] = None,
     external_data: Annotated[
         bool | None, typer.Option(help="Weights in a file of their own; by default only where they need it.")
     ] = None,
@@ -81,6 +92,8 @@ def export(
             exporter=exporter,
             optimize=optimize,
             torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
+            advanced_resolution=advanced_resolution,
+            boundaries=boundary or (),
             private=private,
             external_data=external_data,
             overwrite=force,

@@ -55,7 +55,7 @@ class UsageBasedStrategy(Strategy):
             model=graph,
             file=file,
             traced=graph,
-            recorded=usage.attributions,
+            recorded=usage.known,
             tree=tree,
             calls=usage.calls,
             traced_as="eager",

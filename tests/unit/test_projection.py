@@ -1,0 +1,187 @@
+"""The projection: owners carried over what optimizers do to a graph, whatever the operators are called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from modelexport.attribution import Attribution, Kind, recorded_by_exporter
+from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall
+from modelexport.projection import Projection, project
+
+A, B, C = CallId("a"), CallId("b"), CallId("c")
+CALLS = CallTree({ROOT_CALL: ModuleCall(""), **{c: ModuleCall(c.path, 0, ROOT_CALL) for c in (A, B, C)}})
+
+
+class Sketch:
+    """A graph, node by node, by tensor names; each node with its call where one is given."""
+
+    def __init__(self) -> None:
+        self._values = {"x": ir.Value(name="x"), "": None}
+        self._nodes: list[ir.Node] = []
+        self._initializers: list[ir.Value] = []
+        self.owners: dict[ir.Node, Attribution] = {}
+        self.node: dict[str, ir.Node] = {}
+
+    def add(self, operation: str, inputs: str, output: str, call: CallId | None = None, **attributes: int) -> Sketch:
+        read = [self._values[name] for name in inputs.split()]
+        made = [ir.Value(name=name) for name in output.split()]
+        given = [ir.AttrInt64(name, number) for name, number in attributes.items()]
+        node = ir.Node("any", operation, read, given, outputs=made)
+        self._nodes.append(node)
+        for value in made:
+            self._values[value.name or ""] = value
+            self.node[value.name or ""] = node
+        if call is not None:
+            self.owners[node] = recorded_by_exporter(call)
+        return self
+
+    def weight(self, name: str, content: float = 0.0, size: int = 1000) -> Sketch:
+        value = ir.Value(name=name, const_value=ir.tensor(np.full(size, content, dtype=np.float32), name=name))
+        self._values[name] = value
+        self._initializers.append(value)
+        return self
+
+    def model(self, *outputs: str) -> ir.Model:
+        x = self._values["x"]
+        assert x is not None
+        returned = [value for name in outputs if (value := self._values[name]) is not None]
+        graph = ir.Graph([x], returned, nodes=self._nodes, initializers=self._initializers)
+        return ir.Model(graph, ir_version=10)
+
+
+def projected(first: Sketch, rewritten: Sketch, *outputs: str) -> tuple[dict[str, Attribution], Projection]:
+    projection = project(first.model(*outputs), first.owners, rewritten.model(*outputs), CALLS)
+    return {name: projection.attributions[node] for name, node in rewritten.node.items()}, projection
+
+
+def test_fused_node_has_the_call_of_its_result_as_owner_and_the_others_as_contributors() -> None:
+    first = Sketch().weight("w").weight("s").add("M", "x w", "m", A).add("N", "m s", "y", B)
+    found, _ = projected(first, Sketch().weight("w2").add("M", "x w2", "y"), "y")
+    assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (B, (A,), Kind.FUSED)
+
+
+def test_equal_nodes_merged_into_one_name_all_their_calls() -> None:
+    first = Sketch().add("Mask", "x", "m1", A).add("Mask", "x", "m2", B).add("Use", "x m1", "y", A)
+    first.add("Use", "y m2", "z", B)
+    rewritten = Sketch().add("Mask", "x", "m1").add("Use", "x m1", "y").add("Use", "y m1", "z")
+    found, projection = projected(first, rewritten, "z")
+    assert (found["m1"].owner, found["m1"].contributors, found["m1"].kind) == (A, (B,), Kind.MERGED)
+    assert found["z"].kind is Kind.EXACT
+    assert projection.tensors["m2"] == "m1"
+
+
+def test_chains_of_equal_values_merge_to_the_end() -> None:
+    first = Sketch().add("P", "x", "p1", A).add("Q", "p1", "q1", A).add("P", "x", "p2", B).add("Q", "p2", "q2", B)
+    first.add("R", "q1 q2", "y", C)
+    found, _ = projected(first, Sketch().add("P", "x", "p1").add("Q", "p1", "q1").add("R", "q1 q1", "y"), "y")
+    assert found["q1"].contributors == (B,)
+    assert found["y"].owner == C
+
+
+def test_shape_arithmetic_that_was_folded_is_nobodys_work() -> None:
+    first = Sketch().add("Size", "x", "s", A).add("Grow", "s", "t", A).add("Shift", "x", "h", B)
+    first.add("Lay", "h t", "y", B)
+    found, _ = projected(first, Sketch().add("Shift", "x", "h").weight("t").add("Lay", "h t", "y"), "y")
+    assert (found["y"].owner, found["y"].kind) == (B, Kind.EXACT)
+
+
+def test_constants_lifted_out_of_modules_are_known_as_theirs() -> None:
+    first = Sketch().weight("w").add("Half", "w", "c", A).add("Use", "x c", "y", B)
+    found, projection = projected(first, Sketch().weight("c", 1.0).add("Use", "x c", "y"), "y")
+    assert (projection.constants["c"].owner, projection.constants["c"].kind) == (A, Kind.FOLDED)
+    assert found["y"].owner == B
+
+
+def test_new_node_that_replaces_several_of_one_call_is_that_calls() -> None:
+    first = Sketch().add("In", "x", "h", A)
+    for part in range(3):
+        first.add("Slice", "h", f"s{part}", B, part=part).add("Use", f"s{part}", f"u{part}", C, part=part)
+    first.add("Join", "u0 u1 u2", "y", C)
+    rewritten = Sketch().add("In", "x", "h").add("Split", "h", "n0 n1 n2")
+    for part in range(3):
+        rewritten.add("Use", f"n{part}", f"u{part}", part=part)
+    found, _ = projected(first, rewritten.add("Join", "u0 u1 u2", "y"), "y")
+    assert found["n0"].owner == B
+
+
+def test_contributors_of_a_node_that_is_fused_again_are_kept() -> None:
+    first = Sketch().weight("w").add("M", "x w", "m", A).add("N", "m", "y", B)
+    first.owners[first.node["m"]] = Attribution(A, Kind.FUSED, 0.95, "fused before", (C,))
+    found, _ = projected(first, Sketch().weight("w").add("MN", "x w", "y"), "y")
+    assert found["y"].contributors == (A, C)
+
+
+def test_renaming_every_operator_changes_nothing() -> None:
+    def build(named: Callable[[str], str]) -> tuple[Sketch, Sketch]:
+        first = Sketch().weight("w").add(named("M"), "x w", "m", A).add(named("N"), "m", "n", B)
+        first.add(named("K"), "x", "k1", A).add(named("K"), "x", "k2", C).add(named("J"), "n k1 k2", "y", C)
+        rewritten = Sketch().weight("w").add(named("MN"), "x w", "n").add(named("K"), "x", "k1")
+        return first, rewritten.add(named("J"), "n k1 k1", "y")
+
+    plain, _ = projected(*build(lambda name: name), "y")
+    other, _ = projected(*build(lambda name: f"Conv{name[::-1]}"), "y")
+    assert plain == other
+    assert plain["n"].contributors == (A,)
+
+
+def _work(build: Callable[[int], tuple[Sketch, Sketch]], size: int) -> int:
+    """How many calls of functions a projection takes: work that can be counted, where time would depend on the day."""
+    first, rewritten = build(size)
+    before, after = first.model("y"), rewritten.model("y")
+    count = 0
+
+    def counted(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event.endswith("call")
+
+    sys.setprofile(counted)
+    try:
+        project(before, first.owners, after, CALLS)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def _overlapping_regions(size: int) -> tuple[Sketch, Sketch]:
+    """Each of many results computed anew from the input, where one chain had given them all."""
+    first, rewritten, last = Sketch(), Sketch(), "x"
+    for n in range(size):
+        first.add("Step", last, f"c{n}", A, n=n).add("Take", f"c{n}", f"t{n}", B, n=n)
+        rewritten.add("All", "x", f"t{n}", n=n)
+        last = f"c{n}"
+    names = " ".join(f"t{n}" for n in range(size))
+    return first.add("Join", names, "y", C), rewritten.add("Join", names, "y")
+
+
+def _new_names_everywhere(size: int) -> tuple[Sketch, Sketch]:
+    first, rewritten, before, after = Sketch(), Sketch(), "x", "x"
+    for n in range(size):
+        first.add("Step", before, f"c{n}", A, n=n)
+        rewritten.add("Other", after, f"d{n}", n=n)
+        before, after = f"c{n}", f"d{n}"
+    return first.add("End", before, "y", B), rewritten.add("End", after, "y")
+
+
+def _all_equal(size: int) -> tuple[Sketch, Sketch]:
+    """Half of many equal nodes merged away."""
+    first, rewritten = Sketch(), Sketch()
+    for n in range(size):
+        first.add("Same", "x", f"s{n}", A if n % 2 else B)
+        if n % 2:
+            rewritten.add("Same", "x", f"s{n}")
+    kept = [f"s{n if n % 2 else n + 1}" for n in range(size - 1)]
+    every = [f"s{n}" for n in range(size - 1)]
+    return first.add("Join", " ".join(every), "y", C), rewritten.add("Join", " ".join(kept), "y")
+
+
+@pytest.mark.parametrize("build", [_overlapping_regions, _new_names_everywhere, _all_equal])
+def test_work_stays_linear_where_a_plain_walk_would_be_quadratic(
+    build: Callable[[int], tuple[Sketch, Sketch]],
+) -> None:
+    # Four times the nodes; quadratic work would be sixteen times as much.
+    assert _work(build, 1200) < 5 * _work(build, 300)

@@ -1,0 +1,223 @@
+"""Owners from data flow: what each shape of evidence leads to."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from modelexport.attribution import Attribution, Kind, recorded_by_exporter
+from modelexport.boundaries import boundary_paths
+from modelexport.errors import InputError
+from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.resolution import (
+    AGREEING_NEIGHBOURS,
+    COMMON_CALLER,
+    NO_EVIDENCE,
+    ONE_SIDE,
+    ResolutionPolicy,
+    add_contexts,
+    complete,
+)
+
+A, B, INNER = CallId("a"), CallId("b"), CallId("a.inner")
+CALLS = CallTree(
+    {
+        ROOT_CALL: ModuleCall("", 0, None),
+        A: ModuleCall("a", 0, ROOT_CALL),
+        INNER: ModuleCall("a.inner", 0, A),
+        B: ModuleCall("b", 0, ROOT_CALL),
+    }
+)
+
+
+class Chain:
+    """A graph written node by node, each with its recorded call or None."""
+
+    def __init__(self) -> None:
+        self.given = ir.Value(name="x")
+        self.nodes: list[ir.Node] = []
+        self.known: dict[ir.Node, Attribution] = {}
+
+    def add(self, call: CallId | None, *inputs: ir.Value, attributes: list[ir.Attr] | None = None) -> ir.Value:
+        node = ir.Node("", "Op", inputs, attributes or [], outputs=[ir.Value(name=f"v{len(self.nodes)}")])
+        self.nodes.append(node)
+        if call is not None:
+            self.known[node] = recorded_by_exporter(call)
+        return node.outputs[0]
+
+    def resolve(self, *outputs: ir.Value, policy: ResolutionPolicy | None = None) -> dict[ir.Node, Attribution]:
+        model = ir.Model(ir.Graph([self.given], outputs, nodes=self.nodes), ir_version=10)
+        return complete(model, self.known, CALLS, policy or ResolutionPolicy())
+
+    def found_for(self, value: ir.Value, *outputs: ir.Value, policy: ResolutionPolicy | None = None) -> Attribution:
+        producer = value.producer()
+        assert producer is not None
+        return self.resolve(*outputs, policy=policy)[producer]
+
+
+def test_node_between_nodes_of_one_call_is_that_calls() -> None:
+    chain = Chain()
+    helper = chain.add(None, chain.add(None, chain.add(A, chain.given)))
+    found = chain.found_for(helper, chain.add(A, helper))
+    assert (found.owner, found.kind, found.confidence) == (A, Kind.INFERRED, AGREEING_NEIGHBOURS)
+
+
+def test_whole_chain_between_two_calls_is_their_callers_and_names_both() -> None:
+    chain = Chain()
+    first = chain.add(None, chain.add(INNER, chain.given))
+    second = chain.add(None, first)
+    resolved = chain.resolve(chain.add(B, second))
+    for helper in (first, second):
+        found = resolved[helper.producer()]
+        assert (found.owner, found.contributors, found.confidence) == (ROOT_CALL, (INNER, B), COMMON_CALLER)
+
+
+def test_constant_that_serves_one_call_is_that_calls() -> None:
+    chain = Chain()
+    constant = chain.add(None)
+    found = chain.found_for(constant, chain.add(B, constant))
+    assert (found.owner, found.confidence) == (B, AGREEING_NEIGHBOURS)
+
+
+def test_value_hoisted_out_of_several_calls_lists_them_all() -> None:
+    chain = Chain()
+    hoisted = chain.add(None, chain.given)
+    found = chain.found_for(hoisted, chain.add(A, hoisted), chain.add(B, hoisted))
+    assert (found.owner, found.contributors) == (ROOT_CALL, (A, B))
+
+
+def test_evidence_on_one_side_counts_for_less() -> None:
+    chain = Chain()
+    last = chain.add(None, chain.add(A, chain.given))
+    assert chain.found_for(last, last).confidence == ONE_SIDE
+
+
+def test_node_without_any_evidence_falls_to_the_root() -> None:
+    chain = Chain()
+    alone = chain.add(None, chain.given)
+    found = chain.found_for(alone, alone)
+    assert (found.owner, found.confidence) == (ROOT_CALL, NO_EVIDENCE)
+
+
+def test_node_in_a_body_stays_with_the_holder_whatever_it_reads_from_outside() -> None:
+    chain = Chain()
+    outer = chain.add(B, chain.given)
+    inside = ir.Node("", "Op", [outer], outputs=[ir.Value(name="inside")])
+    body = ir.Graph([], inside.outputs, nodes=[inside])
+    holder = chain.add(A, chain.given, attributes=[ir.AttrGraph("then_branch", body)])
+    assert chain.resolve(holder)[inside].owner == A
+
+
+def test_node_that_holds_a_body_is_near_what_is_known_inside() -> None:
+    chain = Chain()
+    inside = ir.Node("", "Op", [chain.given], outputs=[ir.Value(name="inside")])
+    chain.known[inside] = recorded_by_exporter(INNER)
+    body = ir.Graph([], inside.outputs, nodes=[inside])
+    holder = chain.add(None, chain.given, attributes=[ir.AttrGraph("then_branch", body)])
+    assert chain.found_for(holder, chain.add(A, holder)).owner == A
+
+
+def test_without_advanced_resolution_unrecorded_nodes_fall_to_the_root() -> None:
+    chain = Chain()
+    helper = chain.add(None, chain.add(A, chain.given))
+    found = chain.found_for(helper, chain.add(A, helper), policy=ResolutionPolicy(advanced=False))
+    assert (found.owner, found.kind, found.confidence) == (ROOT_CALL, Kind.INFERRED, NO_EVIDENCE)
+
+
+def test_nothing_crosses_a_boundary_on_evidence_from_one_side() -> None:
+    owners = []
+    for boundaries in ({}, {"a"}):
+        chain = Chain()
+        last = chain.add(None, chain.add(INNER, chain.given))
+        policy = ResolutionPolicy(boundaries=frozenset(boundaries))
+        owners.append(chain.found_for(last, last, policy=policy).owner)
+    assert owners == [INNER, ROOT_CALL]
+
+
+def test_boundary_keeps_what_lies_wholly_inside_of_it() -> None:
+    chain = Chain()
+    helper = chain.add(None, chain.add(INNER, chain.given))
+    found = chain.found_for(helper, chain.add(INNER, helper), policy=ResolutionPolicy(boundaries=frozenset({"a"})))
+    assert found.owner == INNER
+
+
+def test_boundary_hides_what_is_inside_from_nodes_between_it_and_others() -> None:
+    chain = Chain()
+    helper = chain.add(None, chain.add(INNER, chain.given))
+    policy = ResolutionPolicy(boundaries=frozenset({"a"}))
+    found = chain.found_for(helper, chain.add(B, helper), policy=policy)
+    assert (found.owner, found.contributors) == (ROOT_CALL, (B,))
+
+
+def test_function_is_known_no_better_than_the_nodes_that_call_it() -> None:
+    x = ir.Value(name="x")
+    made, body = ir.Node("", "Op", [x], outputs=[ir.Value(name="y")]), ir.Value(name="i")
+    inner = ir.Node("", "Op", [body], outputs=[ir.Value(name="o")])
+    function = ir.Function("local", "F", graph=ir.Graph([body], inner.outputs, nodes=[inner]), attributes=[])
+    call = ir.Node("local", "F", made.outputs, outputs=[ir.Value(name="z")])
+    model = ir.Model(ir.Graph([x], call.outputs, nodes=[made, call]), ir_version=10, functions=[function])
+    found = complete(model, {made: recorded_by_exporter(A)}, CALLS)
+    assert (found[inner].owner, found[inner].kind, found[inner].confidence) == (A, Kind.INFERRED, ONE_SIDE)
+    known = {made: recorded_by_exporter(A), call: recorded_by_exporter(B)}
+    assert complete(model, known, CALLS)[inner].kind is Kind.EXACT
+
+
+def test_function_serves_also_those_who_call_it_through_another() -> None:
+    x = ir.Value(name="x")
+    functions = []
+    for name, calls_on in (("Inner", None), ("Outer", "Inner")):
+        given = ir.Value(name="i")
+        node = ir.Node("local" if calls_on else "", calls_on or "Op", [given], outputs=[ir.Value(name="o")])
+        functions.append(ir.Function("local", name, graph=ir.Graph([given], node.outputs, nodes=[node]), attributes=[]))
+    direct = ir.Node("local", "Inner", [x], outputs=[ir.Value(name="y")])
+    through = ir.Node("local", "Outer", direct.outputs, outputs=[ir.Value(name="z")])
+    graph = ir.Graph([x], through.outputs, nodes=[direct, through])
+    model = ir.Model(graph, ir_version=10, functions=functions)
+    found = complete(model, {direct: recorded_by_exporter(A), through: recorded_by_exporter(B)}, CALLS)
+    inner = found[next(iter(functions[0]))]
+    assert (inner.owner, inner.kind, inner.contributors) == (ROOT_CALL, Kind.MERGED, (A, B))
+
+
+def test_residual_add_has_what_it_joins_as_context_and_keeps_its_owner() -> None:
+    chain = Chain()
+    left, right = chain.add(A, chain.given), chain.add(B, chain.given)
+    total = chain.add(ROOT_CALL, left, right)
+    model = ir.Model(ir.Graph([chain.given], [total], nodes=chain.nodes), ir_version=10)
+    joined = add_contexts(model, chain.known)
+    found = joined[total.producer()]
+    assert (found.owner, found.kind, found.context, found.contributors) == (ROOT_CALL, Kind.EXACT, (A, B), ())
+    assert joined[left.producer()].context == ()
+
+
+# --- boundaries that callers name ------------------------------------------------------------------------------
+
+TREE = ModuleTree(
+    {
+        "": ModuleInfo("", "Net", "pkg.Net"),
+        "a": ModuleInfo("a", "Block", "pkg.Block", aliases=("also",)),
+        "a.inner": ModuleInfo("a.inner", "Linear", "torch.nn.modules.linear.Linear"),
+        "b": ModuleInfo("b", "Block", "pkg.Block"),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "paths"),
+    [
+        (["a"], {"a"}),
+        (["also"], {"a"}),
+        (["a.*"], {"a.inner"}),
+        (["class:Block"], {"a", "b"}),
+        (["class:pkg.*", "a.inner"], {"", "a", "b", "a.inner"}),
+        (lambda module: module.class_name == "Linear", {"a.inner"}),
+        ([], set()),
+    ],
+)
+def test_boundaries_are_named_by_path_class_or_function(boundaries: object, paths: set[str]) -> None:
+    assert boundary_paths(TREE, boundaries) == paths  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("boundaries", [["c"], ["class:Nothing"], "a", [dict]])
+def test_boundary_that_names_no_module_is_refused(boundaries: object) -> None:
+    with pytest.raises(InputError):
+        boundary_paths(TREE, boundaries)  # type: ignore[arg-type]
