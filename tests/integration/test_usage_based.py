@@ -112,6 +112,21 @@ def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
     assert found >= 0.6 * total
 
 
+@each("bert", "albert", "vit")
+def test_boundary_is_the_tensor_that_crosses_it_where_others_hold_the_same(
+    exported: Exporter, tagged: Tagged, name: str
+) -> None:
+    """A bias of zeros leaves two equal tensors inside a call: the one that others read is the result."""
+    document = exported(name).document
+    owners = {node.module for node in document.nodes}
+    found = {str(call.id): call for call in tagged(name)[1].calls}
+    leaves = [call for call in document.calls if call.id in owners and call.outputs]
+    assert leaves
+    for recorded in leaves:
+        tensors = [tensor.tensor for tensor in found[recorded.id].outputs]
+        assert all(tensor in (None, truth.tensor) for tensor, truth in zip(tensors, recorded.outputs, strict=True))
+
+
 @each("bert", "resnet", "albert", "with_methods", "no_grad")
 def test_no_node_is_owned_by_a_module_that_did_not_compute_it(exported: Exporter, tagged: Tagged, name: str) -> None:
     ours = exported(name)

@@ -306,6 +306,11 @@ def _with_boundaries(
         producer = value.producer()
         return producer is not None and calls.encloses(call, owners[producer].owner)
 
+    def crosses(value: ir.Value, call: CallId, *, leaving: bool) -> bool:
+        """Whether the tensor is read on the other side of the call's boundary than the one it was made on."""
+        sides = [calls.encloses(call, owners[use.node].owner) for use in value.uses()]
+        return (leaving and value.is_graph_output()) or any(side is not leaving for side in sides)
+
     def place(seen: SeenTensor, call: CallId, *, leaving: bool) -> BoundaryTensor:
         known = run.fingerprints[seen.value]
         alike = [
@@ -313,11 +318,13 @@ def _with_boundaries(
             for value in holders.get(seen.value, ())
             if known is not None and (own := tensors.get(value.name or "")) is not None and own.same_layout(known)
         ]
-        # Of tensors that hold the same: what leaves a call was made inside of it; what enters it was not.
+        # Of tensors that hold the same: what leaves a call was made inside of it and is read outside, what enters it
+        # the other way round.
         alike.sort(
             key=lambda value: (
                 not matching.has_made(value, seen.value),
                 inside(value, call) != leaving,
+                not crosses(value, call, leaving=leaving),
                 len(matching.found[value]),
             )
         )
