@@ -1,0 +1,72 @@
+"""Branches of `torch.cond` that call modules: ONNX bodies lose the module path."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.conformance.case import Case
+from tests.conformance.parts import SIZE, Block, batch
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(SIZE, SIZE)
+        self.yes = Block()
+        self.no = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return torch.cond(x.sum() > 0, lambda y: self.yes(y) * 2, lambda y: self.no(y) - 1, (x,)) + 1
+
+
+class Inside(nn.Module):
+    """The decision is taken in a submodule, and the same module runs in both branches."""
+
+    class Chooser(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blk = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.mean() > 0, lambda y: self.blk(y) * 2, lambda y: torch.sin(self.blk(y * 3)), (x,))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chooser = self.Chooser()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.chooser(x) * 0.5
+
+
+_NO_COND = {"torchscript*": "TorchScript traces the branch that is taken, and refuses torch.cond itself"}
+
+_UNSEEN = {
+    ("usage_based:*", about): "eager PyTorch does not show what ran inside a body"
+    for about in ("values", "calls", "named")
+}
+_MIXED = "nodes of the two branches are taken for one another"
+
+CASES = {
+    "": Case(
+        title="`cond` branches that call modules",
+        build=lambda: (Net(), batch(), [batch() - 2, batch() + 2]),
+        calls={"": ("stem", "yes", "no"), "yes": ("yes.lin",), "no": ("no.lin",)},
+        refused=_NO_COND,
+        unsupported=_UNSEEN,
+    ),
+    "inside": Case(
+        title="`cond` in a submodule, one module in both branches",
+        build=lambda: (Inside(), batch().abs(), [-batch().abs()]),
+        calls={
+            "": ("chooser",),
+            "chooser": ("chooser.blk", "chooser.blk@1"),
+            "chooser.blk": ("chooser.blk.lin",),
+            "chooser.blk@1": ("chooser.blk.lin@1",),
+        },
+        refused=_NO_COND,
+        unsupported=_UNSEEN | {("fx:*", about): _MIXED for about in ("values", "calls", "named")},
+        loops=True,
+    ),
+}

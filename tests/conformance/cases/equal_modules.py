@@ -1,0 +1,55 @@
+"""Two modules that compute the same of the same input: CSE keeps the nodes of one, and the other vanishes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.conformance.case import Case, Expect
+from tests.conformance.parts import Block, Scale, batch
+
+
+class Net(nn.Module):
+    """The two have work of their own, with equal weights where they have any."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one = one
+        self.other = other
+        self.after = Scale(0.7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) + self.after(self.other(x))
+
+
+def _with_weights() -> tuple[Any, ...]:
+    one, other = Block(), Block()
+    other.load_state_dict(one.state_dict())
+    return Net(one, other), batch()
+
+
+_TRACED = "the TorchScript exporter merges equal nodes while it traces, before a scope is read"
+
+CASES = {
+    "parameterless": Case(
+        title="two equal modules without weights, merged by CSE",
+        build=lambda: (Net(Scale(3.0), Scale(3.0)), batch()),
+        calls={"": ("one", "other", "after")},
+        expects=(
+            Expect("one", ("one", "other"), files=("dynamo", "torchscript*"), kinds=("merged",)),
+            Expect("after", ("after",)),
+        ),
+        unsupported={("htp:*", "contributors"): _TRACED, ("htp:*", "named"): _TRACED},
+    ),
+    "weights": Case(
+        title="two modules with equal weights, merged by CSE",
+        build=_with_weights,
+        calls={"": ("one", "other", "after"), "one": ("one.lin",), "other": ("other.lin",)},
+        expects=(
+            Expect("one", ("one", "other"), files=("dynamo",), kinds=("merged",)),
+            Expect("one.lin", ("one.lin", "other.lin"), files=("dynamo",), kinds=("merged",)),
+        ),
+    ),
+}

@@ -1,0 +1,111 @@
+"""Every known failure of provenance, on both exporters, with every strategy: who made each node is told rightly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import modelexport
+from tests.conformance import criteria
+from tests.conformance.bench import Bench, Column, export
+from tests.conformance.case import FILES, all_cases
+
+pytestmark = pytest.mark.integration
+
+_LEAST_COMPARED = 1
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("conformance"))
+
+
+@pytest.fixture
+def column(bench: Bench, name: str, strategy: str, file: str) -> Column:
+    return bench.column(name, all_cases()[name], strategy, file)
+
+
+def every_column(criterion: str) -> pytest.MarkDecorator:
+    """Each pair of strategy and file of each case; what a case says is not supported must fail."""
+    found = []
+    for name, case in all_cases().items():
+        for strategy, file in case.columns():
+            marks = [pytest.mark.xdist_group(name)]
+            if (why := case.shortcoming(strategy, file, criterion)) is not None:
+                marks.append(pytest.mark.xfail(reason=why, strict=True, raises=AssertionError))
+            found.append(pytest.param(name, strategy, file, id=f"{name}-{strategy}-{file}", marks=marks))
+    return pytest.mark.parametrize(("name", "strategy", "file"), found)
+
+
+@every_column("owned")
+def test_every_node_is_owned(column: Column) -> None:
+    assert criteria.unowned(column) == []
+    assert {identity for identity, _ in column.file.nodes} == set(column.claims)
+
+
+@every_column("values")
+def test_no_node_is_owned_by_a_module_that_did_not_compute_it(column: Column) -> None:
+    verdict = criteria.verdict(column)
+    assert verdict.contaminated == ()
+    assert verdict.judged >= column.truth.case.judged
+
+
+@every_column("contributors")
+def test_nodes_that_several_calls_made_name_them_all(column: Column) -> None:
+    assert criteria.unmet(column) == []
+
+
+@every_column("calls")
+def test_calls_are_those_the_model_makes(column: Column) -> None:
+    case, document = column.truth.case, column.document
+    assert document is not None
+    made: dict[str, list[str]] = {}
+    for call in document.calls:
+        if call.parent is not None:
+            made.setdefault(call.parent, []).append(call.id)
+    assert made == {caller: list(calls) for caller, calls in case.calls.items()}
+    good, total = criteria.told_apart(column)
+    assert good == total
+
+
+@every_column("named")
+def test_no_call_is_lumped_into_another(column: Column) -> None:
+    assert criteria.lost(column) == set()
+    assert criteria.wrongly_removed(column) == set()
+
+
+@every_column("boundaries")
+def test_boundary_tensors_hold_what_the_call_was_given_and_returned(column: Column) -> None:
+    wrong, compared = criteria.wrong_boundaries(column)
+    assert wrong == []
+    assert compared >= _LEAST_COMPARED or not column.by_call
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in all_cases()])
+def test_case_states_the_calls_that_pytorch_makes(bench: Bench, name: str) -> None:
+    case = all_cases()[name]
+    stated = {"", *(call for calls in case.calls.values() for call in calls)}
+    seen = {call for calls in bench.truth(name, case).calls for call in calls}
+    if case.loops:
+        truth = bench.truth(name, case)
+        assert {truth.module_of(call) for call in seen} == {truth.module_of(call) for call in stated}
+    else:
+        assert seen == stated
+
+
+_REFUSED = [
+    pytest.param(name, file, id=f"{name}-{file}", marks=pytest.mark.xdist_group(name))
+    for name, case in all_cases().items()
+    for file in FILES
+    if case.refusal(file) is not None and not file.endswith("-raw")
+]
+
+
+@pytest.mark.parametrize(("name", "file"), _REFUSED)
+def test_refusals_are_what_the_case_says(tmp_path: Path, name: str, file: str) -> None:
+    case = all_cases()[name]
+    model, (inputs, *_) = case.specimen()
+    with pytest.raises(modelexport.StrategyIncompatibleError):
+        export(model, inputs, tmp_path / "refused.onnx", case, file)
+    assert list(tmp_path.iterdir()) == []
