@@ -34,7 +34,9 @@ if TYPE_CHECKING:
         UsageBasedExporter,
         export_model,
     )
+    from modelexport.limits import ReadLimits
     from modelexport.loading import LoadedModel, load
+    from modelexport.reading import ModelFile, read_model
     from modelexport.result import ExportResult, ProgressEvent
     from modelexport.strategies.base import CaptureRequest, Strategy
     from modelexport.strategies.characteristics import ModelCharacteristics
@@ -64,8 +66,10 @@ _HOMES = {
     "LoadedModel": "loading",
     "ModelCharacteristics": "strategies.characteristics",
     "ModelExportError": "errors",
+    "ModelFile": "reading",
     "ModelSourceError": "errors",
     "ProgressEvent": "result",
+    "ReadLimits": "limits",
     "SelectorError": "errors",
     "StorageError": "errors",
     "Strategy": "strategies.base",
@@ -80,6 +84,7 @@ _HOMES = {
     "document_schema": "document",
     "export_model": "export",
     "load": "loading",
+    "read_model": "reading",
     "register_strategy": "strategies.registry",
     "select_calls": "analysis.selectors",
     "select_nodes": "analysis.selectors",
@@ -105,8 +110,10 @@ __all__ = [
     "LoadedModel",
     "ModelCharacteristics",
     "ModelExportError",
+    "ModelFile",
     "ModelSourceError",
     "ProgressEvent",
+    "ReadLimits",
     "SelectorError",
     "StorageError",
     "Strategy",
@@ -122,6 +129,7 @@ __all__ = [
     "document_schema",
     "export_model",
     "load",
+    "read_model",
     "register_strategy",
     "select_calls",
     "select_nodes",

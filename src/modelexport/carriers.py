@@ -19,6 +19,7 @@ from modelexport._version import __version__
 from modelexport.document import HierarchyDocument, NodeRecord, decode_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import identified_nodes, identified_proto_nodes
+from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 
 PREFIX = "pkg.modelexport."
 TAG_KEY = f"{PREFIX}tag"
@@ -31,7 +32,6 @@ STRATEGY_KEY = f"{PREFIX}strategy"
 _NODE_METADATA_IR_VERSION = 10
 # A Python source file, or code generated for one: what a stack trace is made of.
 _SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
-_MAX_SIDECAR_BYTES = 2**30
 
 
 class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,7 +89,8 @@ def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, befo
 
 def read_doc_string(text: str | None) -> StoredHierarchy | None:
     """What one of our `doc_string`s holds; None for anybody else's."""
-    if not text or not text.startswith("{"):
+    # Protobuf gives text that is not UTF-8 as bytes.
+    if not isinstance(text, str) or not text.startswith("{"):
         return None
     try:
         return msgspec.json.decode(text, type=StoredHierarchy)
@@ -97,7 +98,7 @@ def read_doc_string(text: str | None) -> StoredHierarchy | None:
         return None
 
 
-def read_sidecar(path: Path) -> HierarchyDocument:
+def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDocument:
     """Read the sidecar at `path`.
 
     Raises:
@@ -105,8 +106,8 @@ def read_sidecar(path: Path) -> HierarchyDocument:
     """
     try:
         size = path.stat().st_size
-        if size > _MAX_SIDECAR_BYTES:
-            raise FileFormatError(f"{path} has {size} bytes, more than a sidecar may ({_MAX_SIDECAR_BYTES})")
+        if size > limits.sidecar_bytes:
+            raise FileFormatError(f"{path} has {size} bytes, more than a sidecar may ({limits.sidecar_bytes})")
         data = path.read_bytes()
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error

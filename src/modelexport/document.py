@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -276,10 +277,27 @@ def decode_document(data: bytes, source: str) -> HierarchyDocument:
         document = msgspec.json.decode(data, type=HierarchyDocument)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{source} is not a valid hierarchy document: {error}") from error
-    problem = _misfit(document)
+    problem = _repeated_key(data, document) or _misfit(document)
     if problem is not None:
         raise FileFormatError(f"{source} is not a valid hierarchy document: {problem}")
     return document
+
+
+def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
+    """Why readers could disagree about the text: an object with one key twice, of which each reader takes another."""
+    if encode_document(document) == data:
+        # As we write it. Encoding is much faster than looking at each key.
+        return None
+
+    def refuse(pairs: list[tuple[str, object]]) -> None:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise ValueError(f"an object has one of its keys twice: {[key for key, _ in pairs][:12]}")
+
+    try:
+        json.loads(data, object_pairs_hook=refuse)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def _misfit(document: HierarchyDocument) -> str | None:

@@ -6,12 +6,16 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 # Larger tensors count by type and shape alone: a graph keeps its identity when its weights are trained further.
 SMALL_TENSOR_BYTES = 1024
+
+# Looking up the text of an enumeration takes longer than the number beside it.
+_INT, _INTS = f"{ir.AttributeType.INT}", f"{ir.AttributeType.INTS}"
 
 
 def graph_bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
@@ -48,12 +52,16 @@ def _function_prefix(domain: str, name: str, overload: str) -> str:
     return "::".join(part for part in (domain, name, overload) if part) + "/"
 
 
-def _proto_bodies(node: onnx.NodeProto) -> Iterator[tuple[str, Iterable[onnx.NodeProto]]]:
+def _proto_bodies(node: onnx.NodeProto) -> Iterable[tuple[str, Iterable[onnx.NodeProto]]]:
+    return [(name, graph.node) for name, graph in _proto_graphs(node)] if node.attribute else ()
+
+
+def _proto_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
-            yield attribute.name, attribute.g.node
+            yield attribute.name, attribute.g
         for position, graph in enumerate(attribute.graphs):
-            yield f"{attribute.name}.{position}", graph.node
+            yield f"{attribute.name}.{position}", graph
 
 
 _Node = TypeVar("_Node")
@@ -87,8 +95,9 @@ def _identified(
                 continue
             found.append(following)
             identity, node = following
-            bodies = [identify(f"{identity}/{name}/", body) for name, body in bodies_of(node)]
-            stack.extend(reversed(bodies))
+            bodies = bodies_of(node)
+            if bodies:
+                stack.extend(reversed([identify(f"{identity}/{name}/", body) for name, body in bodies]))
     return found
 
 
@@ -100,36 +109,110 @@ def tensor_names(model: ir.Model) -> set[str]:
     return {name for name in names if name}
 
 
-def graph_hash(model: ir.Model) -> str:
-    """A digest of what the graph computes: nodes, tensors and small constants; no metadata, no weights."""
+def graph_hash(model: ir.Model | onnx.ModelProto, nodes: Iterable[tuple[str, onnx.NodeProto]] | None = None) -> str:
+    """A digest of what the graph computes: nodes, tensors and small constants; no metadata, no weights.
+
+    It is the same for a model in memory, for its file once it was saved, and for that file as a proto.
+
+    Args:
+        model: The model.
+        nodes: What `identified_proto_nodes` gives for it, where that is known already.
+    """
     digest = hashlib.blake2b(digest_size=16)
-
-    def add(*parts: object) -> None:
-        for part in parts:
-            text = str(part).encode("utf-8", "surrogatepass")
-            digest.update(len(text).to_bytes(4, "little"))
-            digest.update(text)
-
-    add(*sorted(model.opset_imports.items()))
-    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for graph in graphs:
-        add("graph", *_signature(graph))
-    for name, value in model.graph.initializers.items():
-        add("initializer", name, value.dtype, value.shape)
-    for identity, node in identified_nodes(model):
-        add(identity, node.domain, node.op_type, node.overload)
-        add(*(value.name if value is not None else "" for value in node.inputs))
-        # Unnamed outputs at the end are not written to files.
-        add("->", *" ".join(value.name or "" for value in node.outputs).rstrip().split(" "))
-        for name, attribute in sorted(node.attributes.items()):
-            add(name, attribute_text(attribute))
-        for name, body in graph_bodies(node):
-            add(name, *_signature(body))
+    for part in _proto_content(model, nodes) if isinstance(model, onnx.ModelProto) else _content(model):
+        try:
+            digest.update(msgspec.msgpack.encode(part))
+        except UnicodeEncodeError:
+            # Half of a surrogate pair: such a name can be made in memory, and not be saved.
+            digest.update(repr(part).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
-def _signature(graph: ir.Graph | ir.Function) -> list[str | None]:
-    return [*(value.name for value in graph.inputs), "->", *(value.name for value in graph.outputs)]
+def _content(model: ir.Model) -> Iterator[object]:
+    """What is hashed, piece by piece. `_proto_content` gives the same for the file."""
+    yield _opsets(model.opset_imports.items())
+    weights = model.graph.initializers
+    # A weight that is also an input can be given by the caller; whether it is, exporters decide when they save.
+    yield [value.name for value in model.graph.inputs if value.name not in weights], _names(model.graph.outputs)
+    for key, function in model.functions.items():
+        yield key, _names(function.inputs), _names(function.outputs)
+    for name, value in sorted(weights.items()):
+        looks = value if value.const_value is None else value.const_value
+        yield name, None if looks.dtype is None else int(looks.dtype), [*map(str, looks.shape or ())]
+    for identity, node in identified_nodes(model):
+        yield (
+            identity,
+            node.domain,
+            node.op_type,
+            node.overload,
+            _names(node.inputs),
+            _without_unnamed_end(_names(node.outputs)),
+            [(name, attribute_text(attribute)) for name, attribute in sorted(node.attributes.items())],
+            [(name, _names(body.inputs), _names(body.outputs)) for name, body in graph_bodies(node)],
+        )
+
+
+def _proto_content(model: onnx.ModelProto, nodes: Iterable[tuple[str, onnx.NodeProto]] | None) -> Iterator[object]:
+    graph = model.graph
+    yield _opsets((opset.domain, opset.version) for opset in model.opset_import)
+    weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name}
+    yield [value.name for value in graph.input if value.name not in weights], [value.name for value in graph.output]
+    for function in model.functions:
+        yield (function.domain, function.name, function.overload), list(function.input), list(function.output)
+    for name, tensor in sorted(weights.items()):
+        yield name, tensor.data_type, [*map(str, tensor.dims)]
+    for identity, node in identified_proto_nodes(model) if nodes is None else nodes:
+        attributes, bodies = _proto_attributes(node) if node.attribute else ([], [])
+        yield (
+            identity,
+            "" if node.domain == "ai.onnx" else node.domain,
+            node.op_type,
+            node.overload,
+            list(node.input),
+            _without_unnamed_end(list(node.output)),
+            attributes,
+            bodies,
+        )
+
+
+def _opsets(opsets: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return sorted(("" if domain == "ai.onnx" else domain, version) for domain, version in opsets)
+
+
+def _names(values: Iterable[ir.Value | None]) -> list[str]:
+    return [value.name or "" if value is not None else "" for value in values]
+
+
+def _without_unnamed_end(outputs: list[str]) -> list[str]:
+    """Unnamed outputs at the end are not written to files."""
+    while outputs and not outputs[-1]:
+        outputs.pop()
+    return outputs
+
+
+def _proto_attributes(node: onnx.NodeProto) -> tuple[list[tuple[str, str]], list[tuple[str, list[str], list[str]]]]:
+    """The texts of the attributes by name, and the signatures of the graphs in them."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    texts = [(name, _proto_attribute_text(attribute)) for name, attribute in sorted(attributes.items())]
+    bodies = [
+        (name, [value.name for value in body.input], [value.name for value in body.output])
+        for name, body in _proto_graphs(node)
+    ]
+    return texts, bodies
+
+
+def _proto_attribute_text(attribute: onnx.AttributeProto) -> str:
+    """`attribute_text` of what onnx_ir would read, without it for what is frequent."""
+    if attribute.ref_attr_name:
+        return f"reference {attribute.ref_attr_name}"
+    kind = attribute.type
+    if kind == onnx.AttributeProto.INT:
+        return f"{_INT} {attribute.i}"
+    if kind == onnx.AttributeProto.INTS:
+        return f"{_INTS} {list(attribute.ints)}"
+    if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+        return f"{ir.AttributeType(kind)}"
+    return attribute_text(ir.serde.deserialize_attribute(attribute))
 
 
 def attribute_text(attribute: ir.Attr) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from modelexport.artifact import sidecar_path
-from modelexport.carriers import StoredHierarchy, read_doc_string, read_sidecar
+from modelexport.carriers import StoredHierarchy, read_doc_string
 from modelexport.document import HierarchyDocument
-from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import graph_hash, identified_nodes
+from modelexport.errors import FileFormatError
+from modelexport.graph import identified_nodes
+from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.reading import existing_file, find_document, read_proto
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,39 +40,35 @@ class LoadedModel:
         return dict(Counter(stored.hierarchy_path for stored in self.stored.values()))
 
 
-def load(path: str | Path) -> LoadedModel:
+def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
     """Read an ONNX file and its hierarchy.
+
+    Args:
+        path: The file.
+        limits: How large and how deep a file is accepted.
 
     Raises:
         InputError: There is no such file.
         FileFormatError: It is not an ONNX model, or its sidecar is damaged.
     """
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise InputError(f"{path} is not a file: give the path of an ONNX model")
-    model = _read_model(file)
-    nodes = identified_nodes(model)
-    stored = {identity: found for identity, node in nodes if (found := read_doc_string(node.doc_string)) is not None}
-    sidecar = sidecar_path(file)
-    if not sidecar.is_file():
-        return LoadedModel(file, model, None, stored, f"there is no sidecar {sidecar.name}")
-    document = read_sidecar(sidecar)
-    if document.graph_hash != graph_hash(model):
-        reason = f"the sidecar {sidecar.name} describes another graph than {file.name}"
-        return LoadedModel(file, model, None, stored, reason)
-    return LoadedModel(file, model, document, stored)
+    file = existing_file(path)
+    proto = read_proto(file, limits, weights=True)
+    document, missing = find_document(file, proto, limits)
+    model = _build(file, proto)
+    stored = {
+        identity: found
+        for identity, node in identified_nodes(model)
+        if (found := read_doc_string(node.doc_string)) is not None
+    }
+    return LoadedModel(file, model, document, stored, missing)
 
 
-def _read_model(file: Path) -> ir.Model:
-    if file.stat().st_size == 0:
-        raise FileFormatError(f"{file} is empty: it is not an ONNX model")
+def _build(file: Path, proto: onnx.ModelProto) -> ir.Model:
     try:
-        proto = onnx.load_model(file, load_external_data=False)
-        # By its own folder, so that tensors in other files are looked for there.
         model = ir.from_proto(proto)
-        ir.external_data.set_base_dir(model.graph, file.parent)
+        # By its own folder, so that tensors in other files are looked for there.
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            ir.external_data.set_base_dir(graph, file.parent)
     except Exception as error:
         raise FileFormatError(f"{file} cannot be read as an ONNX model: {type(error).__name__}: {error}") from error
-    if not proto.HasField("graph"):
-        raise FileFormatError(f"{file} holds no graph: it is not an ONNX model")
     return model

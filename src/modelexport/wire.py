@@ -6,6 +6,8 @@ are told apart by their headers alone; whatever is not a node is copied as it li
 
 from __future__ import annotations
 
+import dataclasses
+import mmap
 from collections.abc import Iterator, Mapping
 
 import onnx
@@ -23,6 +25,65 @@ _TENSOR_CONTENT = frozenset(
 )
 # Initializers up to this size are kept whole in a skeleton.
 _SMALL_BYTES = 4096
+
+_MODEL_FUNCTION = onnx.ModelProto.DESCRIPTOR.fields_by_name["functions"].number
+_FUNCTION_NODE = onnx.FunctionProto.DESCRIPTOR.fields_by_name["node"].number
+_NODE_ATTRIBUTE = onnx.NodeProto.DESCRIPTOR.fields_by_name["attribute"].number
+_ATTRIBUTE_GRAPH = onnx.AttributeProto.DESCRIPTOR.fields_by_name["g"].number
+_ATTRIBUTE_GRAPHS = onnx.AttributeProto.DESCRIPTOR.fields_by_name["graphs"].number
+# For each kind of message, the kinds of those of its fields that can hold nodes.
+_HOLDERS = {
+    "model": {_MODEL_GRAPH: "graph", _MODEL_FUNCTION: "function"},
+    "graph": {_GRAPH_NODE: "node", _GRAPH_INITIALIZER: "weight"},
+    "function": {_FUNCTION_NODE: "node"},
+    "node": {_NODE_ATTRIBUTE: "attribute"},
+    "attribute": {_ATTRIBUTE_GRAPH: "graph", _ATTRIBUTE_GRAPHS: "graph"},
+}
+# The byte that every attribute of a node begins with.
+_ATTRIBUTE_MARK = bytes([_NODE_ATTRIBUTE << 3 | _LENGTH_DELIMITED])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """How large a file is, found without parsing it: nodes in all graphs, how deep bodies nest, bytes in weights."""
+
+    nodes: int
+    nesting: int
+    weight_bytes: int
+
+
+def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
+    """Walk over the headers of a file's fields, and stop as soon as a limit is passed.
+
+    A parser makes an object of every two bytes if it is told to; this makes none.
+
+    Raises:
+        ValueError: The bytes are not a message: one of its fields ends beyond it, or has no known form.
+    """
+    nodes = nesting = weight_bytes = 0
+    # Begin, end, kind, and the number of bodies around.
+    waiting = [(0, len(data), "model", 0)]
+    while waiting and nodes <= most_nodes and nesting <= deepest:
+        start, end, kind, depth = waiting.pop()
+        holders = _HOLDERS[kind]
+        for number, _, begin, finish in _spans(data, start, end):
+            inner = holders.get(number)
+            if inner is None:
+                continue
+            if inner == "weight":
+                weight_bytes += finish - begin
+            elif inner == "node":
+                nodes += 1
+                if nodes > most_nodes:
+                    break
+                # Most nodes have no attribute, and of most that is told by one search.
+                if data.find(_ATTRIBUTE_MARK, begin, finish) >= 0:
+                    waiting.append((begin, finish, inner, depth))
+            else:
+                deeper = depth + (kind == "attribute")
+                nesting = max(nesting, deeper)
+                waiting.append((begin, finish, inner, deeper))
+    return Scan(nodes, nesting, weight_bytes)
 
 
 def read_skeleton(data: memoryview) -> onnx.ModelProto:
@@ -106,37 +167,44 @@ def _filled(tensor: memoryview, sizes: Mapping[str, int]) -> list[bytes | memory
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
     """Number, whole field and content of each field of a message."""
-    position = 0
-    while position < len(data):
+    for number, start, begin, end in _spans(data, 0, len(data)):
+        yield number, data[start:end], data[begin:end]
+
+
+def _spans(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number of each field of the message between two bytes, where the field and its content begin, and their end."""
+    while position < end:
         start = position
-        tag, position = _varint(data, position)
-        number, kind = tag >> 3, tag & 7
-        begin = position
+        tag = data[position]
+        position += 1
+        # Nearly all of these numbers are one byte long.
+        if tag >= 0x80:
+            tag, position = _varint(data, start, end)
+        begin, kind = position, tag & 7
         if kind == _LENGTH_DELIMITED:
-            length, begin = _varint(data, position)
+            length, begin = _varint(data, position, end)
             position = begin + length
         elif kind == 0:
-            _, position = _varint(data, position)
+            _, position = _varint(data, position, end)
         elif kind in (1, 5):
             position += 8 if kind == 1 else 4
         else:
             raise ValueError(f"wire type {kind} at byte {start} is not used by ONNX")
-        if position > len(data):
+        if position > end:
             raise ValueError(f"the field at byte {start} ends beyond its message")
-        yield number, data[start:position], data[begin:position]
+        yield tag >> 3, start, begin, position
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
-        if position >= len(data) or shift > 63:
-            raise ValueError(f"the number at byte {position} does not end")
+    while position < end and shift <= 63:
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
         shift += 7
+    raise ValueError(f"the number at byte {position} does not end")
 
 
 def _header(number: int, length: int) -> bytes:

@@ -192,7 +192,7 @@ def test_identities_of_any_graph_are_unique_and_survive_saving(graph: ir.Graph) 
     data = ir.to_proto(model).SerializeToString()
     read, again = (ir.from_proto(onnx.load_from_string(data)) for _ in range(2))
     assert identities(read) == identities(model)
-    assert graph_hash(read) == graph_hash(again)
+    assert graph_hash(read) == graph_hash(again) == graph_hash(onnx.load_from_string(data))
     # Outputs without a name at the end of a node are not written.
     if all(not each.outputs or each.outputs[-1].name for _, each in identified_nodes(model)):
         assert graph_hash(read) == graph_hash(model)
@@ -236,7 +236,11 @@ def base() -> onnx.ModelProto:
 
 
 def hashed(model: onnx.ModelProto) -> str:
-    return graph_hash(ir.from_proto(model))
+    found = graph_hash(ir.from_proto(model))
+    # The file as it lies there, and as onnx_ir writes it.
+    assert graph_hash(model) == found
+    assert graph_hash(ir.to_proto(ir.from_proto(model))) == found
+    return found
 
 
 def changed(change: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
@@ -258,6 +262,7 @@ def branch(model: onnx.ModelProto) -> onnx.GraphProto:
 def test_hash_is_the_same_before_saving_and_after_loading(tmp_path: Path) -> None:
     model = ir.from_proto(base())
     assert graph_hash(saved_and_loaded(model, tmp_path)) == graph_hash(model)
+    assert graph_hash(onnx.load(tmp_path / "model.onnx")) == graph_hash(model)
     # As programs make attributes: Python floats of 64 bits, numpy's own numbers, tensors in memory.
     made = ir.Node(
         "local",
@@ -285,6 +290,7 @@ def test_hash_is_the_same_with_weights_in_a_file_of_their_own(tmp_path: Path) ->
     ir.save(model, tmp_path / "model.onnx", external_data="model.data", size_threshold_bytes=0)
     (tmp_path / "model.data").unlink()
     assert graph_hash(ir.load(tmp_path / "model.onnx")) == before
+    assert graph_hash(onnx.load(tmp_path / "model.onnx", load_external_data=False)) == before
 
 
 SAME: dict[str, Callable[[onnx.ModelProto], object]] = {
@@ -398,3 +404,4 @@ def test_hash_of_a_rare_attribute_is_the_same_after_loading(tmp_path: Path, kept
     graph = ir.Graph([], made.outputs, nodes=[made], opset_imports={"": 18, "local": 1}, name="g")
     model = ir.Model(graph, ir_version=10)
     assert graph_hash(saved_and_loaded(model, tmp_path)) == graph_hash(model)
+    assert graph_hash(onnx.load(tmp_path / "model.onnx")) == graph_hash(model)

@@ -1,0 +1,30 @@
+"""How large and how deep a file from a stranger may be before it is refused, all in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadLimits:
+    """What reading a model file accepts; docs/files.md explains each.
+
+    Attributes:
+        model_bytes: The size of the ``.onnx`` file; protobuf itself ends at 2 GiB.
+        nodes: Nodes in all graphs, bodies and functions together, counted before the file is parsed.
+        nesting: Bodies within bodies; protobuf itself ends at about 32.
+        expanded_nodes: Nodes there would be with every function call replaced by the function's nodes.
+        sidecar_bytes: The size of the sidecar.
+        linked_data: Whether weights may lie in a file that has further names (hard links): such a file can be one
+            from outside of the model's folder.
+    """
+
+    model_bytes: int = 2**31
+    nodes: int = 2_000_000
+    nesting: int = 32
+    expanded_nodes: int = 100_000_000
+    sidecar_bytes: int = 2**30
+    linked_data: bool = False
+
+
+DEFAULT_LIMITS = ReadLimits()

@@ -1,0 +1,560 @@
+"""Reading files from strangers: the same through the light reader and `load`; nothing outside the folder is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from tests.conftest import Exporter
+
+from modelexport.artifact import sidecar_path
+from modelexport.document import decode_document, encode_document
+from modelexport.errors import FileFormatError, InputError, ModelExportError
+from modelexport.inspection import external_tensors
+from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.loading import load
+from modelexport.reading import read_model
+from modelexport.wire import scan
+
+READERS: list[Callable[..., Any]] = [read_model, load]
+CANARY = np.arange(4, dtype=np.float32).tobytes()
+
+
+def value(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [4])
+
+
+def make_model(
+    nodes: list[onnx.NodeProto],
+    weights: list[onnx.TensorProto] | None = None,
+    functions: list[onnx.FunctionProto] | None = None,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")], weights or [])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions or [])
+
+
+def relu(source: str = "x", target: str = "y") -> onnx.NodeProto:
+    return helper.make_node("Relu", [source], [target])
+
+
+def function(name: str, calls: list[str]) -> onnx.FunctionProto:
+    nodes = [helper.make_node(called, ["a"], [f"v{i}"], domain="local") for i, called in enumerate(calls)]
+    nodes.append(helper.make_node("Relu", ["a"], ["b"]))
+    return helper.make_function("local", name, ["a"], ["b"], nodes, [helper.make_opsetid("", 20)])
+
+
+def saved(folder: Path, model: onnx.ModelProto | bytes) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    return path
+
+
+def refused(path: Path, message: str, limits: ReadLimits = DEFAULT_LIMITS) -> None:
+    for reader in READERS:
+        with pytest.raises(FileFormatError, match=message) as raised:
+            reader(path, limits)
+        assert str(path.parent) in str(raised.value)
+
+
+# --- what both readers say --------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("cond")
+@pytest.mark.parametrize("name", ["cond", "shared_block"])
+def test_light_reader_finds_what_load_finds(exported: Exporter, name: str) -> None:
+    path = exported(name).path
+    light, full = read_model(path), load(path)
+    assert light.document == full.document == exported(name).document
+    assert light.path == full.path
+    assert light.stored == full.stored
+    assert [identity for identity, _ in light.nodes] == [node.id for node in exported(name).document.nodes]
+    assert light.tag_counts() == full.tag_counts()
+    assert light.missing == full.missing == ""
+
+
+def test_large_weights_have_no_content_in_the_light_reader_and_all_of_it_in_load(tmp_path: Path) -> None:
+    content = np.arange(600_000, dtype=np.float32)
+    weight = onnx.numpy_helper.from_array(content, "w")
+    path = saved(tmp_path, make_model([helper.make_node("Add", ["x", "w"], ["y"])], [weight]))
+    light = read_model(path).proto.graph.initializer[0]
+    assert (light.name, list(light.dims), light.raw_data) == ("w", [600_000], b"")
+    tensor = load(path).model.graph.initializers["w"].const_value
+    assert tensor is not None
+    assert (tensor.numpy() == content).all()
+
+
+def test_sidecar_of_another_graph_is_noticed(tmp_path: Path, exported: Exporter) -> None:
+    path = saved(tmp_path, make_model([relu()]))
+    sidecar_path(path).write_bytes(encode_document(exported("cond").document))
+    for reader in READERS:
+        found = reader(path)
+        assert found.document is None
+        assert "describes another graph" in found.missing
+
+
+# --- files that are none ----------------------------------------------------------------------------------------
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for reader in READERS:
+        for path in (tmp_path, tmp_path / "none.onnx", tmp_path / "pipe.onnx"):
+            with pytest.raises(InputError, match="is not a file"):
+                reader(path)
+
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "is empty"),
+    "text": (b"hello, this is not a model", "cannot be read as an ONNX model"),
+    "truncated": (make_model([relu()]).SerializeToString()[:-3], "cannot be read as an ONNX model"),
+    "no graph": (onnx.ModelProto(ir_version=10, producer_name="p").SerializeToString(), "holds no graph"),
+    "a length without end": (b"\x3a" + b"\xff" * 12, "does not end"),
+    "groups": (b"\x3b\x3c", "wire type 3"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_file_is_refused(tmp_path: Path, what: str) -> None:
+    data, message = BROKEN[what]
+    refused(saved(tmp_path, data), message)
+
+
+NOT_UTF8: dict[str, Callable[[onnx.ModelProto], Any]] = {
+    "an input": lambda m: m.graph.node[0].input.__setitem__(0, "NAME"),
+    "an output": lambda m: m.graph.node[0].output.__setitem__(0, "NAME"),
+    "an operation": lambda m: setattr(m.graph.node[0], "op_type", "NAME"),
+    "a node's name": lambda m: setattr(m.graph.node[0], "name", "NAME"),
+    "an attribute": lambda m: m.graph.node[0].attribute.append(helper.make_attribute("NAME", 1)),
+    "a graph input": lambda m: setattr(m.graph.input[0], "name", "NAME"),
+    "a weight": lambda m: m.graph.initializer.append(helper.make_tensor("NAME", TensorProto.FLOAT, [0], [])),
+    "a domain": lambda m: setattr(m.opset_import[0], "domain", "NAME"),
+    "a function": lambda m: m.functions.append(function("NAME", [])),
+    "a name in a body": lambda m: m.graph.node[0].attribute.append(
+        helper.make_attribute("body", helper.make_graph([relu("NAME")], "b", [], []))
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_UTF8)
+def test_name_that_is_not_utf8_is_refused(tmp_path: Path, what: str) -> None:
+    model = make_model([relu()])
+    NOT_UTF8[what](model)
+    data = model.SerializeToString()
+    assert b"NAME" in data
+    refused(saved(tmp_path, data.replace(b"NAME", b"\xff\xfe\x80\x81")), "not UTF-8")
+
+
+def test_text_that_is_not_utf8_in_metadata_does_no_harm(tmp_path: Path) -> None:
+    model = make_model([relu()])
+    model.graph.node[0].doc_string = "{NAME"
+    model.graph.node[0].metadata_props.add(key="NAME", value="NAME")
+    path = saved(tmp_path, model.SerializeToString().replace(b"NAME", b"\xff\xfe\x80\x81"))
+    assert read_model(path).stored == {}
+    with contextlib.suppress(ModelExportError):
+        load(path)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> onnx.ModelProto:
+    node = relu()
+    for _ in range(depth):
+        body = helper.make_graph([node], "b", [], [value("y")])
+        node = helper.make_node("If", ["c"], ["y"], then_branch=body)
+    return make_model([node])
+
+
+def test_limits_are_refused_and_what_is_within_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path, make_model([relu("x", f"v{i}") for i in range(20)]))
+    for reader in READERS:
+        assert reader(path, ReadLimits(nodes=20, model_bytes=path.stat().st_size))
+    refused(path, "more nodes than the limit of 19", ReadLimits(nodes=19))
+    refused(path, "more than the limit of 100", ReadLimits(model_bytes=100))
+    deep = saved(tmp_path, nested(5))
+    for reader in READERS:
+        assert reader(deep, ReadLimits(nesting=5))
+    refused(deep, "nested deeper than the limit of 4", ReadLimits(nesting=4))
+    # Nodes in bodies and functions count.
+    refused(deep, "more nodes", ReadLimits(nodes=5))
+    refused(saved(tmp_path, make_model([relu()], functions=[function("F", ["G"])])), "more nodes", ReadLimits(nodes=2))
+
+
+def test_nesting_that_protobuf_does_not_read_is_refused(tmp_path: Path) -> None:
+    # Built from the inside as bytes: protobuf does not write such a file either.
+    content = relu().SerializeToString()
+
+    def field(number: int, inside: bytes) -> bytes:
+        length, size = len(inside), b""
+        while length >= 0x80:
+            size += bytes([length & 0x7F | 0x80])
+            length >>= 7
+        return bytes([number << 3 | 2]) + size + bytes([length]) + inside
+
+    for _ in range(5_000):
+        content = field(5, field(6, field(1, content)))
+    refused(saved(tmp_path, field(7, field(1, content))), "nested deeper than the limit")
+
+
+def test_many_empty_nodes_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
+    nodes = b"\x0a\x00" * 3_000_000
+    length = len(nodes)
+    size = bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80, length >> 21])
+    refused(saved(tmp_path, b"\x3a" + size + nodes), "more nodes than the limit")
+
+
+def test_scan_counts_what_the_parser_finds() -> None:
+    model = make_model([relu(), *nested(3).graph.node], [onnx.numpy_helper.from_array(np.ones(9), "w")])
+    model.functions.append(function("F", ["G", "H"]))
+    found = scan(model.SerializeToString(), 100, 100)
+    assert (found.nodes, found.nesting) == (1 + 4 + 3, 3)
+    assert found.weight_bytes == model.graph.initializer[0].ByteSize()
+
+
+# --- circles ----------------------------------------------------------------------------------------------------
+
+
+def test_data_that_flows_in_a_circle_is_refused_and_named(tmp_path: Path) -> None:
+    nodes = [relu("x", "a"), helper.make_node("Add", ["a", "d"], ["b"]), relu("b", "c"), relu("c", "d"), relu("d", "y")]
+    path = saved(tmp_path, make_model(nodes))
+    refused(path, r"circle in the main graph: 'Add' 'b' → 'Relu' 'c' → 'Relu' 'd'")
+    inside = helper.make_graph([relu("q", "p"), relu("p", "q")], "b", [], [value("p")])
+    body = make_model([helper.make_node("If", ["c"], ["y"], then_branch=inside)])
+    refused(saved(tmp_path, body), r"circle in 'then_branch' of 'If' 'y'")
+    itself = make_model([relu("y", "y")])
+    refused(saved(tmp_path, itself), "circle")
+
+
+def test_nodes_out_of_order_are_read(tmp_path: Path) -> None:
+    path = saved(tmp_path, make_model([relu("a", "y"), relu("x", "a")]))
+    for reader in READERS:
+        assert reader(path)
+
+
+def test_function_that_calls_itself_is_refused_and_named(tmp_path: Path) -> None:
+    calling = helper.make_node("A", ["x"], ["y"], domain="local")
+    path = saved(tmp_path, make_model([calling], functions=[function("A", ["B"]), function("B", ["C", "A"])]))
+    refused(path, "function that calls itself: 'A' → 'B' → 'A'")
+    alone = make_model([relu()], functions=[function("A", ["A"])])
+    refused(saved(tmp_path, alone), "calls itself: 'A' → 'A'")
+
+
+def test_functions_that_unfold_without_end_are_refused_in_no_time(tmp_path: Path) -> None:
+    bomb = [function(f"F{i}", [f"F{i + 1}"] * 2) for i in range(200)]
+    path = saved(tmp_path, make_model([helper.make_node("F0", ["x"], ["y"], domain="local")], functions=bomb))
+    refused(path, "unfolds to more nodes")
+    chain = [function(f"F{i}", [f"F{i + 1}"]) for i in range(3_000)]
+    for reader in READERS:
+        path = saved(tmp_path, make_model([helper.make_node("F0", ["x"], ["y"], domain="local")], functions=chain))
+        assert reader(path)
+
+
+# --- external data ----------------------------------------------------------------------------------------------
+
+
+def external(location: str | None, **entries: object) -> onnx.TensorProto:
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, content in {"location": location, **entries}.items():
+        if content is not None:
+            tensor.external_data.add(key=key, value=str(content))
+    return tensor
+
+
+def in_weight(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    return make_model([helper.make_node("Add", ["x", "w"], ["y"])], [tensor])
+
+
+def in_attribute(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    return make_model([helper.make_node("Constant", [], ["y"], value=tensor)])
+
+
+def in_body(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    body = helper.make_graph([relu("w")], "b", [], [value("y")], [tensor])
+    return make_model([helper.make_node("If", ["c"], ["y"], then_branch=body)])
+
+
+def in_body_attribute(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    body = helper.make_graph([helper.make_node("Constant", [], ["y"], value=tensor)], "b", [], [value("y")])
+    return make_model([helper.make_node("If", ["c"], ["y"], then_branch=body)])
+
+
+def in_function(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    made = function("F", [])
+    made.node[0].CopyFrom(helper.make_node("Constant", [], ["b"], value=tensor))
+    return make_model([helper.make_node("F", ["x"], ["y"], domain="local")], functions=[made])
+
+
+def in_function_default(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    made = function("F", [])
+    made.attribute_proto.append(helper.make_attribute("d", tensor))
+    return make_model([helper.make_node("F", ["x"], ["y"], domain="local")], functions=[made])
+
+
+def in_sparse(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    model = make_model([relu()])
+    indices = helper.make_tensor("i", TensorProto.INT64, [4], [0, 1, 2, 3])
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=tensor, indices=indices, dims=[4]))
+    return model
+
+
+PLACES: list[Callable[[onnx.TensorProto], onnx.ModelProto]] = [
+    in_weight,
+    in_attribute,
+    in_body,
+    in_body_attribute,
+    in_function,
+    in_function_default,
+    in_sparse,
+]
+
+
+def evil_location(kind: str, folder: Path) -> str:
+    """A location of that kind, and what has to lie there."""
+    outside = folder.parent / "canary.data"
+    outside.write_bytes(CANARY)
+    if kind == "absolute":
+        return str(outside)
+    if kind == "symlink":
+        (folder / "w.data").symlink_to(outside)
+    elif kind == "symlinked folder":
+        (folder / "sub").symlink_to(folder.parent)
+        return "sub/canary.data"
+    elif kind == "hardlink":
+        (folder / "w.data").hardlink_to(outside)
+    elif kind == "fifo":
+        os.mkfifo(folder / "w.data")
+    elif kind == "folder":
+        (folder / "w.data").mkdir()
+    return {"..": "../canary.data", "inner ..": "a/../../canary.data", "nul": "w\0.data", "drive": "C:\\w.data"}.get(
+        kind, "w.data"
+    )
+
+
+EVIL = ["..", "inner ..", "absolute", "symlink", "symlinked folder", "hardlink", "fifo", "folder", "nul", "drive"]
+
+
+@pytest.mark.parametrize("kind", EVIL)
+@pytest.mark.parametrize("named", ["bare", "relative", "absolute"])
+def test_data_outside_of_the_folder_is_refused_wherever_the_tensor_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    location = evil_location(kind, folder)
+    monkeypatch.chdir(folder if named == "bare" else tmp_path)
+    for place in PLACES:
+        absolute = saved(folder, place(external(location)))
+        path = {"bare": Path("model.onnx"), "relative": Path("model/model.onnx"), "absolute": absolute}[named]
+        for reader in READERS:
+            with pytest.raises(FileFormatError, match=r"in another file, and .*: it is not followed"):
+                reader(path)
+
+
+def test_every_place_of_a_tensor_is_known() -> None:
+    for place in PLACES:
+        assert [tensor.name for _, tensor in external_tensors(place(external("w.data")))] == ["w"], place
+
+
+def test_data_in_the_folder_is_followed_also_from_functions_and_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = tmp_path / "model", tmp_path / "other"
+    (folder / "sub").mkdir(parents=True)
+    other.mkdir()
+    (folder / "sub" / "w.data").write_bytes(CANARY)
+    monkeypatch.chdir(other)
+    loaded = load(saved(folder, in_weight(external("sub/w.data", offset=0, length=16))))
+    tensor = loaded.model.graph.initializers["w"].const_value
+    assert tensor is not None
+    assert tensor.tobytes() == CANARY
+    loaded = load(saved(folder, in_function(external("sub/w.data"))))
+    (made,) = loaded.model.functions.values()
+    assert made[0].attributes["value"].as_tensor().tobytes() == CANARY
+
+
+def test_missing_data_is_no_reason_not_to_read_the_graph(tmp_path: Path) -> None:
+    path = saved(tmp_path, in_weight(external("gone.data")))
+    for reader in READERS:
+        assert reader(path)
+
+
+LIES = {
+    "offset beyond the end": {"offset": 4},
+    "length of another shape": {"length": 8},
+    "a negative offset": {"offset": -4},
+    "an offset that is no number": {"offset": "٣"},
+    "a huge offset": {"offset": 10**30},
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_extent_that_lies_is_refused_without_reading(tmp_path: Path, what: str) -> None:
+    (tmp_path / "w.data").write_bytes(CANARY)
+    refused(saved(tmp_path, in_weight(external("w.data", **LIES[what]))), "it is not followed")
+
+
+def test_shape_that_no_memory_holds_is_refused_without_allocating(tmp_path: Path) -> None:
+    (tmp_path / "w.data").write_bytes(CANARY)
+    tensor = external("w.data")
+    tensor.dims[:] = [2**40, 2**40]
+    refused(saved(tmp_path, in_weight(tensor)), "it is not followed")
+
+
+def test_hard_links_are_followed_where_the_limits_say_so(tmp_path: Path) -> None:
+    (tmp_path / "w.data").write_bytes(CANARY)
+    (tmp_path / "backup.data").hardlink_to(tmp_path / "w.data")
+    path = saved(tmp_path, in_weight(external("w.data")))
+    refused(path, "hard links")
+    for reader in READERS:
+        assert reader(path, dataclasses.replace(DEFAULT_LIMITS, linked_data=True))
+
+
+def cached(tmp_path: Path, blobs: Path | None = None) -> Path:
+    """A model in the layout of a HuggingFace cache: links to blobs that are named by their hash."""
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    if blobs is None:
+        (repository / "blobs").mkdir()
+    else:
+        (repository / "blobs").symlink_to(blobs)
+    (repository / "blobs" / "aa11").write_bytes(in_weight(external("w.data")).SerializeToString())
+    (repository / "blobs" / "bb22").write_bytes(CANARY)
+    (snapshot / "model.onnx").symlink_to("../../blobs/aa11")
+    (snapshot / "w.data").symlink_to("../../blobs/bb22")
+    return snapshot / "model.onnx"
+
+
+def test_links_of_a_huggingface_cache_are_followed(tmp_path: Path) -> None:
+    path = cached(tmp_path)
+    assert read_model(path).path == path
+    loaded = load(path)
+    assert loaded.path == path
+
+
+def test_cache_whose_blobs_are_elsewhere_is_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "secrets"
+    elsewhere.mkdir()
+    refused(cached(tmp_path, elsewhere), "leads out of the folder")
+
+
+def test_link_to_a_model_is_read_where_the_model_is(tmp_path: Path) -> None:
+    real = tmp_path / "runs"
+    real.mkdir()
+    (real / "w.data").write_bytes(CANARY)
+    path = saved(real, in_weight(external("w.data")))
+    (tmp_path / "latest.onnx").symlink_to(path)
+    for reader in READERS:
+        assert reader(tmp_path / "latest.onnx").path == path.resolve()
+
+
+# --- sidecars ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(tmp_path: Path, exported: Exporter) -> Callable[[bytes], Path]:
+    """A model with the given bytes as its sidecar."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(exported("shared_block").path.read_bytes())
+
+    def write(data: bytes) -> Path:
+        sidecar_path(path).write_bytes(data)
+        return path
+
+    return write
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
+    beside: Callable[[bytes], Path], exported: Exporter
+) -> None:
+    good = encode_document(exported("shared_block").document)
+    assert read_model(beside(good)).document == exported("shared_block").document
+    broken = {
+        "not a hierarchy document": b"[" * 200_000,
+        "invalid character": good.replace(b'"confidence": 1.0', b'"confidence": NaN', 1),
+        "keys twice.*strategy": good.replace(b'"strategy"', b'"strategy": "x", "strategy"', 1),
+        "recursion": good.replace(b'"strategy"', b'"more": ' + b"[" * 100_000 + b"]" * 100_000 + b', "strategy"', 1),
+        "truncated|malformed": good[: len(good) // 2],
+        "hierarchy document": good.replace(b'"strategy": "fx"', b'"strategy": "\\ud800"', 1),
+    }
+    for message, data in broken.items():
+        assert data != good
+        refused(beside(data), message)
+    refused(beside(good), "more than a sidecar may", ReadLimits(sidecar_bytes=len(good) - 1))
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_sidecar_in_another_layout_is_read(beside: Callable[[bytes], Path], exported: Exporter) -> None:
+    compact = msgspec.json.encode(exported("shared_block").document)
+    assert read_model(beside(compact)).document == exported("shared_block").document
+    with_more = compact.replace(b"{", b'{"a later field": {"a": 1, "b": [1]},', 1)
+    assert decode_document(with_more, "x") == exported("shared_block").document
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_sidecar_that_leads_out_of_the_folder_is_refused(
+    tmp_path: Path, beside: Callable[[bytes], Path], exported: Exporter
+) -> None:
+    path = beside(b"")
+    outside = tmp_path.parent / "outside.json"
+    outside.write_bytes(encode_document(exported("shared_block").document))
+    sidecar_path(path).unlink()
+    sidecar_path(path).symlink_to(outside)
+    refused(path, "leads out of the folder")
+
+
+# --- anything ---------------------------------------------------------------------------------------------------
+
+SEED = make_model(
+    [
+        helper.make_node("Constant", [], ["k"], value=helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0])),
+        helper.make_node("If", ["c"], ["y"], then_branch=helper.make_graph([relu()], "b", [], [value("y")])),
+        helper.make_node("F", ["x"], ["z"], domain="local", axis=1),
+    ],
+    [external("w.data", offset=0)],
+    [function("F", [])],
+).SerializeToString()
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    data = bytearray(SEED)
+    for _ in range(draw(st.integers(1, 6))):
+        position = draw(st.integers(0, len(data) - 1))
+        how = draw(st.sampled_from(["flip", "cut", "insert", "double"]))
+        if how == "flip":
+            data[position] = draw(st.integers(0, 255))
+        elif how == "cut":
+            del data[position : position + draw(st.integers(1, 8))]
+        elif how == "insert":
+            data[position:position] = draw(st.binary(max_size=8))
+        else:
+            data[position:position] = data[position : position + draw(st.integers(1, 60))]
+        if not data:
+            break
+    return bytes(data)
+
+
+@settings(max_examples=400, deadline=10_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.one_of(mutated(), st.binary(max_size=60)))
+def test_any_bytes_are_a_model_or_one_error_of_ours(tmp_path: Path, data: bytes) -> None:
+    path = saved(tmp_path, data)
+    for reader in READERS:
+        try:
+            reader(path)
+        except ModelExportError as error:
+            # Said of this file, and not of something that went wrong on the way.
+            assert str(path) in str(error)  # noqa: PT017  what is tested is that nothing else is raised
