@@ -285,11 +285,11 @@ class DataFolder:
         if location.startswith(("/", "\\")) or windows.drive or windows.root:
             raise self._refusal(owner, f"{location!r} is an absolute path")
         if ".." in windows.parts or ".." in PurePosixPath(location).parts:
-            raise self._refusal(owner, f"{location!r} leads out of the folder")
+            raise self._refusal(owner, f"{location!r} lies outside its folder")
         target = self.path / location
         try:
             if not self.contains(target):
-                raise self._refusal(owner, f"{location!r} is a link that leads out of the folder")
+                raise self._refusal(owner, f"{location!r} is a link to outside its folder")
             status = target.stat()
         except FileNotFoundError:
             return None

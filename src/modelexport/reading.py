@@ -144,7 +144,7 @@ def find_document(
     if not sidecar.is_file():
         return None, f"there is no sidecar {sidecar.name}"
     if not DataFolder(file, limits).contains(sidecar):
-        raise FileFormatError(f"{sidecar} is a link that leads out of the folder: it is not followed")
+        raise FileFormatError(f"{sidecar} is a link to outside its folder: it is not followed")
     document = read_sidecar(sidecar, limits)
     try:
         found = graph_hash(proto, nodes)

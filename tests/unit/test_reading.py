@@ -447,7 +447,7 @@ def test_links_of_a_huggingface_cache_are_followed(tmp_path: Path) -> None:
 def test_cache_whose_blobs_are_elsewhere_is_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "secrets"
     elsewhere.mkdir()
-    refused(cached(tmp_path, elsewhere), "leads out of the folder")
+    refused(cached(tmp_path, elsewhere), "outside its folder")
 
 
 def test_link_to_a_model_is_read_where_the_model_is(tmp_path: Path) -> None:
@@ -513,7 +513,7 @@ def test_sidecar_that_leads_out_of_the_folder_is_refused(
     outside.write_bytes(encode_document(exported("shared_block").document))
     sidecar_path(path).unlink()
     sidecar_path(path).symlink_to(outside)
-    refused(path, "leads out of the folder")
+    refused(path, "outside its folder")
 
 
 # --- anything ---------------------------------------------------------------------------------------------------
