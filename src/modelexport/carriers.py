@@ -98,6 +98,43 @@ def read_doc_string(text: str | None) -> StoredHierarchy | None:
         return None
 
 
+class NodeStores(msgspec.Struct, frozen=True):
+    """What a node itself says: its `doc_string`, where it is one of ours, and our `metadata_props`, where it has them.
+
+    Attributes:
+        doc_string: What the `doc_string` holds.
+        tag: The tag among the properties.
+        module: The owner's call among the properties.
+        kind: The kind of the attribution among the properties.
+        damaged: Whether the `doc_string` begins as one of ours and cannot be read.
+    """
+
+    doc_string: StoredHierarchy | None
+    tag: str | None
+    module: str | None
+    kind: str | None
+    damaged: bool = False
+
+
+def read_node_stores(node: onnx.NodeProto) -> NodeStores:
+    """The two stores in a node."""
+    properties = {entry.key: entry.value for entry in node.metadata_props if entry.key.startswith(PREFIX)}
+    text = node.doc_string
+    stored = read_doc_string(text)
+    return NodeStores(
+        doc_string=stored,
+        tag=properties.get(TAG_KEY),
+        module=properties.get(MODULE_KEY),
+        kind=properties.get(KIND_KEY),
+        damaged=stored is None and text.startswith('{"hierarchy_'),
+    )
+
+
+def has_node_properties(model: onnx.ModelProto) -> bool:
+    """Whether nodes of this model can hold `metadata_props`."""
+    return model.ir_version >= _NODE_METADATA_IR_VERSION
+
+
 def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDocument:
     """Read the sidecar at `path`.
 

@@ -15,6 +15,7 @@ from modelexport.cli.output import message_console, printable
 from modelexport.cli.schema import schema
 from modelexport.cli.tag import tag
 from modelexport.cli.tree import tree
+from modelexport.cli.validate import validate
 from modelexport.errors import ModelExportError
 
 _BAD_INPUT = 2
@@ -35,6 +36,7 @@ app.command()(export)
 app.command()(inspect)
 app.command()(tag)
 app.command()(tree)
+app.command()(validate)
 app.command()(schema)
 
 

@@ -1,0 +1,70 @@
+"""The file that is validated: graph, sidecar and what the nodes say, each read once for all rules."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+
+from modelexport.analysis.contamination_cases import Evidence
+from modelexport.artifact import sidecar_path
+from modelexport.carriers import NodeStores, read_node_stores, read_sidecar
+from modelexport.document import HierarchyDocument, NodeRecord
+from modelexport.errors import ContractError, FileFormatError
+from modelexport.graph import identified_proto_nodes
+from modelexport.inspection import DataFolder
+from modelexport.limits import DEFAULT_LIMITS
+from modelexport.reading import existing_file, read_proto
+
+
+class Subject:
+    """A model file with its sidecar, and the file its graph has to equal.
+
+    Attributes:
+        path: The file.
+        model: The model as it lies there; the content of large weights is not read.
+        sidecar: Where its sidecar is, or would be.
+        document: The sidecar's content, where it can be read.
+        unreadable: Why it cannot, in words; empty where there is no sidecar.
+        baseline: The model to compare the graph with.
+    """
+
+    def __init__(self, path: str | Path, baseline: str | Path | None = None) -> None:
+        self.path = existing_file(path)
+        self.model = read_proto(self.path, weights=False)
+        self.baseline = read_proto(existing_file(baseline), weights=False) if baseline is not None else None
+        self.sidecar = sidecar_path(self.path)
+        self.document: HierarchyDocument | None = None
+        self.unreadable = ""
+        if not self.sidecar.is_file():
+            return
+        if not DataFolder(self.path, DEFAULT_LIMITS).contains(self.sidecar):
+            self.unreadable = f"{self.sidecar} is a link to outside its folder: it is not followed"
+            return
+        try:
+            self.document = read_sidecar(self.sidecar)
+        except FileFormatError as error:
+            self.unreadable = str(error)
+
+    @cached_property
+    def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
+        """The nodes with their identities."""
+        return identified_proto_nodes(self.model)
+
+    @cached_property
+    def stores(self) -> list[NodeStores]:
+        """What each node itself says, in the order of `nodes`."""
+        return [read_node_stores(node) for _, node in self.nodes]
+
+    @cached_property
+    def records(self) -> dict[str, NodeRecord]:
+        """What the sidecar says of each node."""
+        return {record.id: record for record in self.document.nodes} if self.document is not None else {}
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the file says about the owners of its nodes."""
+        if self.document is None:
+            raise ContractError("owners are judged where there is a document")
+        return Evidence.gather(self.model, self.document)
