@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from modelexport._version import __version__
 
 if TYPE_CHECKING:
+    from modelexport.analysis.findings import Case, Finding, ValidationReport
     from modelexport.analysis.selectors import select_calls, select_nodes
+    from modelexport.analysis.validation import validate
     from modelexport.capture.capture import Capture
     from modelexport.carriers import strip_hierarchy
     from modelexport.document import HierarchyDocument, document_schema
@@ -52,11 +54,13 @@ _HOMES = {
     "AllStrategiesFailedError": "errors",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
+    "Case": "analysis.findings",
     "ContractError": "errors",
     "ExportError": "errors",
     "ExportResult": "result",
     "FXHierarchyExporter": "export",
     "FileFormatError": "errors",
+    "Finding": "analysis.findings",
     "FxStrategy": "strategies.fx",
     "HTPHierarchyExporter": "export",
     "HierarchyDocument": "document",
@@ -81,6 +85,7 @@ _HOMES = {
     "UnusableOptionError": "errors",
     "UsageBasedExporter": "export",
     "UsageBasedStrategy": "strategies.usage_based",
+    "ValidationReport": "analysis.findings",
     "document_schema": "document",
     "export_model": "export",
     "load": "loading",
@@ -90,17 +95,20 @@ _HOMES = {
     "select_nodes": "analysis.selectors",
     "strip_hierarchy": "carriers",
     "tag_file": "tagging",
+    "validate": "analysis.validation",
 }
 
 __all__ = [
     "AllStrategiesFailedError",
     "Capture",
     "CaptureRequest",
+    "Case",
     "ContractError",
     "ExportError",
     "ExportResult",
     "FXHierarchyExporter",
     "FileFormatError",
+    "Finding",
     "FxStrategy",
     "HTPHierarchyExporter",
     "HierarchyDocument",
@@ -125,6 +133,7 @@ __all__ = [
     "UnusableOptionError",
     "UsageBasedExporter",
     "UsageBasedStrategy",
+    "ValidationReport",
     "__version__",
     "document_schema",
     "export_model",
@@ -135,6 +144,7 @@ __all__ = [
     "select_nodes",
     "strip_hierarchy",
     "tag_file",
+    "validate",
 ]
 
 
