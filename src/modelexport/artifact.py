@@ -102,10 +102,8 @@ def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Seque
         raise InputError(f"Cannot write {str(path)!r}: {problem}")
     try:
         target = path.parent.resolve(strict=True) / path.name
-        # Staging is the test: mode bits mean nothing to root, nor on a read-only file system. Of all names
-        # made from the target's that of the temporary folder is the longest, so this finds one too long.
-        with stage(target) as staging:
-            staging.path(target.name).touch()
+        recover(target)
+        _try_to_write(target)
         for file in (target, *([sidecar_path(target)] if sidecar else []), *others):
             _check_free(file, force=force)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python below 3.13
@@ -157,9 +155,8 @@ class Staging:
         if len({*finals}) < len(finals) or any(file.parent != target.parent for file in finals):
             raise ContractError(f"Not a set of different files in {target.parent}: {moves}, {obsolete}")
         with _reporting(target):
-            for name, _ in moves:
+            for name, _ in moves:  # the contents alone: the names they have here are never looked for again
                 _sync(self.path(name))
-            _sync(self._folder / _NEW)
             with _turn(target.parent) as locked:
                 if locked:  # a run killed since we staged must be undone now, not later over our files
                     _sweep(target)
@@ -177,12 +174,13 @@ class Staging:
         data = {f for f in folder.iterdir() if pattern.fullmatch(f.name) and not f.with_suffix("").exists()}
         leaving = data.union(folder / name for name in obsolete).difference(final for _, final in moves)
         steps += [_Step(f.name, _signature(f), None) for f in sorted(leaving) if _is_regular(f)]
-        backups.mkdir()
         try:
-            for step in steps[: len(moves)]:
-                if step.old is not None:
-                    _back_up(folder / step.name, backups / step.name)
-            _sync(backups)
+            if any(step.old is not None for step in steps):
+                backups.mkdir()
+                for step in steps[: len(moves)]:
+                    if step.old is not None:
+                        _back_up(folder / step.name, backups / step.name)
+                _sync(backups)
             journal.write_bytes(msgspec.json.encode((self._target.name, steps)))
             for path in (journal, self._folder, folder):
                 _sync(path)
@@ -215,7 +213,7 @@ def stage(target: Path, *, force: bool = True) -> Iterator[Staging]:
         StorageError: Something could not be written; what was there before is unchanged.
     """
     target = target.absolute()
-    folder = target.parent / f".modelexport-{target.stem}-{secrets.token_hex(8)}"
+    folder = _new_temporary(target)
     with _reporting(target), ExitStack() as lock:
         try:
             with _turn(target.parent) as locked:
@@ -250,6 +248,23 @@ def recover(target: Path) -> bool:
         return False  # a folder that is missing or cannot be listed: opening the file will say so, and better
     with _reporting(target), _turn(target.parent) as locked:
         return locked and _sweep(target)
+
+
+def _try_to_write(target: Path) -> None:
+    """Raises StorageError where no temporary folder can be made for ``target``.
+
+    Making one is the test: mode bits mean nothing to root, nor on a read-only file system. Of all names made from
+    the target's its name is the longest, so this finds one too long.
+    """
+    folder = _new_temporary(target)
+    with _reporting(target):
+        folder.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # it has no lock, so another process may have swept it
+            folder.rmdir()
+
+
+def _new_temporary(target: Path) -> Path:
+    return target.parent / f".modelexport-{target.stem}-{secrets.token_hex(8)}"
 
 
 def _problem_with_name(path: Path) -> str | None:

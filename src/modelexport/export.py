@@ -38,7 +38,7 @@ from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.tags import TagView
 from modelexport.textfile import check_text_target, staged_text
-from modelexport.wire import read_skeleton, replace_nodes
+from modelexport.wire import ExporterFile
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -56,7 +56,7 @@ class _Tagged:
 
     model: ir.Model | onnx.ModelProto
     document: HierarchyDocument
-    file: memoryview | None = None
+    file: ExporterFile | None = None
 
 
 def export_model(
@@ -244,7 +244,7 @@ def _document(
     )
     if capture.file is None:
         return _Tagged(model, document)
-    return _Tagged(read_skeleton(capture.file), document, capture.file)
+    return _Tagged(capture.file.skeleton(), document, capture.file)
 
 
 def _operation(node: ir.Node) -> str:
@@ -289,8 +289,8 @@ def _write_file(tagged: _Tagged, path: Path, external_data: bool | None) -> None
     if tagged.file is None or not isinstance(tagged.model, onnx.ModelProto):
         raise ContractError("there is no file to write the tagged nodes into")
     with path.open("wb") as file:
-        file.writelines(replace_nodes(tagged.file, tagged.model))
-    if external_data or (external_data is None and len(tagged.file) > _EXTERNAL_DATA_BYTES):
+        file.writelines(tagged.file.pieces(tagged.model))
+    if external_data or (external_data is None and tagged.file.size > _EXTERNAL_DATA_BYTES):
         proto = onnx.load_model(path)
         onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
 

@@ -21,11 +21,10 @@ _INT, _INTS = f"{ir.AttributeType.INT}", f"{ir.AttributeType.INTS}"
 def graph_bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """The graphs a node holds in its attributes, each with a name that tells it from the others."""
     for name, attribute in node.attributes.items():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
+        kind = attribute.type
+        if kind == ir.AttributeType.GRAPH and not attribute.is_ref():
             yield name, attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
+        elif kind == ir.AttributeType.GRAPHS and not attribute.is_ref():
             for position, graph in enumerate(attribute.as_graphs()):
                 yield f"{name}.{position}", graph
 

@@ -21,6 +21,7 @@ class ValueNumbers:
         self._keys: dict[object, int] = {}
         self._dynamic: dict[ir.Value, bool] = {}
         self._producers: dict[int, list[ir.Node]] = {}
+        self._constants = _Constants()
         for value in model.graph.inputs:
             self._enter(value, ("input", value), dynamic=True)
         self._number_graph(model.graph)
@@ -50,7 +51,7 @@ class ValueNumbers:
             current = waiting.pop()
             for value in current.initializers.values():
                 if value not in self._numbers:
-                    self._enter(value, _constant_key(value) or ("weight", value.name), dynamic=False)
+                    self._enter(value, self._constants.key(value) or ("weight", value.name), dynamic=False)
             for node in current:
                 bodies = [body for _, body in graph_bodies(node)]
                 self._number_node(node, bool(bodies))
@@ -67,19 +68,43 @@ class ValueNumbers:
             numbers = tuple(self.of(v) if v is not None else None for v in node.inputs)
             key = (node.op_identifier(), numbers, attributes_key(node))
         for position, value in enumerate(node.outputs):
-            constant = _constant_key(value) if not node.inputs else None
+            constant = self._constants.key(value) if not node.inputs else None
             number = self._enter(value, constant or (key, position), dynamic=dynamic)
             self._producers.setdefault(number, []).append(node)
 
 
-def _constant_key(value: ir.Value) -> object | None:
-    """What tells a constant from others: its content, unless it is large, unknown or lies in another file."""
-    tensor = ir.convenience.get_const_tensor(value)
-    if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
-        return None
-    if tensor.nbytes > SMALL_TENSOR_BYTES:
-        return None
-    return ("constant", tensor.dtype, tuple(tensor.shape), tensor.tobytes())
+class _Constants:
+    """Finds out which values are constants, and of what content."""
+
+    def __init__(self) -> None:
+        # The operators, each with its one attribute, of which onnx_ir said that this attribute is their result.
+        self._holders: set[object] = set()
+
+    def key(self, value: ir.Value) -> object | None:
+        """What tells a constant from others: its content, unless it is large, unknown or lies in another file."""
+        tensor = self._tensor(value)
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
+            return None
+        if tensor.nbytes > SMALL_TENSOR_BYTES:
+            return None
+        return ("constant", tensor.dtype, tuple(tensor.shape), tensor.tobytes())
+
+    def _tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
+        node = value.producer()
+        if value.const_value is not None or node is None or len(node.attributes) != 1:
+            return ir.convenience.get_const_tensor(value)
+        name, attribute = next(iter(node.attributes.items()))
+        if attribute.is_ref() or attribute.type != ir.AttributeType.TENSOR:
+            return ir.convenience.get_const_tensor(value)
+        # Asked once for each operator: it checks the tensor's type each time, which takes longer than all else here.
+        holder = (node.op_identifier(), len(node.outputs), name)
+        if holder in self._holders:
+            content: ir.TensorProtocol = attribute.value
+            return content
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None and tensor is attribute.value:
+            self._holders.add(holder)
+        return tensor
 
 
 def attributes_key(node: ir.Node) -> object:

@@ -86,6 +86,66 @@ def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
     return Scan(nodes, nesting, weight_bytes)
 
 
+@dataclasses.dataclass(frozen=True)
+class ExporterFile:
+    """A file as the exporter wrote it, which holds its weights or has them beside it.
+
+    Attributes:
+        data: The file; the content of the weights that lie beside it is of no account.
+        weights: The content of those weights, by name.
+    """
+
+    data: bytes
+    weights: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file has with its weights in it, give or take a few for each."""
+        return len(self.data) + sum(len(content) for content in self.weights.values())
+
+    def skeleton(self) -> onnx.ModelProto:
+        """The model with everything but the content of its large weights."""
+        model = read_skeleton(memoryview(self.data))
+        for tensor in model.graph.initializer:
+            content = self.weights.get(tensor.name)
+            if content is not None:
+                tensor.ClearField("raw_data")
+                if len(content) <= _SMALL_BYTES:
+                    tensor.raw_data = content
+        return model
+
+    def pieces(self, tagged: onnx.ModelProto | None = None) -> Iterator[bytes | memoryview]:
+        """The file with all its weights, piece by piece: what lies in memory is not copied.
+
+        Args:
+            tagged: What `skeleton` gave, with nodes and metadata changed, none added or taken away.
+        """
+        data = memoryview(self.data)
+        for number, field, content in _fields(data):
+            if number == _MODEL_METADATA and tagged is not None:
+                continue
+            if number != _MODEL_GRAPH:
+                yield field
+                continue
+            pieces = list(self._graph_pieces(content, tagged))
+            yield _header(number, sum(len(piece) for piece in pieces))
+            yield from pieces
+        for entry in tagged.metadata_props if tagged is not None else ():
+            yield _delimited(_MODEL_METADATA, entry.SerializeToString())
+
+    def _graph_pieces(self, graph: memoryview, tagged: onnx.ModelProto | None) -> Iterator[bytes | memoryview]:
+        sizes = {name: len(content) for name, content in self.weights.items()}
+        nodes = iter(tagged.graph.node) if tagged is not None else None
+        for number, field, content in _fields(graph):
+            if number == _GRAPH_NODE and nodes is not None:
+                yield _delimited(number, next(nodes).SerializeToString())
+            elif number == _GRAPH_INITIALIZER and sizes:
+                for piece in _filled(content, sizes):
+                    yield self.weights[piece] if isinstance(piece, str) else piece
+            else:
+                yield field
+
+
 def read_skeleton(data: memoryview) -> onnx.ModelProto:
     """The model with everything but the content of its large weights."""
     model = bytearray()
@@ -106,30 +166,6 @@ def _without_weights(graph: memoryview) -> bytearray:
         else:
             kept += field
     return kept
-
-
-def replace_nodes(data: memoryview, tagged: onnx.ModelProto) -> Iterator[bytes | memoryview]:
-    """The file with the nodes of its main graph and its metadata from `tagged`, piece by piece.
-
-    Args:
-        data: The file.
-        tagged: What `read_skeleton` made of it, with nodes and metadata changed, none added or taken away.
-    """
-    for number, field, content in _fields(data):
-        if number == _MODEL_METADATA:
-            continue
-        if number != _MODEL_GRAPH:
-            yield field
-            continue
-        nodes = iter(tagged.graph.node)
-        pieces = [
-            _delimited(part, next(nodes).SerializeToString()) if part == _GRAPH_NODE else part_field
-            for part, part_field, _ in _fields(content)
-        ]
-        yield _header(number, sum(len(piece) for piece in pieces))
-        yield from pieces
-    for entry in tagged.metadata_props:
-        yield _delimited(_MODEL_METADATA, entry.SerializeToString())
 
 
 def fill_initializers(data: memoryview, sizes: Mapping[str, int]) -> Iterator[bytes | memoryview | str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import zoo
 
+from modelexport.capture.jit_graph import weights_apart
 from modelexport.saving import save_inline
-from modelexport.wire import read_skeleton, replace_nodes
+from modelexport.wire import ExporterFile, read_skeleton
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.float8_e4m3fn]
 
@@ -70,18 +73,56 @@ def test_nodes_are_replaced_without_touching_the_weights(tmp_path: Path) -> None
     specimen = zoo.build("cnn")
     program = torch.onnx.export(specimen.model, (specimen.inputs,), None, verbose=False)
     file = _expected(program.model)
-    skeleton = read_skeleton(memoryview(file))
+    skeleton = ExporterFile(file).skeleton()
     assert len(skeleton.SerializeToString()) < len(file)
     for node in skeleton.graph.node:
         node.doc_string = f"about {node.name}"
     skeleton.metadata_props.add(key="k", value="v")
-    changed = onnx.load_model_from_string(b"".join(replace_nodes(memoryview(file), skeleton)))
+    changed = onnx.load_model_from_string(b"".join(ExporterFile(file).pieces(skeleton)))
     assert [node.doc_string for node in changed.graph.node] == [f"about {n.name}" for n in changed.graph.node]
     assert [(entry.key, entry.value) for entry in changed.metadata_props] == [("k", "v")]
     for node in changed.graph.node:
         node.ClearField("doc_string")
     del changed.metadata_props[:]
     assert changed == onnx.load_model_from_string(file)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.sampled_from([0, 1, 900, 1025, 40_000]), min_size=1, max_size=4), whole=st.integers(0, 4))
+def test_weights_that_lie_beside_a_file_are_put_into_it(sizes: list[int], whole: int) -> None:
+    """Some of the weights are in the file, the rest has whatever the exporter writes in their place."""
+    arrays = [np.arange(size, dtype=np.float32) for size in sizes]
+    model = ir.to_proto(_model([ir.tensor(array) for array in arrays]))
+    expected = model.SerializeToString()
+    weights = {tensor.name: tensor.raw_data for tensor in model.graph.initializer[whole:]}
+    for tensor in model.graph.initializer[whole:]:
+        tensor.raw_data = b"elsewhere"
+    file = ExporterFile(model.SerializeToString(), weights)
+    assert b"".join(file.pieces()) == expected
+    assert b"".join(file.pieces(file.skeleton())) == expected
+    for tensor, array in zip(file.skeleton().graph.initializer, arrays, strict=True):
+        assert tensor.raw_data in ((array.tobytes(),) if array.nbytes <= 4000 else (b"",))
+
+
+def test_exporter_gives_the_weights_apart_and_only_to_the_thread_that_asked(tmp_path: Path) -> None:
+    specimen = zoo.build("cnn")
+
+    def export(name: str) -> bytes:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(specimen.model, (specimen.inputs,), str(tmp_path / name), dynamo=False)
+        return (tmp_path / name).read_bytes()
+
+    plain = export("plain.onnx")
+    with weights_apart() as weights:
+        hollow = export("hollow.onnx")
+        apart = dict(weights)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(export, "thread.onnx").result() == plain
+    assert weights == apart
+    assert len(hollow) < len(plain) - sum(map(len, weights.values())) // 2
+    assert b"".join(ExporterFile(hollow, weights).pieces()) == plain
+    assert export("again.onnx") == plain
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x3a\xff\x01", b"\x3b", b"\x80" * 12])

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from modelexport.attribution import Attribution
 from modelexport.hierarchy import CallTree, ModuleTree
+from modelexport.wire import ExporterFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,5 +37,5 @@ class Capture:
     calls: CallTree
     traced_as: str
     describe: Callable[[], str]
-    file: memoryview | None = None
+    file: ExporterFile | None = None
     recorded_finally: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)

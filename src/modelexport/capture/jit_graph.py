@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,7 +74,7 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
     def before_folding(graph: torch._C.Graph, parameters: dict[str, torch.Tensor], *rest: Any) -> None:
         if watch.nodes_before:
             return
-        watch.nodes_before, watch.names_before, watch.shapes_before = _read(graph)
+        watch.nodes_before, watch.names_before, watch.shapes_before = _read(graph, with_shapes=True)
         watch.before = _as_model(graph, opset_version)
         # A copy: what follows changes the graph in place.
         watch.graph = graph.copy()
@@ -89,7 +90,7 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
     counts: Counter[str] = Counter()
 
     def after_naming(graph: torch._C.Graph) -> None:
-        watch.nodes, watch.names, watch.shapes = _read(graph)
+        watch.nodes, watch.names, watch.shapes = _read(graph, with_shapes=watch.before is None)
 
     with contextlib.ExitStack() as stack:
         for name in _FOLDING:
@@ -97,6 +98,32 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
         stack.enter_context(_observed(_MERGING, before=before_merging, after=after_merging))
         stack.enter_context(_observed(_NAMING, after=after_naming))
         yield watch
+
+
+@contextlib.contextmanager
+def weights_apart() -> Iterator[dict[str, bytes]]:
+    """Give the contents of weights by themselves, and keep them out of the files written within the context.
+
+    The exporter can do so, but does not offer it: it copies the weights from one form of the model to the next, and
+    parses all of it once more.
+    """
+    contents: dict[str, bytes] = {}
+    kind: Any = torch._C.Graph
+    kept, original = vars(kind)["_export_onnx"], kind._export_onnx
+    thread = threading.get_ident()
+
+    def export(graph: Any, weights: Any, opset: Any, axes: Any, defer: Any, *rest: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(graph, weights, opset, axes, defer, *rest)
+        file, deferred, *others = original(graph, weights, opset, axes, True, *rest)
+        contents.update(deferred)
+        return (file, {}, *others)
+
+    kind._export_onnx = export
+    try:
+        yield contents
+    finally:
+        kind._export_onnx = kept
 
 
 @contextlib.contextmanager
@@ -125,12 +152,17 @@ def _count_scopes(graph: torch._C.Graph) -> Counter[str]:
     return Counter(
         node.scopeName()
         for node in graph.nodes()
-        if node.inputsSize() and any(isinstance(value.type(), torch._C.TensorType) for value in node.outputs())
+        if node.inputsSize() and any(isinstance(value.type(), torch._C.TensorType) for value in _outputs(node))
     )
 
 
+def _outputs(node: Any) -> list[Any]:
+    """The values that a node makes; `outputs()` takes ten times as long."""
+    return [node.outputsAt(index) for index in range(node.outputsSize())]
+
+
 def _read(
-    graph: torch._C.Graph,
+    graph: torch._C.Graph, *, with_shapes: bool
 ) -> tuple[list[JitNode], dict[int, str], dict[int, tuple[tuple[int, ...], str]]]:
     nodes: list[JitNode] = []
     names: dict[int, str] = {}
@@ -139,20 +171,22 @@ def _read(
     def see(value: torch._C.Value) -> int:
         number: int = value.unique()
         names[number] = value.debugName()
-        if isinstance(value.type(), torch._C.TensorType) and value.isCompleteTensor():
+        if with_shapes and value.isCompleteTensor():
             kind: Any = value.type()
             shapes[number] = (tuple(kind.sizes()), str(kind.dtype()).removeprefix("torch."))
         return number
 
+    # Asking each node takes as long as all else here. Where no block is printed there is none.
+    has_blocks = "block0(" in str(graph)
     blocks: list[Any] = [graph]
     while blocks:
         block = blocks.pop()
         for value in block.inputs():
             see(value)
         for node in block.nodes():
-            outputs = tuple(see(value) for value in node.outputs())
-            nodes.append(JitNode(node.scopeName(), outputs))
-            blocks.extend(node.blocks())
+            nodes.append(JitNode(node.scopeName(), tuple([see(value) for value in _outputs(node)])))
+            if has_blocks:
+                blocks.extend(node.blocks())
     return nodes, names, shapes
 
 

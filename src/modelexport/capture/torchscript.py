@@ -25,13 +25,13 @@ import torch
 from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
-from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
+from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.preserve import buffers_restored
 from modelexport.capture.structure import named_arguments, named_results, tensors_in
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
-from modelexport.wire import read_skeleton
+from modelexport.wire import ExporterFile
 
 EXPORTER = "torchscript"
 
@@ -103,8 +103,8 @@ def _export_and_read(
     recorder = _ScopeRecorder(model, tree)
     with recorder.watching(), watch_graph(options.get("opset_version")) as watch:
         written = _export(model, args, kwargs, options)
-    file = written if isinstance(written, memoryview) else None
-    final = ir.from_proto(read_skeleton(written) if isinstance(written, memoryview) else written)
+    file = written if isinstance(written, ExporterFile) else None
+    final = ir.from_proto(written.skeleton() if isinstance(written, ExporterFile) else written)
     seen_before = watch.before is not None
     traced = _traced_model(watch) if watch.before is not None else final
     names = _traced_names(watch) if seen_before else watch.names
@@ -151,7 +151,7 @@ def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, Ca
 
 def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-) -> memoryview | onnx.ModelProto:
+) -> ExporterFile | onnx.ModelProto:
     """The file; as a model in memory where it is more than one protobuf can hold."""
     named = dict(kwargs) or None
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
@@ -160,8 +160,9 @@ def _export(
         warnings.simplefilter("ignore")
         if weights <= _LARGEST_IN_MEMORY:
             file = _Sink()
-            torch.onnx.export(model, args, file, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
-            return memoryview(file.written)
+            with weights_apart() as contents:
+                torch.onnx.export(model, args, file, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
+            return ExporterFile(file.written, contents)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             torch.onnx.export(model, args, str(path), kwargs=named, dynamo=False, **options)

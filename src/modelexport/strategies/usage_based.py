@@ -15,6 +15,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.usage import STRATEGY, attribute_by_usage, require_onnxruntime
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.strategies.base import CaptureRequest, Strategy
+from modelexport.wire import ExporterFile
 
 
 @final
@@ -63,7 +64,7 @@ class UsageBasedStrategy(Strategy):
         )
 
 
-def _export(request: CaptureRequest) -> tuple[ir.Model, memoryview | None]:
+def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
     """The graph, and the file where only the exporter itself can write it byte for byte."""
     model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
     if request.exporter == torchscript.EXPORTER:
@@ -71,7 +72,7 @@ def _export(request: CaptureRequest) -> tuple[ir.Model, memoryview | None]:
         capture = torchscript.capture_with_torchscript(model, args, kwargs, options)
         if capture.file is None:
             return capture.model, None
-        return ir.from_proto(onnx.load_model_from_string(bytes(capture.file))), capture.file
+        return ir.from_proto(onnx.load_model_from_string(b"".join(capture.file.pieces()))), capture.file
     named = dict(kwargs) or None
     program = torch.onnx.export(model, args, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
     if program is None:
