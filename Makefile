@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must lint format benchmark projection-benchmark clean
+.PHONY: help demo test must lint format benchmark projection-benchmark retag clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
@@ -64,6 +64,9 @@ benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export, 
 
 projection-benchmark: $(DEV_STAMP)  ## Measure how the projection's cost grows with the graph
 	$(BIN)/python benchmarks/projection_growth.py --write docs/projection-benchmark.md
+
+retag: $(DEV_STAMP)  ## Measure what is left of a hierarchy behind each tool that rewrites files
+	$(BIN)/python benchmarks/retag_table.py --write docs/retag.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

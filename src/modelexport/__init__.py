@@ -9,6 +9,7 @@ from modelexport._version import __version__
 
 if TYPE_CHECKING:
     from modelexport.analysis.findings import Case, Finding, ValidationReport
+    from modelexport.analysis.retagging import RetagReport, retag
     from modelexport.analysis.selectors import select_calls, select_nodes
     from modelexport.analysis.validation import validate
     from modelexport.capture.capture import Capture
@@ -74,6 +75,7 @@ _HOMES = {
     "ModelSourceError": "errors",
     "ProgressEvent": "result",
     "ReadLimits": "limits",
+    "RetagReport": "analysis.retagging",
     "SelectorError": "errors",
     "StorageError": "errors",
     "Strategy": "strategies.base",
@@ -91,6 +93,7 @@ _HOMES = {
     "load": "loading",
     "read_model": "reading",
     "register_strategy": "strategies.registry",
+    "retag": "analysis.retagging",
     "select_calls": "analysis.selectors",
     "select_nodes": "analysis.selectors",
     "strip_hierarchy": "carriers",
@@ -122,6 +125,7 @@ __all__ = [
     "ModelSourceError",
     "ProgressEvent",
     "ReadLimits",
+    "RetagReport",
     "SelectorError",
     "StorageError",
     "Strategy",
@@ -140,6 +144,7 @@ __all__ = [
     "load",
     "read_model",
     "register_strategy",
+    "retag",
     "select_calls",
     "select_nodes",
     "strip_hierarchy",

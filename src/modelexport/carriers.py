@@ -152,9 +152,9 @@ def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDo
 
 
 @overload
-def strip_hierarchy(model: ir.Model) -> ir.Model: ...
-@overload
 def strip_hierarchy(model: onnx.ModelProto) -> onnx.ModelProto: ...
+@overload
+def strip_hierarchy(model: ir.Model) -> ir.Model: ...
 def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelProto:
     """The model without our metadata, as a copy; whatever else it holds is left as it is.
 

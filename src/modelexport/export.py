@@ -27,7 +27,7 @@ from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.carriers import remove_source_references, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
 from modelexport.errors import ContractError, InputError
-from modelexport.graph import graph_hash, identified_nodes
+from modelexport.graph import graph_hash, identified_nodes, operation
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.projection import project
 from modelexport.resolution import ResolutionPolicy, add_contexts, complete
@@ -239,16 +239,12 @@ def _document(
         view=view,
         tree=capture.tree,
         calls=capture.calls,
-        nodes=[(identity, _operation(node), final[node]) for identity, node in nodes],
+        nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
         tensors=tensors,
     )
     if capture.file is None:
         return _Tagged(model, document)
     return _Tagged(capture.file.skeleton(), document, capture.file)
-
-
-def _operation(node: ir.Node) -> str:
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def _write(

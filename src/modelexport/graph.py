@@ -100,6 +100,11 @@ def _identified(
     return found
 
 
+def operation(node: ir.Node) -> str:
+    """What a node does: its operator, with the domain where it is not ONNX's own."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
 def tensor_names(model: ir.Model) -> set[str]:
     """The names of the tensors of the main graph."""
     graph = model.graph

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import filecmp
-import os
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import onnx
-import onnx_ir as ir
 import torch
 
 from modelexport import artifact
@@ -21,12 +15,11 @@ from modelexport.capture.inputs import normalize_inputs
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.capture.usage import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
-from modelexport.carriers import strip_hierarchy, write_stores
-from modelexport.document import HierarchyDocument, build_document, encode_document
-from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import graph_hash, identified_nodes
+from modelexport.document import HierarchyDocument, build_document
+from modelexport.errors import InputError
+from modelexport.finished import FinishedFile, read_finished, write_finished
+from modelexport.graph import graph_hash, identified_nodes, operation
 from modelexport.hierarchy import ModuleTree
-from modelexport.loading import load
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.tags import TagView
@@ -77,7 +70,7 @@ def tag_file(
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
     with steps.step("read") as note:
-        given = _read(onnx_path, target, overwrite)
+        given = read_finished(onnx_path, target, overwrite=overwrite)
         note.detail = f"{len(identified_nodes(given.graph))} nodes"
     with steps.step("run") as note:
         tree = read_module_tree(model)
@@ -87,32 +80,10 @@ def tag_file(
         note.detail = f"{len(usage.calls)} calls, {usage.matched} of {usage.telling} tensors known by value"
     with steps.step("document"):
         document = _document(given, tree, usage, view)
-        write_stores(given.proto, document)
     with steps.step("write"):
-        files = _write(given, document, target, overwrite)
+        files = write_finished(given, document, target, overwrite=overwrite)
     attempt = AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter")
     return ExportResult(target, artifact.sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Given:
-    """A file without metadata of ours: as it lies there, as a graph, and the data files to write along with it."""
-
-    path: Path
-    proto: onnx.ModelProto
-    graph: ir.Model
-    moved: dict[Path, Path]
-
-
-def _read(onnx_path: str | Path, target: Path, overwrite: bool) -> _Given:
-    path = load(onnx_path).path
-    # The base of protos is untyped, so that a type checker takes the first overload.
-    proto = cast("onnx.ModelProto", strip_hierarchy(onnx.load_model(path, load_external_data=False)))
-    graph = ir.from_proto(proto)
-    ir.external_data.set_base_dir(graph.graph, path.parent)
-    moved = _files_to_place(_data_files(graph, path), target, path)
-    artifact.check_target(target, force=overwrite, others=list(moved.values()))
-    return _Given(path, proto, graph, moved)
 
 
 def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -133,97 +104,15 @@ def _check_same_model(usage: Usage, file: Path, model: torch.nn.Module) -> None:
         )
 
 
-def _document(given: _Given, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
+def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
     return build_document(
         strategy=STRATEGY,
-        exporter=f"{given.proto.producer_name} {given.proto.producer_version}".strip() or "unknown",
+        exporter=given.producer,
         graph_hash=graph_hash(given.graph),
         view=view,
         tree=tree,
         calls=usage.calls,
         nodes=[
-            (identity, f"{node.domain}::{node.op_type}" if node.domain else node.op_type, usage.attributions[node])
-            for identity, node in identified_nodes(given.graph)
+            (identity, operation(node), usage.attributions[node]) for identity, node in identified_nodes(given.graph)
         ],
     )
-
-
-# --- files -----------------------------------------------------------------------------------------------------
-
-
-def _data_files(graph: ir.Model, file: Path) -> dict[str, Path]:
-    """The files that hold tensors of the model, by the location that it names.
-
-    Raises:
-        FileFormatError: A location that is no file, or leads outside the model's folder.
-    """
-    found: dict[str, Path] = {}
-    for tensor in _tensors(graph):
-        if isinstance(tensor, ir.ExternalTensor) and tensor.location not in found:
-            location = str(tensor.location)
-            path = (file.parent / location).resolve()
-            if not path.is_relative_to(file.parent):
-                raise FileFormatError(
-                    f"{file} reads weights from {location!r}, outside its folder: that is not followed"
-                )
-            if not path.is_file():
-                raise FileFormatError(f"{file} reads weights from {location!r}, and there is no such file beside it")
-            found[location] = path
-    return found
-
-
-def _tensors(model: ir.Model) -> Iterator[object]:
-    graphs = {model.graph}
-    for _, node in identified_nodes(model):
-        if node.graph is not None and isinstance(node.graph, ir.Graph):
-            graphs.add(node.graph)
-        for attribute in node.attributes.values():
-            if attribute.is_ref():
-                continue
-            if attribute.type == ir.AttributeType.TENSOR:
-                yield attribute.as_tensor()
-            elif attribute.type == ir.AttributeType.TENSORS:
-                yield from attribute.as_tensors()
-    for graph in graphs:
-        yield from (value.const_value for value in graph.initializers.values())
-
-
-def _files_to_place(data_files: dict[str, Path], target: Path, file: Path) -> dict[Path, Path]:
-    """For each data file that has to be written with the tagged one, where it goes.
-
-    Raises:
-        InputError: It lies in a folder of its own, which another folder may not have.
-    """
-    moved: dict[Path, Path] = {}
-    for location, path in data_files.items():
-        final = target.parent / location
-        # A commit removes data files of earlier exports to its target, by their names: this one is still in use.
-        is_like_ours = location.startswith(f"{target.stem}-") and location.endswith(f"{target.suffix}.data")
-        if final.is_file() and not is_like_ours and (final.samefile(path) or filecmp.cmp(path, final, shallow=False)):
-            continue
-        if Path(location).name != location:
-            raise InputError(
-                f"the weights of {file} lie in {location}, in a folder of their own: write the tagged file into "
-                f"{file.parent}, beside that folder"
-            )
-        moved[path] = final
-    return moved
-
-
-def _write(given: _Given, document: HierarchyDocument, target: Path, overwrite: bool) -> tuple[Path, ...]:
-    sidecar = artifact.sidecar_path(target)
-    with artifact.stage(target, force=overwrite) as staging:
-        staging.path(target.name).write_bytes(given.proto.SerializeToString())
-        staging.path(sidecar.name).write_bytes(encode_document(document))
-        for path, final in given.moved.items():
-            _copy(path, staging.path(final.name), is_in_place=path == final)
-        others = {final.name: final for final in (sidecar, *given.moved.values())}
-        return staging.commit(target.name, None, others)
-
-
-def _copy(path: Path, staged: Path, *, is_in_place: bool) -> None:
-    if is_in_place:
-        with contextlib.suppress(OSError):  # no hard links on this file system
-            os.link(path, staged)
-            return
-    shutil.copyfile(path, staged)

@@ -12,6 +12,7 @@ from modelexport._version import __version__
 from modelexport.cli.export import export
 from modelexport.cli.inspect import inspect
 from modelexport.cli.output import message_console, printable
+from modelexport.cli.retag import retag
 from modelexport.cli.schema import schema
 from modelexport.cli.tag import tag
 from modelexport.cli.tree import tree
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(export)
 app.command()(inspect)
 app.command()(tag)
+app.command()(retag)
 app.command()(tree)
 app.command()(validate)
 app.command()(schema)

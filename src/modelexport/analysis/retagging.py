@@ -1,0 +1,168 @@
+"""retag: the hierarchy of a tagged model carried onto what another tool made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from modelexport import artifact
+from modelexport.attribution import Attribution, Kind
+from modelexport.document import CallRecord, HierarchyDocument, build_document
+from modelexport.errors import FileFormatError, InputError
+from modelexport.finished import FinishedFile, read_finished, write_finished
+from modelexport.graph import graph_hash, identified_nodes, operation
+from modelexport.hierarchy import CallId, CallTree, ModuleCall
+from modelexport.loading import LoadedModel, load
+from modelexport.projection import Projection, project
+from modelexport.resolution import add_contexts
+
+STRATEGY = "retag"
+
+_RECORDED = frozenset({"exact"})
+_PROJECTED = frozenset({"fused", "merged", "folded"})
+
+
+@dataclasses.dataclass(frozen=True)
+class RetagReport:
+    """What retagging found.
+
+    Attributes:
+        files: What was written.
+        document: The hierarchy of the rewritten graph.
+        tensors_kept: How many tensors of the tagged graph the rewritten one still has.
+        tensors_before: How many the tagged graph has.
+    """
+
+    files: tuple[Path, ...]
+    document: HierarchyDocument
+    tensors_kept: int
+    tensors_before: int
+
+    @property
+    def exact(self) -> int:
+        """Nodes whose owner was recorded for what they compute."""
+        return sum(node.kind in _RECORDED for node in self.document.nodes)
+
+    @property
+    def projected(self) -> int:
+        """Nodes that do the work of several nodes, all of whose calls are named."""
+        return sum(node.kind in _PROJECTED for node in self.document.nodes)
+
+    @property
+    def inferred(self) -> int:
+        """Nodes whose owner is reasoned from data flow."""
+        return len(self.document.nodes) - self.exact - self.projected
+
+    def as_dict(self) -> dict[str, object]:
+        """The report for programs."""
+        return {
+            "files": [str(path) for path in self.files],
+            "nodes": len(self.document.nodes),
+            "exact": self.exact,
+            "projected": self.projected,
+            "inferred": self.inferred,
+            "kinds": dict(Counter(node.kind for node in self.document.nodes)),
+            "coverage": self.document.coverage,
+            "tensors_kept": self.tensors_kept,
+            "tensors_before": self.tensors_before,
+        }
+
+
+def retag(
+    rewritten: str | Path, tagged: str | Path, output_path: str | Path | None = None, *, overwrite: bool = True
+) -> RetagReport:
+    """Carry the hierarchy of a tagged model onto a model that another tool made of it.
+
+    Tensors that both graphs have tell what each node of the rewritten one stands for. A node that does the work of
+    several lists all their calls; one that is new works for the calls between the tensors around it.
+
+    Args:
+        rewritten: The file that an optimizer, a quantizer or a converter wrote.
+        tagged: The file it was made of, with its sidecar.
+        output_path: Where to write the rewritten model with its hierarchy; None replaces `rewritten`.
+        overwrite: Replace files that exist.
+
+    Raises:
+        InputError: A file cannot be used as given, or the two have nothing in common.
+        FileFormatError: A file is not an ONNX model, or `tagged` has no hierarchy.
+        StorageError: The files could not be written.
+    """
+    target = artifact.check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
+    first = load(tagged)
+    before = _document_of(first)
+    given = read_finished(rewritten, target, overwrite=overwrite)
+    calls = call_tree(before)
+    owners = _owners(first, before)
+    tensors = _made_tensors(first.model)
+    _check_related(tensors, first, given)
+    projection = project(first.model, owners, given.graph, calls)
+    document = _document(given, before, calls, projection)
+    files = write_finished(given, document, target, overwrite=overwrite)
+    kept = _made_tensors(given.graph) & set(projection.tensors.values())
+    return RetagReport(files, document, len(kept), len(tensors))
+
+
+def _document_of(tagged: LoadedModel) -> HierarchyDocument:
+    if tagged.document is None:
+        raise FileFormatError(
+            f"{tagged.path} has no hierarchy to carry over: {tagged.missing}; "
+            "give the file that modelexport export wrote, with its sidecar beside it"
+        )
+    return tagged.document
+
+
+def call_tree(document: HierarchyDocument) -> CallTree:
+    """The calls of a document, to walk."""
+
+    def read(call: CallRecord) -> ModuleCall:
+        parent = CallId.parse(call.parent) if call.parent is not None else None
+        return ModuleCall(call.path, call.index, parent, call.inputs, call.outputs)
+
+    return CallTree({CallId(call.path, call.index): read(call) for call in document.calls})
+
+
+def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node, Attribution]:
+    known = {node.id: node for node in document.nodes}
+    return {
+        node: Attribution(
+            CallId.parse(record.module),
+            Kind(record.kind),
+            record.confidence,
+            record.reason,
+            tuple(CallId.parse(call) for call in record.contributors),
+        )
+        for identity, node in identified_nodes(tagged.model)
+        if (record := known.get(identity)) is not None
+    }
+
+
+def _made_tensors(model: ir.Model) -> set[str]:
+    return {value.name for node in model.graph for value in node.outputs if value.name}
+
+
+def _check_related(tensors: set[str], tagged: LoadedModel, given: FinishedFile) -> None:
+    if tensors and tensors.isdisjoint(_made_tensors(given.graph)):
+        raise InputError(
+            f"{given.path} makes no tensor of {tagged.path}: it was made of another model, or by a tool that renames "
+            "every tensor; tag it by value with modelexport tag --model"
+        )
+
+
+def _document(
+    given: FinishedFile, before: HierarchyDocument, calls: CallTree, projection: Projection
+) -> HierarchyDocument:
+    found = add_contexts(given.graph, projection.attributions)
+    return build_document(
+        strategy=STRATEGY,
+        exporter=given.producer,
+        graph_hash=graph_hash(given.graph),
+        view=before.tag_view,
+        tree=before.tree(),
+        calls=calls,
+        nodes=[(identity, operation(node), found[node]) for identity, node in identified_nodes(given.graph)],
+        tensors=projection.tensors,
+    )
