@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import onnx
 
@@ -58,9 +58,8 @@ def check_topology(subject: Subject) -> Iterator[Breach]:
     """Without our metadata, the graph is that of the baseline: nodes, names, order, attributes, weights' types."""
     if subject.baseline is None:
         return
-    # The base of protos is untyped, so that a type checker takes the first overload.
-    ours = cast("onnx.ModelProto", strip_hierarchy(subject.model))
-    theirs = cast("onnx.ModelProto", strip_hierarchy(subject.baseline))
+    ours = strip_hierarchy(subject.model)
+    theirs = strip_hierarchy(subject.baseline)
     yield from _first_difference("input", list(ours.graph.input), list(theirs.graph.input))
     yield from _first_difference("output", list(ours.graph.output), list(theirs.graph.output))
     yield from _first_difference("node", list(ours.graph.node), list(theirs.graph.node))
