@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport._version import __version__
 
 if TYPE_CHECKING:
+    from modelexport.analysis.extraction import Extractor, ModuleSubgraph, extract_module, extract_module_subgraph
     from modelexport.analysis.findings import Case, Finding, ValidationReport
     from modelexport.analysis.retagging import RetagReport, retag
     from modelexport.analysis.selectors import select_calls, select_nodes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         AllStrategiesFailedError,
         ContractError,
         ExportError,
+        ExtractionError,
         FileFormatError,
         InputError,
         ModelExportError,
@@ -59,6 +61,8 @@ _HOMES = {
     "ContractError": "errors",
     "ExportError": "errors",
     "ExportResult": "result",
+    "ExtractionError": "errors",
+    "Extractor": "analysis.extraction",
     "FXHierarchyExporter": "export",
     "FileFormatError": "errors",
     "Finding": "analysis.findings",
@@ -73,6 +77,7 @@ _HOMES = {
     "ModelExportError": "errors",
     "ModelFile": "reading",
     "ModelSourceError": "errors",
+    "ModuleSubgraph": "analysis.extraction",
     "ProgressEvent": "result",
     "ReadLimits": "limits",
     "RetagReport": "analysis.retagging",
@@ -90,6 +95,8 @@ _HOMES = {
     "ValidationReport": "analysis.findings",
     "document_schema": "document",
     "export_model": "export",
+    "extract_module": "analysis.extraction",
+    "extract_module_subgraph": "analysis.extraction",
     "load": "loading",
     "read_model": "reading",
     "register_strategy": "strategies.registry",
@@ -109,6 +116,8 @@ __all__ = [
     "ContractError",
     "ExportError",
     "ExportResult",
+    "ExtractionError",
+    "Extractor",
     "FXHierarchyExporter",
     "FileFormatError",
     "Finding",
@@ -123,6 +132,7 @@ __all__ = [
     "ModelExportError",
     "ModelFile",
     "ModelSourceError",
+    "ModuleSubgraph",
     "ProgressEvent",
     "ReadLimits",
     "RetagReport",
@@ -141,6 +151,8 @@ __all__ = [
     "__version__",
     "document_schema",
     "export_model",
+    "extract_module",
+    "extract_module_subgraph",
     "load",
     "read_model",
     "register_strategy",

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
+import onnx_ir as ir
 
 from modelexport._version import __version__
 from modelexport.attribution import Attribution
 from modelexport.errors import FileFormatError, InputError
+from modelexport.graph import GraphTensor
 from modelexport.hierarchy import (
     ROOT_PATH,
     BoundaryTensor,
@@ -85,6 +87,36 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     context: tuple[str, ...] = ()
 
 
+class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor of the ONNX graph, with the calls that make and read it (R13).
+
+    Attributes:
+        id: Its name; one in a body or function behind the way to it, as in node identities.
+        producer: The call of the node that makes it; None for inputs and weights.
+        consumers: All calls whose nodes read it, those that a merged or fused node also works for included.
+        source: Where it comes from.
+        parameter: For a weight, the parameter or buffer of the model that it is, where the exporter kept its name.
+        output: Whether it is a result of the model, or of the local function it is in.
+        axis: The dynamic axis whose size it holds, where the exporter recorded that.
+    """
+
+    id: str
+    producer: str | None = None
+    consumers: tuple[str, ...] = ()
+    source: Literal["node", "input", "weight"] = "node"
+    parameter: str | None = None
+    output: bool = False
+    axis: str | None = None
+
+
+class ExtractionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which call a submodel is, of which graph, and what is to be known about the cut."""
+
+    call: str
+    source_graph_hash: str
+    notes: tuple[str, ...] = ()
+
+
 class HierarchyDocument(msgspec.Struct, frozen=True):
     """Everything an export knows about the hierarchy of one ONNX graph.
 
@@ -98,6 +130,8 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         modules: The modules in the order of `named_modules()`, the root first.
         calls: The module calls in the order they began.
         nodes: The nodes in graph order, bodies and local functions included.
+        tensors: The tensors: inputs and weights first, then in graph order; those of bodies and functions after.
+        extracted: For a module that was cut out of another graph: which one.
     """
 
     schema_version: int
@@ -109,6 +143,8 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     modules: tuple[ModuleRecord, ...]
     calls: tuple[CallRecord, ...]
     nodes: tuple[NodeRecord, ...]
+    tensors: tuple[TensorRecord, ...]
+    extracted: ExtractionRecord | None = None
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -171,7 +207,9 @@ def build_document(
     tree: ModuleTree,
     calls: CallTree,
     nodes: Iterable[tuple[str, str, Attribution]],
+    graph_tensors: Iterable[GraphTensor],
     tensors: Mapping[str, str] | None = None,
+    axes: Mapping[str, str] | None = None,
 ) -> HierarchyDocument:
     """The document of one export.
 
@@ -183,10 +221,13 @@ def build_document(
         tree: The modules.
         calls: The module calls.
         nodes: Identity, operation and attribution of each node.
+        graph_tensors: The tensors of the graph.
         tensors: The graph's tensor for each boundary tensor of `calls`; None where those are the graph's own.
+        axes: The dynamic axis whose size a tensor holds, by the tensor's identity.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
+    records = tuple(_node_record(identity, op, found, tags) for identity, op, found in nodes)
     return HierarchyDocument(
         schema_version=SCHEMA_VERSION,
         producer=Producer(),
@@ -196,8 +237,41 @@ def build_document(
         tag_view=view,
         modules=tuple(_module_record(module, scheme) for module in tree),
         calls=tuple(_call_record(call, tags[call.id], tensors) for call in calls),
-        nodes=tuple(_node_record(identity, op, found, tags) for identity, op, found in nodes),
+        nodes=records,
+        tensors=tensor_records(graph_tensors, records, tree, axes or {}),
     )
+
+
+def tensor_records(
+    tensors: Iterable[GraphTensor], nodes: Iterable[NodeRecord], tree: ModuleTree, axes: Mapping[str, str]
+) -> tuple[TensorRecord, ...]:
+    """Who makes and who reads each tensor, from who owns the nodes that do."""
+    owners = {node.id: (node.module, *node.contributors) for node in nodes}
+    stored = {
+        f"{path}.{name}" if path else name: info
+        for module in tree
+        for path in (module.path, *module.aliases)
+        for name, info in (*module.parameters.items(), *module.buffers.items())
+    }
+    return tuple(
+        TensorRecord(
+            id=tensor.id,
+            producer=owners[tensor.producer][0] if tensor.producer is not None else None,
+            consumers=tuple(dict.fromkeys(call for node in tensor.consumers for call in owners[node])),
+            source=tensor.source,
+            parameter=tensor.id
+            if tensor.source == "weight" and _is_weight(tensor.value, stored.get(tensor.id))
+            else None,
+            output=tensor.is_output,
+            axis=axes.get(tensor.id),
+        )
+        for tensor in tensors
+    )
+
+
+def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
+    """Whether a stored tensor that has a parameter's name also looks like it: exporters keep the names of those."""
+    return info is not None and value.shape is not None and tuple(value.shape) == info.shape
 
 
 def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:

@@ -9,6 +9,7 @@
     │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
     │   ├── UnusableOptionError       one exporter cannot be given an option or input; another may take it
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
+    ├── ExtractionError               a module that cannot be cut out of a graph; says why and what can be
     ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
     ├── StorageError                  the result could not be written; what was there before is untouched
     └── ContractError                 a step of ours broke its own promise: a bug, please report it
@@ -86,6 +87,34 @@ class AllStrategiesFailedError(ExportError):
         self.failures = tuple(failures)
         tried = "; ".join(f"{name}: {error}" for name, error in self.failures)
         super().__init__(f"no strategy could export this model ({len(self.failures)} tried): {tried}")
+
+
+class ExtractionError(ModelExportError):
+    """A module cannot be cut out of a graph.
+
+    Attributes:
+        target: What was asked for.
+        reason: Which kind of refusal: ``unknown`` (there is no such module), ``several`` (it picks more than one call),
+            ``never_called``, ``no_operation`` (the call left nothing in the graph), ``fused`` (its boundary is gone) or
+            ``unknown_boundary`` (nothing tells where the call begins and ends).
+        fused_with: The calls that it is fused with.
+        enclosing: The smallest call around it that can be cut out, where there is one.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        reason: str,
+        explanation: str,
+        fused_with: Sequence[str] = (),
+        enclosing: str | None = None,
+    ) -> None:
+        self.target = target
+        self.reason = reason
+        self.explanation = explanation
+        self.fused_with = tuple(fused_with)
+        self.enclosing = enclosing
+        super().__init__(f"cannot extract {target!r}: {explanation}")
 
 
 class FileFormatError(ModelExportError):

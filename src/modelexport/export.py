@@ -27,7 +27,7 @@ from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.carriers import remove_source_references, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
 from modelexport.errors import ContractError, InputError
-from modelexport.graph import graph_hash, identified_nodes, operation
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.projection import project
 from modelexport.resolution import ResolutionPolicy, add_contexts, complete
@@ -240,6 +240,7 @@ def _document(
         tree=capture.tree,
         calls=capture.calls,
         nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
+        graph_tensors=identified_tensors(model, nodes),
         tensors=tensors,
     )
     if capture.file is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -103,6 +104,67 @@ def _identified(
 def operation(node: ir.Node) -> str:
     """What a node does: its operator, with the domain where it is not ONNX's own."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """A tensor of a graph, body or function: where it comes from and which nodes read it.
+
+    Attributes:
+        id: Its name behind the way to its graph, as in node identities: ``If_3/then_branch/add_7``.
+        value: The tensor itself.
+        source: What gives it: a node, the graph's inputs, or a weight stored in the file.
+        producer: The identity of the node that makes it, or None.
+        consumers: The identities of the nodes that read it, in graph order. A body's result is read by the node that
+            holds the body, and what a body reads from outside is read by the node inside.
+        is_output: Whether it is a result of the model or of its function.
+    """
+
+    id: str
+    value: ir.Value
+    source: Literal["node", "input", "weight"]
+    producer: str | None
+    consumers: tuple[str, ...]
+    is_output: bool
+
+
+def identified_tensors(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | None = None) -> list[GraphTensor]:
+    """Every named tensor of the model, bodies and functions included.
+
+    Args:
+        model: The model.
+        nodes: Its nodes as `identified_nodes` gives them, where they are at hand.
+    """
+    nodes = identified_nodes(model) if nodes is None else nodes
+    identities = {node: identity for identity, node in nodes}
+    prefixes: dict[ir.Graph, tuple[str, str | None]] = {model.graph: ("", None)}
+    prefixes.update({f.graph: (_function_prefix(*key), None) for key, f in model.functions.items()})
+    for identity, node in nodes:
+        prefixes.update({body: (f"{identity}/{name}/", identity) for name, body in graph_bodies(node)})
+    found: list[GraphTensor] = []
+
+    def add(value: ir.Value, prefix: str, source: Literal["node", "input", "weight"], maker: str | None) -> None:
+        if not value.name:
+            return
+        readers = dict.fromkeys(identities[use.node] for use in value.uses() if use.node in identities)
+        if value in held:
+            readers[held[value]] = None
+        found.append(GraphTensor(prefix + value.name, value, source, maker, tuple(readers), value in results))
+
+    held = {value: holder for graph, (_, holder) in prefixes.items() if holder for value in graph.outputs}
+    results = {value for graph, (_, holder) in prefixes.items() if holder is None for value in graph.outputs}
+    for graph, (prefix, _) in prefixes.items():
+        weights = set(graph.initializers.values())
+        for value in graph.inputs:
+            add(value, prefix, "weight" if value in weights else "input", None)
+        weights.difference_update(graph.inputs)
+        for value in graph.initializers.values():
+            if value in weights:
+                add(value, prefix, "weight", None)
+        for node in graph:
+            for value in node.outputs:
+                add(value, prefix, "node", identities[node])
+    return found
 
 
 def tensor_names(model: ir.Model) -> set[str]:

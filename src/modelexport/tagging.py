@@ -18,7 +18,7 @@ from modelexport.capture.usage import STRATEGY, Usage, attribute_by_usage, requi
 from modelexport.document import HierarchyDocument, build_document
 from modelexport.errors import InputError
 from modelexport.finished import FinishedFile, read_finished, write_finished
-from modelexport.graph import graph_hash, identified_nodes, operation
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import ModuleTree
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.result import AttemptReport, ExportResult
@@ -115,4 +115,5 @@ def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView
         nodes=[
             (identity, operation(node), usage.attributions[node]) for identity, node in identified_nodes(given.graph)
         ],
+        graph_tensors=identified_tensors(given.graph),
     )

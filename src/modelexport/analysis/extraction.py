@@ -1,0 +1,215 @@
+"""extract_module and extract_module_subgraph: one module call of an exported graph, as nodes or as a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport.analysis.cutting import Cut, Cutter
+from modelexport.analysis.stored import document_from_stores
+from modelexport.analysis.submodel import Submodel, build_submodel
+from modelexport.analysis.targets import find_call
+from modelexport.carriers import read_sidecar
+from modelexport.document import CallRecord, HierarchyDocument, decode_document
+from modelexport.errors import InputError
+from modelexport.graph import graph_hash
+from modelexport.loading import LoadedModel, load
+
+# What a graph and what a hierarchy can be given as.
+ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
+HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
+
+
+class Extractor:
+    """Cuts modules out of one model. For many cuts this saves reading and indexing the model for each.
+
+    Args:
+        source: A file, what `modelexport.load` made of it, or the model itself.
+        hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the source.
+
+    Raises:
+        InputError: The source cannot be used, or the hierarchy is that of another graph.
+        FileFormatError: The source is no ONNX model, or the sidecar is damaged.
+    """
+
+    def __init__(self, source: ModelSource, hierarchy: HierarchySource | None = None) -> None:
+        model, document, self.missing = _open(source, hierarchy)
+        self._cutter = Cutter(model, document)
+
+    @property
+    def document(self) -> HierarchyDocument:
+        """The hierarchy that cuts are made by."""
+        return self._cutter.document
+
+    def find(self, target: str) -> CallRecord:
+        """The one call that `target` names.
+
+        Raises:
+            ExtractionError: There is none, or there are several.
+        """
+        return find_call(self.document, target)
+
+    def cut(self, target: str | CallRecord) -> Cut:
+        """Where a call is cut out of the graph.
+
+        Raises:
+            ExtractionError: It cannot be.
+        """
+        return self._cutter.cut(target if isinstance(target, CallRecord) else self.find(target))
+
+    def extract(self, target: str | CallRecord) -> Submodel:
+        """A call as a model of its own.
+
+        Raises:
+            ExtractionError: It cannot be cut out.
+        """
+        found = build_submodel(self._cutter, self.cut(target))
+        if not self.missing:
+            return found
+        return dataclasses.replace(found, notes=(*found.notes, self.missing))
+
+    def subgraph(self, target: str | CallRecord) -> ModuleSubgraph:
+        """The part of the graph that computes a call.
+
+        Raises:
+            ExtractionError: It cannot be told from the rest.
+        """
+        return _subgraph(self._cutter, self.cut(target))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSubgraph(Mapping[str, Any]):
+    """The part of a graph that computes one module call. As a mapping it has the same content by name.
+
+    Attributes:
+        call: The call.
+        operations: The identities of its nodes, in graph order; those it shares with other calls included.
+        external_inputs: The tensors it starts from: its arguments, and what else it reads.
+        internal_tensors: The tensors it makes, but for those that leave it.
+        boundary_operations: Those of the operations that read an external input or make a tensor that leaves.
+        outputs: The tensors that leave.
+        weights: The stored tensors it reads.
+    """
+
+    call: str
+    operations: tuple[str, ...]
+    external_inputs: tuple[str, ...]
+    internal_tensors: tuple[str, ...]
+    boundary_operations: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    def __getitem__(self, key: str) -> Any:
+        return dataclasses.asdict(self)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dataclasses.asdict(self))
+
+    def __len__(self) -> int:
+        return len(dataclasses.fields(self))
+
+
+def extract_module(path_or_model: ModelSource, target: str, *, hierarchy: HierarchySource | None = None) -> ir.Model:
+    """Cut one module call out of an exported model, as a model of its own.
+
+    It takes the module's own arguments and gives the module's own results. Weights in other files stay there until
+    they are read.
+
+    Args:
+        path_or_model: The file, what `modelexport.load` made of it, or the model itself.
+        target: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
+        hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the model.
+
+    Returns:
+        The submodel, with its hierarchy in its nodes.
+
+    Raises:
+        ExtractionError: The module cannot be cut out; says why.
+        InputError: The model or the hierarchy cannot be used.
+        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+    """
+    return Extractor(path_or_model, hierarchy).extract(target).model
+
+
+def extract_module_subgraph(
+    onnx_model: ModelSource, hierarchy_metadata: HierarchySource | None, target_module: str
+) -> ModuleSubgraph:
+    """The part of a graph that computes one module call.
+
+    Args:
+        onnx_model: The model, or its file.
+        hierarchy_metadata: The document, its content, or the sidecar's path; None takes what belongs to the model.
+        target_module: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
+
+    Raises:
+        ExtractionError: The module cannot be told from the rest; says why.
+        InputError: The model or the hierarchy cannot be used.
+        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+    """
+    return Extractor(onnx_model, hierarchy_metadata).subgraph(target_module)
+
+
+def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Model, HierarchyDocument, str]:
+    """The model, its hierarchy, and what is missing from that, in words."""
+    if isinstance(source, str | Path):
+        source = load(source)
+    if isinstance(source, onnx.ModelProto):
+        source = ir.from_proto(source)
+    if not isinstance(source, ir.Model | LoadedModel):
+        raise InputError(
+            f"a module is extracted from a file, an onnx_ir.Model or an onnx.ModelProto, not {type(source).__name__}"
+        )
+    model = source.model if isinstance(source, LoadedModel) else source
+    if hierarchy is not None:
+        document = _read_hierarchy(hierarchy)
+        if document.graph_hash != graph_hash(model):
+            raise InputError("the hierarchy describes another graph than the model: give the one it was exported with")
+        return model, document, ""
+    if isinstance(source, LoadedModel) and source.document is not None:
+        return model, source.document, ""
+    reason = source.missing if isinstance(source, LoadedModel) else "no sidecar was given"
+    document = document_from_stores(model)
+    return model, document, f"{reason}: names of arguments and results, aliases and what never ran are not known"
+
+
+def _read_hierarchy(hierarchy: HierarchySource) -> HierarchyDocument:
+    if isinstance(hierarchy, HierarchyDocument):
+        return hierarchy
+    if isinstance(hierarchy, str | Path):
+        return read_sidecar(Path(hierarchy))
+    if isinstance(hierarchy, Mapping):
+        return decode_document(msgspec.json.encode(hierarchy), "the hierarchy")
+    raise InputError(
+        f"a hierarchy is a HierarchyDocument, its content, or the path of a sidecar, not {type(hierarchy).__name__}"
+    )
+
+
+def _subgraph(cutter: Cutter, cut: Cut) -> ModuleSubgraph:
+    identities = {node: identity for identity, node in cutter.nodes}
+    entering = {tensor.value for tensor in cut.inputs} | {size.value for size in cut.sizes}
+    leaving = {tensor.value for tensor in cut.outputs}
+    made = [value for node in cut.slice.nodes for value in node.outputs if value.name]
+
+    def names(values: object) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cutter.tensor_ids[value] for value in values))  # type: ignore[attr-defined]
+
+    edge = [
+        node
+        for node in cut.slice.nodes
+        if not leaving.isdisjoint(node.outputs) or not entering.isdisjoint(cutter.reads(node))
+    ]
+    return ModuleSubgraph(
+        call=cut.call.id,
+        operations=tuple(identities[node] for node in cut.slice.nodes),
+        external_inputs=names(tensor.value for tensor in cut.inputs),
+        internal_tensors=names(value for value in made if value not in leaving),
+        boundary_operations=tuple(identities[node] for node in edge),
+        outputs=names(tensor.value for tensor in cut.outputs),
+        weights=names(cut.slice.weights),
+    )
