@@ -209,8 +209,7 @@ class _Builder:
                 graph.append(node)
                 value = node.outputs[0]
             name = _unique(tensor.name, taken)
-            if value.type is None and tensor.info is not None and tensor.info.dtype in _TYPES:
-                value.type = ir.TensorType(_TYPES[tensor.info.dtype])
+            self._describe(value, tensor)
             ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
             values.append(value)
         graph.outputs.clear()
@@ -239,7 +238,7 @@ class _Builder:
     def _functions(self) -> Iterator[ir.Function]:
         """The local functions that the nodes call, and those that these call."""
         functions = self._cutter.model.functions
-        waiting = [node for node in self._originals]
+        waiting = list(self._originals)
         found: set[ir.OperatorIdentifier] = set()
         while waiting:
             key = waiting.pop().op_identifier()

@@ -26,11 +26,12 @@ from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
+from modelexport.capture.jit_values import ConstantAddedError, ValueTracker, traced_values
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.preserve import buffers_restored
-from modelexport.capture.structure import named_arguments, named_results, tensors_in
+from modelexport.capture.structure import named_arguments, named_results
 from modelexport.errors import UnusableOptionError
-from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.wire import ExporterFile
 
 EXPORTER = "torchscript"
@@ -89,8 +90,9 @@ def _capture_in_some_form(
     except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the form of the call
         # Keyword arguments that the exporter cannot sort into its call, or a result it cannot take apart: as a
         # function of tensors to tensors the model needs neither.
-        with _as_function_of_tensors(model, tree, args, kwargs) as (tensors, names):
-            return _export_and_read(model, tree, tensors, {}, {"input_names": names, **usable})
+        with _as_function_of_tensors(model, tree, args, kwargs) as form:
+            capture = _export_and_read(model, tree, form.tensors, {}, {"input_names": form.names, **usable})
+        return dataclasses.replace(capture, calls=form.with_own_names(capture.calls))
 
 
 def _export_and_read(
@@ -100,8 +102,27 @@ def _export_and_read(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Capture:
-    recorder = _ScopeRecorder(model, tree)
-    with recorder.watching(), watch_graph(options.get("opset_version")) as watch:
+    try:
+        return _export_and_follow(model, tree, args, kwargs, options, ValueTracker())
+    except ConstantAddedError:
+        # Looking at the arguments of calls changed the graph. The file must be the exporter's own: once more without.
+        return _export_and_follow(model, tree, args, kwargs, options, None)
+
+
+def _export_and_follow(
+    model: torch.nn.Module,
+    tree: ModuleTree,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tracker: ValueTracker | None,
+) -> Capture:
+    recorder = _ScopeRecorder(model, tree, tracker)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recorder.watching())
+        watch = stack.enter_context(watch_graph(options.get("opset_version")))
+        if tracker is not None:
+            stack.enter_context(tracker.watching())
         written = _export(model, args, kwargs, options)
     file = written if isinstance(written, ExporterFile) else None
     final = ir.from_proto(written.skeleton() if isinstance(written, ExporterFile) else written)
@@ -111,8 +132,12 @@ def _export_and_read(
     recorded = _calls_of(traced, recorder.owners(watch.nodes_before if seen_before else watch.nodes, names))
     recorded_finally = _calls_of(final, recorder.owners(watch.nodes, watch.names)) if seen_before else {}
     calls = recorder.call_tree()
-    shapes = watch.shapes_before if seen_before else watch.shapes
-    infos = {names[number]: TensorInfo(*shape) for number, shape in shapes.items() if number in names}
+    if tracker is not None:
+        calls = recorder.with_boundaries(calls, tracker, names)
+    else:
+        shapes = watch.shapes_before if seen_before else watch.shapes
+        infos = {names[number]: TensorInfo(*shape) for number, shape in shapes.items() if number in names}
+        calls = find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos)
     return Capture(
         exporter=EXPORTER,
         model=final,
@@ -121,7 +146,7 @@ def _export_and_read(
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
         tree=tree,
-        calls=find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos),
+        calls=calls,
         traced_as="jit",
         describe=lambda: _describe(watch, recorder),
     )
@@ -195,10 +220,31 @@ def _silent_log() -> Iterator[None]:
         log._jit_set_onnx_log_enabled(enabled)
 
 
+@dataclasses.dataclass
+class _FunctionOfTensors:
+    """A model as a function of tensors: what it is given, and the model's own names for what goes in and out."""
+
+    tensors: tuple[torch.Tensor, ...]
+    names: list[str]
+    results: list[str] = dataclasses.field(default_factory=list)
+
+    def with_own_names(self, calls: CallTree) -> CallTree:
+        """`calls` with the root's boundary under the names of the model's own arguments and results."""
+        root = calls[ROOT_CALL]
+
+        def named(boundary: tuple[BoundaryTensor, ...], names: list[str]) -> tuple[BoundaryTensor, ...]:
+            if len(boundary) != len(names):
+                return boundary
+            return tuple(BoundaryTensor(n, b.tensor, b.info) for n, b in zip(names, boundary, strict=True))
+
+        own = ModuleCall(root.path, root.index, None, named(root.inputs, self.names), named(root.outputs, self.results))
+        return CallTree({call.id: own if call.id == ROOT_CALL else call for call in calls})
+
+
 @contextlib.contextmanager
 def _as_function_of_tensors(
     model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[tuple[torch.Tensor, ...], list[str]]]:
+) -> Iterator[_FunctionOfTensors]:
     """`forward` as a function of just the given tensors that returns just tensors, for the time of the context."""
     inputs = list(named_arguments(tree[""].forward_arguments, args, kwargs))
     leaves, structure = torch.utils._pytree.tree_flatten((args, dict(kwargs)))
@@ -216,12 +262,15 @@ def _as_function_of_tensors(
         for place, tensor in zip(places, tensors, strict=True):
             values[place] = tensor
         given, named = torch.utils._pytree.tree_unflatten(values, structure)
-        found = [tensor for _, tensor in tensors_in(original(*given, **named), "")]
+        results = dict(named_results(original(*given, **named)))
+        form.results = list(results)
+        found = list(results.values())
         return found[0] if len(found) == 1 else tuple(found)
 
+    form = _FunctionOfTensors(tuple(tensor for _, tensor in inputs), [name for name, _ in inputs])
     model.forward = forward
     try:
-        yield tuple(tensor for _, tensor in inputs), [name for name, _ in inputs]
+        yield form
     finally:
         if own is None:
             del model.__dict__["forward"]
@@ -255,9 +304,11 @@ def _traced_model(watch: GraphWatch) -> ir.Model:
 class _ScopeRecorder:
     """Watches one trace: numbers the calls, and has the tracer label what they run with their numbers."""
 
-    def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
+    def __init__(self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None) -> None:
         self._modules = {info.path: model.get_submodule(info.path) for info in tree}
         self._tree = tree
+        self._tracker = tracker
+        self._numbers: dict[CallId, tuple[list[int | None], list[int | None]]] = {}
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
         self.calls: list[ModuleCall] = []
@@ -281,18 +332,20 @@ class _ScopeRecorder:
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
-            with _not_traced() as tracing:
-                if tracing:
-                    self._enter(path, module, given, named)
+            with _not_traced() as state:
+                if state is not None:
+                    self._enter(path, module, given, named, state)
 
         def after(module: torch.nn.Module, given: object, result: object) -> None:
-            with _not_traced() as tracing:
-                if tracing:
-                    self._leave(path, result)
+            with _not_traced() as state:
+                if state is not None:
+                    self._leave(path, result, state)
 
         return before, after
 
-    def _enter(self, path: str, module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
+    def _enter(
+        self, path: str, module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object], state: object
+    ) -> None:
         if path == "" and not self._stack:
             self._counts.clear()
             self.calls.clear()
@@ -305,10 +358,20 @@ class _ScopeRecorder:
         self._counts[path] += 1
         self._stack.append(len(self.calls))
         self.calls.append(call)
-        inputs = named_arguments(self._tree[path].forward_arguments, given, named)
+        inputs = list(named_arguments(self._tree[path].forward_arguments, given, named))
         self.sides[call.id] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
+        self._numbers[call.id] = self._look_up(inputs, state), []
 
-    def _leave(self, path: str, result: object) -> None:
+    def _look_up(self, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
+        """The tracer's numbers of these tensors."""
+        if self._tracker is None:
+            return [None] * len(tensors)
+        with _traced(state):
+            numbers = traced_values([tensor for _, tensor in tensors])
+        self._tracker.track(numbers)
+        return numbers
+
+    def _leave(self, path: str, result: object, state: object) -> None:
         if not any(self.calls[number].path == path for number in self._stack):
             return
         # A call that ended in an exception which its caller caught never came here: it goes with this one.
@@ -316,8 +379,12 @@ class _ScopeRecorder:
             call = self.calls[self._stack.pop()]
             if call.path == path:
                 break
-        outputs = [(name, _info(tensor)) for name, tensor in named_results(result)]
+        found = list(named_results(result))
+        outputs = [(name, _info(tensor)) for name, tensor in found]
         self.sides[call.id] = dataclasses.replace(self.sides[call.id], outputs=outputs)
+        self._numbers[call.id] = self._numbers[call.id][0], self._look_up(found, state)
+        if not self._stack and self._tracker is not None:
+            self._tracker.end_trace(state, self._numbers[call.id][1])
 
     def owners(self, nodes: list[JitNode], names: Mapping[int, str]) -> dict[str, CallId]:
         """The call of each value that a node made under one of our labels, by the value's name."""
@@ -337,20 +404,49 @@ class _ScopeRecorder:
         """The calls of the trace, without boundaries."""
         return CallTree({call.id: call for call in self.calls})
 
+    def with_boundaries(self, calls: CallTree, tracker: ValueTracker, names: Mapping[int, str]) -> CallTree:
+        """`calls` with their boundaries, in the names of the graph's values."""
+
+        def boundary(side: list[tuple[str, TensorInfo]], numbers: list[int | None]) -> tuple[BoundaryTensor, ...]:
+            found = [tracker.find(number) for number in numbers]
+            tensors = [names.get(number) if number is not None else None for number in found]
+            return tuple(BoundaryTensor(n, t, info) for (n, info), t in zip(side, tensors, strict=True))
+
+        complete: dict[CallId, ModuleCall] = {}
+        for call in calls:
+            side, numbers = self.sides.get(call.id), self._numbers.get(call.id)
+            if side is None or numbers is None or len(side.outputs) != len(numbers[1]):
+                complete[call.id] = call
+                continue
+            inputs, outputs = boundary(side.inputs, numbers[0]), boundary(side.outputs, numbers[1])
+            complete[call.id] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
+        return CallTree(complete)
+
 
 @contextlib.contextmanager
-def _not_traced() -> Iterator[bool]:
-    """What is done inside is not recorded: looking at a tensor's shape would be. Gives whether a trace is under way."""
+def _not_traced() -> Iterator[object | None]:
+    """What is done inside is not recorded: looking at a tensor's shape would be. Gives the trace that is under way."""
     tracing: Any = torch._C
     state = tracing._get_tracing_state()
     if state is None:
-        yield False
+        yield None
         return
     tracing._set_tracing_state(None)
     try:
-        yield True
+        yield state
     finally:
         tracing._set_tracing_state(state)
+
+
+@contextlib.contextmanager
+def _traced(state: object) -> Iterator[None]:
+    """Inside `_not_traced`: the trace is under way again."""
+    tracing: Any = torch._C
+    tracing._set_tracing_state(state)
+    try:
+        yield
+    finally:
+        tracing._set_tracing_state(None)
 
 
 def _info(tensor: torch.Tensor) -> TensorInfo:
