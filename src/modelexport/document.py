@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -209,6 +209,7 @@ def build_document(
     nodes: Iterable[tuple[str, str, Attribution]],
     graph_tensors: Iterable[GraphTensor],
     tensors: Mapping[str, str] | None = None,
+    stand_in: Callable[[CallId, BoundaryTensor], str | None] | None = None,
     axes: Mapping[str, str] | None = None,
 ) -> HierarchyDocument:
     """The document of one export.
@@ -223,6 +224,7 @@ def build_document(
         nodes: Identity, operation and attribution of each node.
         graph_tensors: The tensors of the graph.
         tensors: The graph's tensor for each boundary tensor of `calls`; None where those are the graph's own.
+        stand_in: What the graph has in place of an input of a call that it no longer has.
         axes: The dynamic axis whose size a tensor holds, by the tensor's identity.
     """
     scheme = TagScheme(tree, view)
@@ -236,7 +238,7 @@ def build_document(
         graph_hash=graph_hash,
         tag_view=view,
         modules=tuple(_module_record(module, scheme) for module in tree),
-        calls=tuple(_call_record(call, tags[call.id], tensors) for call in calls),
+        calls=tuple(_call_record(call, tags[call.id], tensors, stand_in) for call in calls),
         nodes=records,
         tensors=tensor_records(graph_tensors, records, tree, axes or {}),
     )
@@ -290,13 +292,21 @@ def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
     )
 
 
-def _call_record(call: ModuleCall, tag: str, tensors: Mapping[str, str] | None) -> CallRecord:
-    def in_graph(boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
+def _call_record(
+    call: ModuleCall,
+    tag: str,
+    tensors: Mapping[str, str] | None,
+    stand_in: Callable[[CallId, BoundaryTensor], str | None] | None,
+) -> CallRecord:
+    def in_graph(boundary: tuple[BoundaryTensor, ...], *, entering: bool) -> tuple[BoundaryTensor, ...]:
         if tensors is None:
             return boundary
-        return tuple(
-            BoundaryTensor(b.name, tensors.get(b.tensor) if b.tensor is not None else None, b.info) for b in boundary
-        )
+        found = []
+        for given in boundary:
+            name = tensors.get(given.tensor) if given.tensor is not None else None
+            other = stand_in(call.id, given) if name is None and entering and stand_in is not None else None
+            found.append(BoundaryTensor(given.name, name, given.info, other))
+        return tuple(found)
 
     return CallRecord(
         id=str(call.id),
@@ -304,8 +314,8 @@ def _call_record(call: ModuleCall, tag: str, tensors: Mapping[str, str] | None) 
         index=call.index,
         tag=tag,
         parent=str(call.parent) if call.parent is not None else None,
-        inputs=in_graph(call.inputs),
-        outputs=in_graph(call.outputs),
+        inputs=in_graph(call.inputs, entering=True),
+        outputs=in_graph(call.outputs, entering=False),
     )
 
 

@@ -33,6 +33,7 @@ from modelexport.projection import project
 from modelexport.resolution import ResolutionPolicy, add_contexts, complete
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.saving import save_inline
+from modelexport.stand_ins import find_stand_ins
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
@@ -242,6 +243,7 @@ def _document(
         nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
         graph_tensors=identified_tensors(model, nodes),
         tensors=tensors,
+        stand_in=None if tensors is None else find_stand_ins(capture.traced, model, tensors, capture.calls, final),
     )
     if capture.file is None:
         return _Tagged(model, document)

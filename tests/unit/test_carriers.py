@@ -33,7 +33,7 @@ from modelexport.carriers import (
 from modelexport.document import HierarchyDocument, build_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.export import export_model
-from modelexport.graph import graph_hash, identified_nodes
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors
 from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
 from modelexport.loading import load
 from modelexport.result import ExportResult
@@ -178,6 +178,7 @@ def tagged(proto: onnx.ModelProto) -> tuple[ir.Model, HierarchyDocument]:
         tree=tree,
         calls=calls,
         nodes=nodes,
+        graph_tensors=identified_tensors(model),
     )
     write_stores(model, document)
     return model, document

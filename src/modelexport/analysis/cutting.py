@@ -27,12 +27,14 @@ class CutTensor:
         value: The tensor.
         is_argument: Whether it is one of the call's own arguments or results.
         info: Its shape and type as recorded at the call, where they were.
+        is_stand_in: Whether the argument itself is gone from the graph, and `value` is what is read in its place.
     """
 
     name: str
     value: ir.Value
     is_argument: bool = True
     info: TensorInfo | None = None
+    is_stand_in: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,16 +187,20 @@ class Cutter:
             notes.append(f"it also reads {names}, which it is not given as an argument")
         return Cut(call, tuple(inputs), tuple(outputs), found, sizes, tuple(notes))
 
-    def _found(self, boundary: Iterable[BoundaryTensor]) -> tuple[list[CutTensor], list[str]]:
+    def _found(self, boundary: tuple[BoundaryTensor, ...]) -> tuple[list[CutTensor], list[str]]:
         """The boundary tensors that the graph has, and the names of those it no longer has."""
         found: list[CutTensor] = []
         lost: list[str] = []
+        own = {tensor.tensor for tensor in boundary}
         for tensor in boundary:
-            value = self.values.get(tensor.tensor) if tensor.tensor is not None else None
+            # What is an argument itself cannot be put in another's place.
+            other = tensor.stand_in if tensor.stand_in not in own and tensor.info is not None else None
+            value = self.values.get(tensor.tensor or "") or self.values.get(other or "")
             if value is None:
                 lost.append(tensor.name)
             else:
-                found.append(CutTensor(tensor.name, value, info=tensor.info))
+                is_stand_in = tensor.tensor not in self.values
+                found.append(CutTensor(tensor.name, value, info=tensor.info, is_stand_in=is_stand_in))
         return found, lost
 
     def _check_work(

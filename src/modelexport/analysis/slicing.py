@@ -82,7 +82,7 @@ class Slicer:
     def _judge(
         self, results: list[ir.Value], stops: set[ir.Value], is_inside: Callable[[ir.Node], bool]
     ) -> tuple[set[ir.Node], set[ir.Node]]:
-        """Of the nodes behind `results`: those that need more than the stops, and those that anything inside leads to."""
+        """Of the nodes behind `results`: those that need more than the stops, and those with something inside."""
         open_ended: set[ir.Node] = set()
         inner: set[ir.Node] = set()
         done: set[ir.Node] = set()

@@ -74,7 +74,8 @@ class _Builder:
         self._entering = list(dict.fromkeys(t.value for t in (*cut.inputs,)))
         self._originals: dict[ir.Node, NodeRecord] = {}
         self._copies: dict[ir.Value, ir.Value] = {}
-        self._fixed = all(_is_fixed(value) for value in cutter.model.graph.inputs)
+        named = any(isinstance(size, str) for info in cutter.infos.values() for size in info.shape)
+        self._fixed = named or all(_is_fixed(value) for value in cutter.model.graph.inputs)
 
     def build(self) -> Submodel:
         graph = self._copy_graph()
@@ -132,6 +133,9 @@ class _Builder:
             # A weight that was given as an argument is an input here, with no content of its own.
             copy.const_value = None
             name = _unique(tensor.name, taken)
+            if tensor.is_stand_in:
+                # The argument comes back in the place of what is read instead of it, and it looks like itself.
+                copy.shape = None
             self._describe(copy, tensor)
             ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
             values.append(copy)
@@ -153,7 +157,7 @@ class _Builder:
                 )
             value.type = ir.TensorType(_TYPES[info.dtype])
         if value.shape is None and info is not None:
-            # The traced sizes are those of the example inputs: only the rank is sure where axes are dynamic.
+            # Sizes may be those of the example inputs: where axes are dynamic and have no names, only the rank is sure.
             value.shape = ir.Shape([size if self._fixed else None for size in info.shape])
 
     def _recorded(self, value: ir.Value) -> TensorInfo | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 
+from modelexport.analysis.selectors import select_calls
 from modelexport.document import CallRecord, HierarchyDocument
-from modelexport.errors import ExtractionError
+from modelexport.errors import ExtractionError, SelectorError
 from modelexport.hierarchy import CallId
 
 _SHOWN = 5
+# What only a pattern has: then it is the pattern that is wrong, and not a name.
+_PATTERN = re.compile(r"[\s*?\[\]():]")
 
 
 def find_call(document: HierarchyDocument, target: str) -> CallRecord:
@@ -41,15 +45,26 @@ def find_call(document: HierarchyDocument, target: str) -> CallRecord:
     idle = next((module for module in document.modules if module.tag == target and module.visible), None)
     if idle is not None and not tagged:
         raise ExtractionError(target, "never_called", f"module {idle.path!r} was never called")
-    found = tagged or [
-        call for call in document.calls if target in (tree[call.path].class_name, tree[call.path].qualified_class)
-    ]
+    found = tagged or _picked(document, target)
     if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(repr(call.id) for call in found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
         raise ExtractionError(target, "several", f"it picks {len(found)} calls: {names}. Name one of them")
     raise ExtractionError(target, "unknown", f"there is no such module, call, tag or class{_close(document, target)}")
+
+
+def _picked(document: HierarchyDocument, target: str) -> list[CallRecord]:
+    """The calls of the class of that name, or those that `target` picks as a pattern."""
+    classes = {m.path for m in document.modules if target in (m.class_name, m.qualified_class) and target}
+    if classes:
+        return [call for call in document.calls if call.path in classes]
+    try:
+        return list(select_calls(document, target))
+    except SelectorError as error:
+        if _PATTERN.search(target):
+            raise ExtractionError(target, "unknown", str(error)) from error
+        return []
 
 
 def _close(document: HierarchyDocument, target: str) -> str:

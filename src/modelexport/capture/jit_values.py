@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from modelexport.errors import ExportError
+
 _FIRST = "_jit_pass_inline"
 _MERGING = "_jit_pass_cse"
 _TRANSLATING = "_jit_pass_onnx"
@@ -23,7 +25,7 @@ _FOLDING = ("_jit_pass_onnx_eval_peephole", "_jit_pass_onnx_constant_fold")
 _SMALL = 64
 
 
-class ConstantAddedError(Exception):
+class ConstantAddedError(ExportError):
     """To look a tensor up would have changed the graph: the tracer had not met it before."""
 
 
