@@ -207,7 +207,7 @@ def build_document(
     tree: ModuleTree,
     calls: CallTree,
     nodes: Iterable[tuple[str, str, Attribution]],
-    graph_tensors: Iterable[GraphTensor],
+    graph_tensors: Iterable[GraphTensor] = (),
     tensors: Mapping[str, str] | None = None,
     stand_in: Callable[[CallId, BoundaryTensor], str | None] | None = None,
     axes: Mapping[str, str] | None = None,
