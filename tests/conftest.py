@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import modelexport
-from modelexport.capture.inputs import normalize_inputs
+from modelexport.inputs import normalize_inputs
 from tests.support import zoo
 from tests.support.plain import fresh_generated_code
 

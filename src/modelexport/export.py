@@ -21,14 +21,14 @@ from modelexport.attribution import Attribution
 from modelexport.boundaries import Boundaries, boundary_paths
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_signature
-from modelexport.capture.inputs import normalize_inputs
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.carriers import remove_source_references, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
 from modelexport.errors import ContractError, InputError
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.inputs import normalize_inputs
 from modelexport.pipeline import Observer, Pipeline
+from modelexport.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.projection import project
 from modelexport.resolution import ResolutionPolicy, add_contexts, complete
 from modelexport.result import AttemptReport, ExportResult

@@ -11,16 +11,16 @@ import torch
 
 from modelexport import artifact
 from modelexport.capture.diagnosis import check_signature
-from modelexport.capture.inputs import normalize_inputs
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.capture.usage import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
 from modelexport.document import HierarchyDocument, build_document
 from modelexport.errors import InputError
 from modelexport.finished import FinishedFile, read_finished, write_finished
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import ModuleTree
+from modelexport.inputs import normalize_inputs
 from modelexport.pipeline import Observer, Pipeline
+from modelexport.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.tags import TagView
 

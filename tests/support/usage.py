@@ -9,11 +9,11 @@ import onnx
 import onnx_ir as ir
 
 import modelexport
-from modelexport.capture.inputs import normalize_inputs
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.usage import Usage, attribute_by_usage
 from modelexport.document import HierarchyDocument
 from modelexport.graph import identified_nodes
+from modelexport.inputs import normalize_inputs
 from tests.support import zoo
 
 

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from modelexport.capture.inputs import normalize_inputs
 from modelexport.capture.module_tree import read_forward_arguments
-from modelexport.capture.structure import named_arguments, named_results, tensors_in
 from modelexport.errors import InputError
+from modelexport.inputs import normalize_inputs
+from modelexport.structure import named_arguments, named_results, tensors_in
 
 A, B, C, D = (torch.full((1,), float(i)) for i in range(4))
 

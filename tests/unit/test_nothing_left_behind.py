@@ -25,9 +25,9 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from modelexport.capture.preserve import preserved_state
 from modelexport.errors import InputError, StorageError, StrategyIncompatibleError
 from modelexport.export import STEPS, export_model
+from modelexport.preserve import preserved_state
 from modelexport.result import ProgressEvent
 from modelexport.strategies.registry import default_registry
 

@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelexport.capture.preserve import buffers_restored
-from modelexport.capture.structure import named_arguments, named_results
 from modelexport.capture.values import Fingerprint, take_fingerprint
 from modelexport.hierarchy import ROOT_CALL, CallId, ModuleTree, TensorInfo
+from modelexport.preserve import buffers_restored
+from modelexport.structure import named_arguments, named_results
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch.fx.experimental import proxy_tensor
 
-from modelexport.capture.structure import named_arguments, named_results
 from modelexport.hierarchy import CallId, ModuleTree, TensorInfo
+from modelexport.structure import named_arguments, named_results
 
 # torch copies `meta["custom"]` from a node to the nodes it is decomposed into, and writes none of it to ONNX.
 _CUSTOM = "custom"

@@ -28,10 +28,10 @@ from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
 from modelexport.capture.jit_values import ConstantAddedError, ValueTracker, traced_values
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.preserve import buffers_restored
-from modelexport.capture.structure import named_arguments, named_results
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.preserve import buffers_restored
+from modelexport.structure import named_arguments, named_results
 from modelexport.wire import ExporterFile
 
 EXPORTER = "torchscript"

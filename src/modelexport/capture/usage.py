@@ -17,11 +17,11 @@ import torch
 from modelexport.attribution import Attribution
 from modelexport.capture.correspondence import Correspondence
 from modelexport.capture.eager import EagerGraph, EagerRun, SeenTensor, run_eagerly
-from modelexport.capture.structure import named_arguments
 from modelexport.capture.values import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.resolution import complete
+from modelexport.structure import named_arguments
 
 STRATEGY = "usage_based"
 

@@ -1,0 +1,1 @@
+"""An exported file against PyTorch: shares no code with what made it."""
