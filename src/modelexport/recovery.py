@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast
 
 import onnx
+import onnx_ir as ir
 
 from modelexport.carriers import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string
 from modelexport.document import (
@@ -20,9 +21,10 @@ from modelexport.document import (
     ModuleRecord,
     NodeRecord,
     Producer,
+    tensor_records,
 )
 from modelexport.errors import FileFormatError
-from modelexport.graph import graph_hash, identified_proto_nodes
+from modelexport.graph import graph_hash, identified_proto_nodes, identified_tensors
 from modelexport.hierarchy import (
     ROOT_CALL,
     ROOT_PATH,
@@ -87,12 +89,17 @@ def find_hierarchy(file: ModelFile) -> Recovered:
         ) from error
 
 
-def recover_document(proto: onnx.ModelProto, nodes: Sequence[tuple[str, onnx.NodeProto]] | None = None) -> Recovered:
+def recover_document(
+    proto: onnx.ModelProto,
+    nodes: Sequence[tuple[str, onnx.NodeProto]] | None = None,
+    model: ir.Model | None = None,
+) -> Recovered:
     """A document from what the nodes of a model say.
 
     Args:
         proto: The model.
         nodes: What `identified_proto_nodes` gives for it, where that is known already.
+        model: The same model as a graph; with it the document names the makers and readers of each tensor.
 
     Raises:
         FileFormatError: No node speaks of modules.
@@ -123,6 +130,7 @@ def recover_document(proto: onnx.ModelProto, nodes: Sequence[tuple[str, onnx.Nod
         modules=draft.module_records(),
         calls=draft.call_records(),
         nodes=records,
+        tensors=() if model is None else tensor_records(identified_tensors(model), records, draft.modules, {}),
     )
     return Recovered(document, origin, dict(origins), tuple(_missing(draft, origins, renamed)))
 
