@@ -68,6 +68,9 @@ projection-benchmark: $(DEV_STAMP)  ## Measure how the projection's cost grows w
 retag: $(DEV_STAMP)  ## Measure what is left of a hierarchy behind each tool that rewrites files
 	$(BIN)/python benchmarks/retag_table.py --write docs/retag.md
 
+conformance: $(DEV_STAMP)  ## Score every known failure of provenance beside torch's own record: docs/conformance.md
+	$(BIN)/python -m tests.conformance.report --write docs/conformance.md
+
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

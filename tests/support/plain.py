@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ def fresh_generated_code() -> None:
     """
     torch._dynamo.reset()
     torch.fx.graph_module._loader.next_id = 0
+    # Lines of code that had the same file name before would be shown in stack traces of the new one.
+    linecache.clearcache()
 
 
 def export_plainly(

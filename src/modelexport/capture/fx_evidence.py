@@ -41,6 +41,7 @@ class FxEvidence:
         }
         self._by_scope = {call.scope: call.id for call in self._pass.calls.values() if call.scope is not None}
         self._by_generated: dict[tuple[str, str], CallId] = {}
+        self._began = {call.id: call.began for call in self._pass.calls.values()}
         self._counts = Counter(call.path for call in self._calls)
         self._enclosing = dict(_enclosing_nodes(program.graph_module))
         self._values = _TracedValues(self)
@@ -65,6 +66,7 @@ class FxEvidence:
                 BoundaryTensor(tensor.name, self._tensor_name(tensor, values), tensor.info) for tensor in tensors
             )
 
+        seen = self._pass.calls
         complete = dict(self._calls)
         for traced in self._pass.calls.values():
             complete[traced.id] = ModuleCall(
@@ -74,7 +76,9 @@ class FxEvidence:
                 inputs=boundary(traced.inputs),
                 outputs=boundary(traced.outputs),
             )
-        return CallTree(complete)
+        # Calls in bodies are met when the nodes there are; they began where the node that runs the body stands.
+        order = sorted(complete, key=lambda call: (self._began.get(call, len(self._pass.nodes)), call not in seen))
+        return CallTree({call: complete[call] for call in order})
 
     def _generated_node(self, node: torch.fx.Node) -> tuple[str, CodeNode] | None:
         frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
@@ -96,8 +100,17 @@ class FxEvidence:
                     continue
                 known = self._new_call(path, parent=call)
                 self._by_generated[file, key] = known
+                if (began := self._place_of_body(node)) is not None:
+                    self._began[known] = began
             call = known
         return call
+
+    def _place_of_body(self, node: torch.fx.Node) -> int | None:
+        """The serial number of the node of the main graph that runs the body `node` is in."""
+        while (enclosing := self._enclosing.get(node.graph)) is not None:
+            node = enclosing
+        own = serial_of(node)
+        return own if own is not None else self.serial(node)
 
     def _path_of(self, key: str, name: str) -> str | None:
         """The module of a stack entry: the compiler keys them by the module's identity, the tracer by name."""

@@ -44,12 +44,16 @@ class TracedTensor:
 
 @dataclasses.dataclass
 class TracedCall:
-    """A call as the hooks saw it. `scope` is how the exporter's own record names it."""
+    """A call as the hooks saw it.
+
+    `scope` is how the exporter's own record names it; `began` is how many FX nodes there were when it began.
+    """
 
     id: CallId
     parent: CallId | None
     scope: tuple[str, int] | None
     inputs: list[TracedTensor]
+    began: int = 0
     outputs: list[TracedTensor] = dataclasses.field(default_factory=list)
 
 
@@ -142,6 +146,7 @@ class Recorder:
             parent=self._stack[-1] if self._stack else None,
             scope=scope,
             inputs=[_traced(name, tensor, current.tracer) for name, tensor in inputs],
+            began=len(current.nodes),
         )
         self._stack.append(call)
 

@@ -60,8 +60,6 @@ class Autocast(nn.Module):
 
 _PLAIN = tuple(Expect(call, (call,), owner=call) for call in ("one", "two", "one.lin", "two.lin"))
 
-_NESTED = "what follows a block inside a block is taken for the inner module's"
-
 CASES = {
     "no_grad": Case(
         title="submodules under `no_grad`",
@@ -89,7 +87,6 @@ CASES = {
             "after": ("after.lin",),
         },
         expects=tuple(Expect(call, (call,), owner=call) for call in ("inner", "inner.blk", "inner.blk.lin", "after")),
-        unsupported={("fx:*", "values"): _NESTED, ("fx:*", "named"): _NESTED},
     ),
     "autocast": Case(
         title="submodules under `autocast`",

@@ -41,5 +41,6 @@ CASES = {
         title="Linear without bias and BatchNorm1d",
         build=_build(False),
         calls={"": ("lin", "norm")},
+        expects=(Expect("norm", ("lin", "norm"), files=("dynamo",), kinds=("fused",), owner="norm"),),
     ),
 }

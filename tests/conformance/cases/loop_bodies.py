@@ -48,7 +48,6 @@ _UNSEEN = {
     ("usage_based:*", about): "eager PyTorch does not show what ran inside a body"
     for about in ("values", "calls", "named")
 }
-_MIXED = {("fx:*", about): "nodes of a body are taken for one another" for about in ("values", "calls")}
 
 CASES = {
     "scan": Case(
@@ -56,7 +55,7 @@ CASES = {
         build=lambda: (Scan(), batch(4, 2, SIZE)),
         calls={"": ("before", "cell", "after"), "cell": ("cell.lin",)},
         refused=_NO_LOOPS,
-        unsupported=_UNSEEN | _MIXED,
+        unsupported=_UNSEEN,
         loops=True,
     ),
     "while": Case(
@@ -64,7 +63,7 @@ CASES = {
         build=lambda: (While(), batch()),
         calls={"": ("cell", "after"), "cell": ("cell.lin",)},
         refused=_NO_LOOPS,
-        unsupported=_UNSEEN | _MIXED,
+        unsupported=_UNSEEN,
         loops=True,
     ),
 }
