@@ -28,6 +28,7 @@ from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
 from modelexport.capture.jit_values import ConstantAddedError, ValueTracker, traced_values
 from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.sharing import with_sharers
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.preserve import buffers_restored
@@ -143,7 +144,7 @@ def _export_and_follow(
         model=final,
         file=file,
         traced=traced,
-        recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
+        recorded=with_sharers(traced.graph, recorded, calls),
         recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
         tree=tree,
         calls=calls,
