@@ -92,7 +92,8 @@ class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: Its name; one in a body or function behind the way to it, as in node identities.
-        producer: The call of the node that makes it; None for inputs and weights.
+        producer: The call of the node that makes it, or for a constant that was folded, of the nodes that made it; None
+            for inputs and weights.
         consumers: All calls whose nodes read it, those that a merged or fused node also works for included.
         source: Where it comes from.
         parameter: For a weight, the parameter or buffer of the model that it is, where the exporter kept its name.
@@ -211,6 +212,7 @@ def build_document(
     tensors: Mapping[str, str] | None = None,
     stand_in: Callable[[CallId, BoundaryTensor], str | None] | None = None,
     axes: Mapping[str, str] | None = None,
+    folded: Mapping[str, Attribution] | None = None,
 ) -> HierarchyDocument:
     """The document of one export.
 
@@ -226,6 +228,7 @@ def build_document(
         tensors: The graph's tensor for each boundary tensor of `calls`; None where those are the graph's own.
         stand_in: What the graph has in place of an input of a call that it no longer has.
         axes: The dynamic axis whose size a tensor holds, by the tensor's identity.
+        folded: Whose the nodes were that made a constant of the graph, by its name.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
@@ -240,15 +243,20 @@ def build_document(
         modules=tuple(_module_record(module, scheme) for module in tree),
         calls=tuple(_call_record(call, tags[call.id], tensors, stand_in) for call in calls),
         nodes=records,
-        tensors=tensor_records(graph_tensors, records, tree, axes or {}),
+        tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
     )
 
 
 def tensor_records(
-    tensors: Iterable[GraphTensor], nodes: Iterable[NodeRecord], tree: ModuleTree, axes: Mapping[str, str]
+    tensors: Iterable[GraphTensor],
+    nodes: Iterable[NodeRecord],
+    tree: ModuleTree,
+    axes: Mapping[str, str],
+    folded: Mapping[str, Attribution] | None = None,
 ) -> tuple[TensorRecord, ...]:
     """Who makes and who reads each tensor, from who owns the nodes that do."""
     owners = {node.id: (node.module, *node.contributors) for node in nodes}
+    makers = {name: str(found.owner) for name, found in (folded or {}).items()}
     stored = {
         f"{path}.{name}" if path else name: info
         for module in tree
@@ -258,7 +266,7 @@ def tensor_records(
     return tuple(
         TensorRecord(
             id=tensor.id,
-            producer=owners[tensor.producer][0] if tensor.producer is not None else None,
+            producer=owners[tensor.producer][0] if tensor.producer is not None else makers.get(tensor.id),
             consumers=tuple(dict.fromkeys(call for node in tensor.consumers for call in owners[node])),
             source=tensor.source,
             parameter=tensor.id

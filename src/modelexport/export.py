@@ -29,7 +29,7 @@ from modelexport.graph import graph_hash, identified_nodes, identified_tensors, 
 from modelexport.inputs import normalize_inputs
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.preserve import TURN, evaluation_mode, preserved_state
-from modelexport.projection import project
+from modelexport.projection import Projection, project
 from modelexport.resolution import ResolutionPolicy, add_contexts, complete
 from modelexport.result import AttemptReport, ExportResult
 from modelexport.saving import save_inline
@@ -158,9 +158,9 @@ def export_model(
     with run.step("attribute"):
         traced = complete(capture.traced, capture.recorded, capture.calls, policy)
     with run.step("project"):
-        final, tensors = _project(capture, traced, policy)
+        projection = _project(capture, traced, policy)
     with run.step("document") as note:
-        tagged = _document(capture, final, tensors, attempts[-1].strategy, view)
+        tagged = _document(capture, projection, attempts[-1].strategy, view)
         note.detail = f"{len(tagged.document.nodes)} nodes"
         if private:
             remove_source_references(tagged.model)
@@ -206,29 +206,23 @@ def _capture(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, 
             return capture_with_first(found, request)
 
 
-def _project(
-    capture: Capture, traced: Mapping[ir.Node, Attribution], policy: ResolutionPolicy
-) -> tuple[Mapping[ir.Node, Attribution], Mapping[str, str] | None]:
+def _project(capture: Capture, traced: Mapping[ir.Node, Attribution], policy: ResolutionPolicy) -> Projection:
     if capture.traced is capture.model:
-        return _in_context(capture.model, traced, policy), None
-    projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally, policy)
-    return _in_context(capture.model, projection.attributions, policy), projection.tensors
-
-
-def _in_context(
-    model: ir.Model, found: Mapping[ir.Node, Attribution], policy: ResolutionPolicy
-) -> Mapping[ir.Node, Attribution]:
-    return add_contexts(model, found) if policy.advanced else found
+        projection = Projection(traced)
+    else:
+        projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally, policy)
+    if not policy.advanced:
+        return projection
+    return dataclasses.replace(projection, attributions=add_contexts(capture.model, projection.attributions))
 
 
 def _document(
     capture: Capture,
-    final: Mapping[ir.Node, Attribution],
-    tensors: Mapping[str, str] | None,
+    projection: Projection,
     strategy: str,
     view: TagView,
 ) -> _Tagged:
-    model = capture.model
+    model, final, tensors = capture.model, projection.attributions, projection.tensors
     nodes = identified_nodes(model)
     unowned = [identity for identity, node in nodes if node not in final]
     if unowned:
@@ -243,6 +237,7 @@ def _document(
         nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
         graph_tensors=identified_tensors(model, nodes),
         tensors=tensors,
+        folded=projection.constants,
         stand_in=None if tensors is None else find_stand_ins(capture.traced, model, tensors, capture.calls, final),
     )
     if capture.file is None:

@@ -37,13 +37,14 @@ class Projection:
 
     Attributes:
         attributions: The owner of every node.
-        tensors: For each tensor of the first main graph that is still there, its name now.
+        tensors: For each tensor of the first main graph that is still there, its name now; None where both graphs are
+            the same one.
         constants: For each initializer that nodes of the first main graph computed, whose they were.
     """
 
     attributions: Mapping[ir.Node, Attribution]
-    tensors: Mapping[str, str]
-    constants: Mapping[str, Attribution]
+    tensors: Mapping[str, str] | None = None
+    constants: Mapping[str, Attribution] = dataclasses.field(default_factory=dict)
 
 
 def project(

@@ -202,6 +202,31 @@ def test_owner_is_both_modules_when_conv_and_batchnorm_are_fused(exported: Expor
     ]
 
 
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "vit")])
+def test_weights_that_were_folded_are_known_as_made_by_the_module_that_holds_them(
+    exported: Exporter, name: str
+) -> None:
+    ours = exported(name)
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(ours.path).graph.initializer}
+    parameters = dict(ours.specimen.model.named_parameters())
+    folded = [tensor for tensor in ours.document.tensors if tensor.source == "weight" and tensor.producer is not None]
+    judged = 0
+    for tensor in folded:
+        content = weights[tensor.id]
+        # By value: the exporter turned the matrix of a linear layer around.
+        holders = {
+            path.rpartition(".")[0]
+            for path, parameter in parameters.items()
+            if content.ndim == 2
+            and tuple(parameter.shape) == content.T.shape
+            and (content == parameter.numpy(force=True).T).all()
+        }
+        if holders:
+            judged += 1
+            assert CallId.parse(tensor.producer or "").path in holders
+    assert judged >= 8
+
+
 @pytest.mark.xdist_group("bert")
 def test_mask_merged_across_layers_names_all_of_them(exported: Exporter) -> None:
     merged = [node for node in exported("bert").document.nodes if node.kind == "merged"]

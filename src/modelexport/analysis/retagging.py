@@ -14,7 +14,7 @@ from modelexport.attribution import Attribution, Kind
 from modelexport.document import CallRecord, HierarchyDocument, build_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.finished import FinishedFile, read_finished, write_finished
-from modelexport.graph import graph_hash, identified_nodes, operation
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import CallId, CallTree, ModuleCall
 from modelexport.loading import LoadedModel, load
 from modelexport.projection import Projection, project
@@ -102,7 +102,7 @@ def retag(
     projection = project(first.model, owners, given.graph, calls)
     document = _document(given, before, calls, projection)
     files = write_finished(given, document, target, overwrite=overwrite)
-    kept = _made_tensors(given.graph) & set(projection.tensors.values())
+    kept = _made_tensors(given.graph) & set((projection.tensors or {}).values())
     return RetagReport(files, document, len(kept), len(tensors))
 
 
@@ -156,6 +156,7 @@ def _document(
     given: FinishedFile, before: HierarchyDocument, calls: CallTree, projection: Projection
 ) -> HierarchyDocument:
     found = add_contexts(given.graph, projection.attributions)
+    nodes = identified_nodes(given.graph)
     return build_document(
         strategy=STRATEGY,
         exporter=given.producer,
@@ -163,6 +164,8 @@ def _document(
         view=before.tag_view,
         tree=before.tree(),
         calls=calls,
-        nodes=[(identity, operation(node), found[node]) for identity, node in identified_nodes(given.graph)],
+        nodes=[(identity, operation(node), found[node]) for identity, node in nodes],
+        graph_tensors=identified_tensors(given.graph, nodes),
         tensors=projection.tensors,
+        folded=projection.constants,
     )
