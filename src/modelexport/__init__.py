@@ -10,7 +10,9 @@ from modelexport._version import __version__
 if TYPE_CHECKING:
     from modelexport.analysis.extraction import Extractor, ModuleSubgraph, extract_module, extract_module_subgraph
     from modelexport.analysis.findings import Case, Finding, ValidationReport
+    from modelexport.analysis.report import AnalysisReport, analyze
     from modelexport.analysis.retagging import RetagReport, retag
+    from modelexport.analysis.selection import Selection, select
     from modelexport.analysis.selectors import select_calls, select_nodes
     from modelexport.analysis.validation import validate
     from modelexport.capture.capture import Capture
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 # Where each public name is defined. They are imported when first used: reading files needs no torch.
 _HOMES = {
     "AllStrategiesFailedError": "errors",
+    "AnalysisReport": "analysis.report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
@@ -81,6 +84,7 @@ _HOMES = {
     "ProgressEvent": "result",
     "ReadLimits": "limits",
     "RetagReport": "analysis.retagging",
+    "Selection": "analysis.selection",
     "SelectorError": "errors",
     "StorageError": "errors",
     "Strategy": "strategies.base",
@@ -93,6 +97,7 @@ _HOMES = {
     "UsageBasedExporter": "export",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
+    "analyze": "analysis.report",
     "document_schema": "document",
     "export_model": "export",
     "extract_module": "analysis.extraction",
@@ -101,6 +106,7 @@ _HOMES = {
     "read_model": "reading",
     "register_strategy": "strategies.registry",
     "retag": "analysis.retagging",
+    "select": "analysis.selection",
     "select_calls": "analysis.selectors",
     "select_nodes": "analysis.selectors",
     "strip_hierarchy": "carriers",
@@ -110,6 +116,7 @@ _HOMES = {
 
 __all__ = [
     "AllStrategiesFailedError",
+    "AnalysisReport",
     "Capture",
     "CaptureRequest",
     "Case",
@@ -136,6 +143,7 @@ __all__ = [
     "ProgressEvent",
     "ReadLimits",
     "RetagReport",
+    "Selection",
     "SelectorError",
     "StorageError",
     "Strategy",
@@ -149,6 +157,7 @@ __all__ = [
     "UsageBasedStrategy",
     "ValidationReport",
     "__version__",
+    "analyze",
     "document_schema",
     "export_model",
     "extract_module",
@@ -157,6 +166,7 @@ __all__ = [
     "read_model",
     "register_strategy",
     "retag",
+    "select",
     "select_calls",
     "select_nodes",
     "strip_hierarchy",

@@ -264,7 +264,7 @@ class DataFolder:
         offset, length = (self._count(owner, key, entries.get(key)) for key in ("offset", "length"))
         if size is None:
             return
-        needed = _tensor_bytes(tensor)
+        needed = tensor_bytes(tensor)
         start = offset or 0
         if length is not None and needed is not None and length != needed:
             raise self._refusal(owner, f"it is said to have {length} bytes, and its shape needs {needed}")
@@ -312,8 +312,8 @@ class DataFolder:
         return FileFormatError(f"{self._file} keeps {owner} in another file, and {problem}: it is not followed")
 
 
-def _tensor_bytes(tensor: onnx.TensorProto) -> int | None:
-    """How many bytes the shape and type ask for, None for types that are not numbers."""
+def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
+    """How many bytes a tensor takes by its shape and type, without reading it; None for types that are not numbers."""
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (ValueError, TypeError):

@@ -240,6 +240,7 @@ class _Draft:
         self._parents: dict[CallId, CallId | None] = {ROOT_CALL: None}
         for clue in said:
             self._add(clue)
+        self._pair_repeated_calls(said)
         self.modules = self._module_tree(weights)
         self.calls = CallTree({call: ModuleCall(call.path, call.index, above) for call, above in self._parents.items()})
         self._tagged = bool(self._tags)
@@ -269,6 +270,15 @@ class _Draft:
             if call != above:
                 self._parents.setdefault(call, above)
                 above = call
+
+    def _pair_repeated_calls(self, said: Iterable[_Clue]) -> None:
+        """Scoped names count the calls of each module for itself: the second of a child is in its parent's second."""
+        for clue in said:
+            call, above = clue.owner, self._parents.get(clue.owner)
+            if clue.origin == "scoped names" and call.index and above is not None and not above.index:
+                around = CallId(above.path, call.index)
+                if around in self._parents:
+                    self._parents[call] = around
 
     def _module_tree(self, weights: Mapping[str, TensorInfo]) -> ModuleTree:
         called = {call.path for call in self._parents}

@@ -119,6 +119,7 @@ def test_scoped_names_give_modules_and_calls(scripted: Path) -> None:
     assert found.origin == "scoped names"
     assert {call.id for call in document.calls} >= {"", "blk", "blk@1", "blk@2", "blk.lin@2", "out"}
     assert {node.module for node in document.nodes if node.op == "Relu"} == {"blk", "blk@1", "blk@2"}
+    assert {call.id: call.parent for call in document.calls}["blk.lin@2"] == "blk@2"
     assert {module.class_name for module in document.modules} == {"unknown"}
     assert any("no classes" in words for words in found.missing)
     (linear,) = (module for module in document.modules if module.path == "blk.lin")

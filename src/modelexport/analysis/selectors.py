@@ -104,6 +104,17 @@ class Selector:
             raise self._nothing(view, "no node")
         return tuple(document.nodes[position] for position in sorted(found))
 
+    def owned(self, document: HierarchyDocument) -> tuple[NodeRecord, ...]:
+        """Those of `nodes` that count for their owner already; may be none."""
+        found = _nodes(self.expression, _View(document), contributors=False)
+        return tuple(document.nodes[position] for position in sorted(found))
+
+    def covered(self, document: HierarchyDocument) -> set[str] | None:
+        """The calls that the pattern names with all inside of them; None for one that speaks of single nodes."""
+        if any(term.field in _OF_NODES for term in _terms(self.expression)):
+            return None
+        return _Calls(_View(document)).evaluate(self.expression).covered
+
     def unmatched(self, document: HierarchyDocument) -> tuple[str, ...]:
         """The terms of the pattern that nothing in the document fits: usually typing errors."""
         view = _View(document)

@@ -9,11 +9,13 @@ from typing import Any
 import typer
 
 from modelexport._version import __version__
+from modelexport.cli.analyze import analyze
 from modelexport.cli.export import export
 from modelexport.cli.inspect import inspect
 from modelexport.cli.output import message_console, printable
 from modelexport.cli.retag import retag
 from modelexport.cli.schema import schema
+from modelexport.cli.select import select
 from modelexport.cli.tag import tag
 from modelexport.cli.tree import tree
 from modelexport.cli.validate import validate
@@ -38,6 +40,8 @@ app.command()(inspect)
 app.command()(tag)
 app.command()(retag)
 app.command()(tree)
+app.command()(analyze)
+app.command()(select)
 app.command()(validate)
 app.command()(schema)
 

@@ -14,7 +14,7 @@ from modelexport.analysis.statistics import ModuleStatistics, count_modules
 from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy import parent_path
-from modelexport.loading import LoadedModel, load
+from modelexport.reading import ModelFile, read_model
 
 
 def tree(
@@ -33,7 +33,7 @@ def tree(
 
         modelexport tree model.onnx --depth 2 --format json
     """
-    loaded = load(file)
+    loaded = read_model(file)
     if loaded.document is None and not loaded.stored:
         raise FileFormatError(
             f"{file} has no hierarchy of ours ({loaded.missing}, and no node is tagged): "
@@ -50,7 +50,7 @@ def tree(
         result_console().print(_tag_tree(loaded.tag_counts(), depth))
 
 
-def _as_json(loaded: LoadedModel, depth: int | None, everything: bool) -> dict[str, object]:
+def _as_json(loaded: ModelFile, depth: int | None, everything: bool) -> dict[str, object]:
     if loaded.document is None:
         return {"file": str(loaded.path), "modules": None, "tags": loaded.tag_counts()}
     modules = _selected(count_modules(loaded.document), depth, everything)

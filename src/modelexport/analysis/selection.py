@@ -1,0 +1,154 @@
+"""The nodes that a selector picks, by the names that quantizers and mixed-precision tools ask for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from modelexport.analysis.selectors import parse
+from modelexport.document import NodeRecord
+from modelexport.errors import InputError
+from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.reading import read_model
+from modelexport.recovery import find_hierarchy
+
+# How many of several culprits an error names.
+_NAMED = 3
+
+
+class SelectedNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node that was picked.
+
+    Attributes:
+        id: Its identity: its first output, behind the way to its graph.
+        name: Its ONNX name; empty where it has none.
+        op: Its operation.
+        module: The call it belongs to.
+        tag: That call's tag.
+        kind: How that is known.
+        through: Whether its owner was picked, or only a call that contributed to it.
+        shares_name: Whether a node that was not picked has the same name.
+        contributors: The calls that contributed to it.
+    """
+
+    id: str
+    name: str
+    op: str
+    module: str
+    tag: str
+    kind: str
+    through: Literal["owner", "contributor"]
+    shares_name: bool = False
+    contributors: tuple[str, ...] = ()
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What a selector picked in a file.
+
+    Attributes:
+        file: The file.
+        origin: What its hierarchy was read from.
+        selector: The selector.
+        contributors: Whether nodes count for the calls that contributed to them as well.
+        nodes: The nodes, in graph order.
+        all_nodes: How many the file has.
+        unmatched: Terms of the selector that nothing in the file fits.
+    """
+
+    file: str
+    origin: str
+    selector: str
+    contributors: bool
+    nodes: tuple[SelectedNode, ...]
+    all_nodes: int
+    unmatched: tuple[str, ...]
+
+    def names(self) -> list[str]:
+        """The ONNX names of the nodes, each once: what other tools know nodes by.
+
+        Raises:
+            InputError: A node has no name, or shares it with one that was not picked: a tool could not tell.
+        """
+        unnamed = [node for node in self.nodes if not node.name]
+        if unnamed:
+            raise InputError(
+                f"{len(unnamed)} of the {len(self.nodes)} nodes have no name ({_some(unnamed)}), and tools know nodes "
+                "by nothing else: give the nodes of the model names first, or use --format json, which has identities"
+            )
+        shared = [node for node in self.nodes if node.shares_name]
+        if shared:
+            raise InputError(
+                f"{len(shared)} of the {len(self.nodes)} nodes share their name with nodes that were not picked "
+                f"({_some(shared)}), and a tool would take both: give the nodes of the model names of their own first"
+            )
+        return list(dict.fromkeys(node.name for node in self.nodes))
+
+
+def _some(nodes: list[SelectedNode]) -> str:
+    shown = ", ".join(f"{node.op} {node.name or node.id!r}" for node in nodes[:_NAMED])
+    return shown + (", …" if len(nodes) > _NAMED else "")
+
+
+def select(
+    path: str | Path, pattern: str, *, contributors: bool = True, limits: ReadLimits = DEFAULT_LIMITS
+) -> Selection:
+    """The nodes of a file that a selector picks (docs/selectors.md).
+
+    Args:
+        path: The file.
+        pattern: The selector.
+        contributors: Whether a node counts for each call that contributed to it, or for its owner alone.
+        limits: How large and how deep a file is accepted.
+
+    Raises:
+        InputError: There is no such file, or the selector picks nothing.
+        FileFormatError: It is not an ONNX model, or nothing in it speaks of modules.
+    """
+    selector = parse(pattern)
+    file = read_model(path, limits)
+    found = find_hierarchy(file)
+    picked = selector.nodes(found.document, contributors=contributors)
+    owned = picked
+    if contributors:
+        owned = selector.owned(found.document)
+    names = {identity: node.name for identity, node in file.nodes}
+    elsewhere = Counter(names.values())
+    elsewhere.subtract(names[node.id] for node in picked)
+    owned_ids = {node.id for node in owned}
+    return Selection(
+        file=str(file.path),
+        origin=found.origin,
+        selector=pattern,
+        contributors=contributors,
+        nodes=tuple(_selected(node, names, elsewhere, node.id in owned_ids) for node in picked),
+        all_nodes=len(found.document.nodes),
+        unmatched=selector.unmatched(found.document),
+    )
+
+
+def _selected(node: NodeRecord, names: Mapping[str, str], elsewhere: Counter[str], owned: bool) -> SelectedNode:
+    name = names[node.id]
+    return SelectedNode(
+        id=node.id,
+        name=name,
+        op=node.op,
+        module=node.module,
+        tag=node.tag,
+        kind=node.kind,
+        through="owner" if owned else "contributor",
+        shares_name=bool(name) and elsewhere[name] > 0,
+        contributors=node.contributors,
+    )
+
+
+def selection_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport select --format json`` prints."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "modelexport selection",
+        **msgspec.json.schema(Selection),
+    }

@@ -1,0 +1,457 @@
+"""`analyze` and `select` on exported models: what they count and list, in every form, and what bad input gets."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import onnx
+import pytest
+from onnx import helper
+from tests.conftest import Exported, Exporter
+
+from modelexport.analysis.report import analysis_schema, analyze
+from modelexport.analysis.selection import select, selection_schema
+from modelexport.analysis.selectors import select_nodes
+from modelexport.analysis.statistics import count_classes, count_modules
+from modelexport.artifact import sidecar_path
+from modelexport.cli.main import run
+from modelexport.cli.tables import as_csv
+from modelexport.document import HierarchyDocument
+from modelexport.errors import FileFormatError, InputError, SelectorError
+from modelexport.hierarchy import contains
+
+MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """The command within this process."""
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        stdout, stderr = capfd.readouterr()
+        return Outcome(int(ended.value.code or 0), stdout, stderr)
+
+    return call
+
+
+def paths_of(document: HierarchyDocument) -> dict[str, str]:
+    return {call.id: call.path for call in document.calls}
+
+
+def parameters_in(ours: Exported, path: str) -> int:
+    """Counted on the model itself."""
+    return sum(p.numel() for p in ours.specimen.model.get_submodule(path).parameters())
+
+
+# --- what is counted --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_modules_are_counted_as_the_model_and_the_document_have_them(exported: Exporter, name: str) -> None:
+    ours = exported(name)
+    report = analyze(ours.path)
+    owners = [paths_of(ours.document)[node.module] for node in ours.document.nodes]
+    assert [module.path for module in report.modules] == [module.path for module in ours.document.modules]
+    for module in report.modules:
+        inside = [node for node, path in zip(ours.document.nodes, owners, strict=True) if contains(module.path, path)]
+        assert module.nodes == len(inside)
+        assert module.own_nodes == owners.count(module.path)
+        assert module.operations == Counter(node.op for node in inside)
+        assert list(module.operations.values()) == sorted(module.operations.values(), reverse=True)
+        assert module.kinds == Counter(node.kind for node in inside)
+        assert module.lowest_confidence == min((node.confidence for node in inside), default=None)
+        assert module.parameters == parameters_in(ours, module.path), module.path
+        assert module.parameter_bytes == 4 * module.parameters
+        assert module.depth == len([part for part in module.path.split(".") if part])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_totals_are_those_of_the_file(exported: Exporter, name: str) -> None:
+    ours = exported(name)
+    report = analyze(ours.path)
+    proto = onnx.load(ours.path)
+    assert report.nodes == report.all_nodes == len(ours.document.nodes)
+    assert (report.origin, report.missing, report.strategy) == ("sidecar", (), ours.document.strategy)
+    assert report.coverage == 1.0
+    assert report.kinds == ours.document.kinds
+    assert report.operations == Counter(node.op for node in ours.document.nodes)
+    assert report.opsets == {opset.domain: opset.version for opset in proto.opset_import}
+    arrays = [onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer]
+    assert (report.weights.tensors, report.weights.bytes) == (len(arrays), sum(array.nbytes for array in arrays))
+    assert report.tags.nodes == Counter(node.tag for node in ours.document.nodes)
+    assert report.tags.distinct == len(report.tags.nodes)
+    assert report.deepest == max(module.depth for module in report.modules)
+
+
+@pytest.mark.xdist_group("bert")
+def test_classes_count_everything_inside_once(exported: Exporter) -> None:
+    ours = exported("bert")
+    report = analyze(ours.path)
+    by_class = {c.class_name: c for c in report.classes}
+    paths = {m.path for m in ours.document.modules if m.class_name == "BertAttention"}
+    inside = [n for n in ours.document.nodes if any(contains(p, paths_of(ours.document)[n.module]) for p in paths)]
+    assert by_class["BertAttention"].nodes == len(inside)
+    assert by_class["BertAttention"].modules == 2
+    assert by_class["BertModel"].nodes == len(ours.document.nodes)
+    assert by_class["BertAttention"].parameters == sum(parameters_in(ours, path) for path in paths)
+    assert [c.nodes for c in report.classes] == sorted((c.nodes for c in report.classes), reverse=True)
+    assert report.most_repeated[0].class_name == "Linear"
+    assert report.most_repeated[0].amount == 13
+    assert report.largest[0].amount == max(module.own_nodes for module in report.modules)
+    assert report.heaviest[0].path == "embeddings.position_embeddings"
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_repeated_calls_are_listed(exported: Exporter) -> None:
+    report = analyze(exported("shared_block").path)
+    assert {(m.path, m.amount) for m in report.most_called} == {("blk", 3), ("blk.lin", 3), ("blk.norm", 3)}
+    assert report.tags.of_repeated_calls == len([tag for tag in report.tags.nodes if "@" in tag]) > 0
+
+
+@pytest.mark.xdist_group("bert")
+def test_filter_counts_only_what_it_picks_and_depth_shortens_the_list(exported: Exporter) -> None:
+    ours = exported("bert")
+    report = analyze(ours.path, selector="encoder.layer.0")
+    picked = select_nodes(ours.document, "encoder.layer.0", contributors=False)
+    assert report.nodes == len(picked) < report.all_nodes
+    assert report.modules[0].path == ""
+    assert report.modules[0].nodes == len(picked)
+    assert report.parameters == parameters_in(ours, "encoder.layer.0")
+    assert all(
+        m.path == "" or contains(m.path, "encoder.layer.0") or contains("encoder.layer.0", m.path)
+        for m in report.modules
+    )
+    single = analyze(ours.path, selector="op:MatMul and encoder.layer.1")
+    assert set(single.operations) == {"MatMul"}
+    shallow = analyze(ours.path, depth=1)
+    assert {m.path for m in shallow.modules} == {"", "embeddings", "encoder", "pooler"}
+    assert shallow.modules[0].nodes == len(ours.document.nodes)
+    with pytest.raises(SelectorError, match="did you mean 'encoder'"):
+        analyze(ours.path, selector="encodr")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_resolution_details_are_every_node_that_is_not_exact(exported: Exporter, name: str) -> None:
+    ours = exported(name)
+    details = analyze(ours.path, resolution=True).resolution
+    assert details is not None
+    tags = {call.id: call.tag for call in ours.document.calls}
+    others = [node for node in ours.document.nodes if node.kind != "exact"]
+    assert [detail.node for detail in details] == [node.id for node in others]
+    for detail, node in zip(details, others, strict=True):
+        assert (detail.kind, detail.confidence, detail.reason) == (node.kind, node.confidence, node.reason)
+        owner, *rest = detail.candidates
+        assert (owner.call, owner.tag, owner.role) == (node.module, node.tag, "owner")
+        assert [c.call for c in rest if c.role == "contributor"] == list(node.contributors)
+        assert [c.call for c in rest if c.role == "context"] == list(node.context)
+        assert all(candidate.tag == tags[candidate.call] for candidate in rest)
+
+
+def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
+    from modelexport.document import ModuleRecord
+    from modelexport.hierarchy import TensorInfo
+
+    def module(path: str, **parameters: str) -> ModuleRecord:
+        infos = {name: TensorInfo((10,), dtype) for name, dtype in parameters.items()}
+        return ModuleRecord(path, "M", "m.M", "/M", True, parameters=infos)
+
+    modules = (module("", a="float16", b="bool", c="int4", d="complex64", e="float8_e4m3fn", f="torch.float32"),)
+    document = HierarchyDocument(1, None, "", "", "", None, modules, (), (), ())  # type: ignore[arg-type]
+    (counted,) = count_modules(document)
+    assert (counted.parameters, counted.parameter_bytes) == (60, 20 + 10 + 5 + 80 + 10 + 40)
+    assert count_classes(document)[0].parameter_bytes == counted.parameter_bytes
+
+
+# --- forms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_json_fits_its_published_schema(exported: Exporter, command: Callable[..., Outcome], name: str) -> None:
+    path = exported(name).path
+    for arguments in ((), ("--show-resolution-details",), ("--filter", "**", "--depth", "1")):
+        outcome = command("analyze", path, "--format", "json", *arguments)
+        assert outcome.code == 0
+        content = json.loads(outcome.stdout)
+        published = json.loads(command("schema", "analyze").stdout)
+        assert published == json.loads(json.dumps(analysis_schema()))
+        jsonschema.validate(content, published)
+        assert content["nodes"] == len(exported(name).document.nodes) or "--filter" in arguments
+        assert (content["resolution"] is not None) == ("--show-resolution-details" in arguments)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**content, "nodes": "many"}, published)
+
+
+@pytest.mark.xdist_group("cnn")
+def test_summary_and_details_say_what_was_counted(exported: Exporter, command: Callable[..., Outcome]) -> None:
+    path = exported("cnn").path
+    summary = command("analyze", path)
+    assert summary.code == 0
+    assert "nodes: 7 (5 exact, 2 fused), 100.0% with an owner" in summary.stdout
+    assert "hierarchy from: sidecar" in summary.stdout
+    assert "--show-resolution-details" in summary.stdout
+    detailed = command("analyze", path, "--format", "detailed", "--show-resolution-details").stdout
+    rows = {line.split()[0]: line.split() for line in detailed.splitlines() if line.startswith("  features")}
+    module = next(m for m in analyze(path).modules if m.path == "features.2")
+    assert rows["features.2"][1:8] == [
+        "ConvBlock", "2", "1", "0", str(module.nodes), f"{module.parameters:,}", f"{module.parameter_bytes:,}",
+    ]  # fmt: skip
+    assert "nodes that are not exact: 2 of 7" in detailed
+    assert "contributor features.0.conv" in detailed
+    assert "owner       features.0.norm" in detailed
+
+
+@pytest.mark.xdist_group("cnn")
+def test_csv_has_a_row_for_each_module_or_candidate(exported: Exporter, command: Callable[..., Outcome]) -> None:
+    path = exported("cnn").path
+    outcome = command("analyze", path, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(outcome.stdout, newline="")))
+    modules = analyze(path).modules
+    assert [row["path"] for row in rows] == [module.path for module in modules]
+    assert [int(row["parameter_bytes"]) for row in rows] == [module.parameter_bytes for module in modules]
+    assert rows[0]["operations"].startswith("Conv 2, Relu 2")
+    outcome = command("analyze", path, "--format", "csv", "--show-resolution-details")
+    rows = list(csv.DictReader(io.StringIO(outcome.stdout, newline="")))
+    details = analyze(path, resolution=True).resolution or ()
+    assert [(r["node"], r["role"], r["call"]) for r in rows] == [
+        (d.node, c.role, c.call) for d in details for c in d.candidates
+    ]
+
+
+def test_csv_is_safe_to_open() -> None:
+    cells = [
+        "=cmd|' /C calc'!A0",
+        "+1",
+        "-1",
+        "@SUM(1)",
+        "\t=1",
+        "\r=1",
+        "\uff1d1",
+        " =1",
+        "a,b",
+        'say "hi"',
+        "line\nbreak",
+        "",
+    ]
+    text = as_csv(("cell", "number"), [(cell, -1) for cell in cells])
+    assert text.startswith("cell,number\r\n")
+    read = [row[0] for row in csv.reader(io.StringIO(text, newline=""))][1:]
+    assert read == [f"'{cell}" for cell in cells[:8]] + cells[8:]
+    assert all(row[1] == "-1" for row in list(csv.reader(io.StringIO(text, newline="")))[1:])
+
+
+@pytest.mark.xdist_group("cnn")
+def test_output_goes_to_a_file_that_is_not_replaced_unasked(
+    exported: Exporter, command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    path, target = exported("cnn").path, tmp_path / "report.csv"
+    outcome = command("analyze", path, "--format", "csv", "-o", target)
+    assert (outcome.code, outcome.stdout) == (0, "")
+    assert "wrote" in outcome.stderr
+    # As the command prints it: lines end as RFC 4180 has it, in the file too.
+    assert target.read_bytes().decode() == command("analyze", path, "--format", "csv").stdout
+    again = command("analyze", path, "--format", "csv", "-o", target)
+    assert again.code == 2
+    assert "it exists" in again.stderr
+    assert command("analyze", path, "-o", target, "--force").code == 0
+    assert "hierarchy from" in target.read_text()
+
+
+# --- other files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("bert")
+def test_file_without_its_sidecar_is_analyzed_from_its_tags(
+    exported: Exporter, command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    alone = tmp_path / "bert.onnx"
+    shutil.copyfile(exported("bert").path, alone)
+    report = analyze(alone)
+    assert report.origin == "doc_string"
+    assert report.tags == analyze(exported("bert").path).tags
+    outcome = command("analyze", alone)
+    assert "hierarchy from: doc_string" in outcome.stdout
+    assert "note: there is no sidecar bert_hierarchy.json" in outcome.stdout
+
+
+def test_file_without_any_hierarchy_is_refused(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    path = tmp_path / "plain.onnx"
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [], [])
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    for name in ("analyze", "select"):
+        outcome = command(name, path, *(["x"] if name == "select" else []))
+        assert outcome.code == 2
+        assert "has no hierarchy" in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+    with pytest.raises(FileFormatError):
+        analyze(path)
+
+
+def hostile(tmp_path: Path) -> Path:
+    """Names that are made to do something to a terminal, a page or a spreadsheet."""
+    names = ["\x1b[31mred", "=cmd", "</script>", "a\nb"]
+    nodes = []
+    for position, name in enumerate(names):
+        node = helper.make_node("Relu", [f"v{position}"], [f"v{position + 1}"], name=f"{name}{position}")
+        for key, text in {"tag": f"/Net/{name}", "module": name, "kind": "exact"}.items():
+            node.metadata_props.add(key=f"pkg.modelexport.{key}", value=text)
+        nodes.append(node)
+    path = tmp_path / "hostile.onnx"
+    path.write_bytes(helper.make_model(helper.make_graph(nodes, "g", [], []), ir_version=10).SerializeToString())
+    return path
+
+
+def test_names_from_a_stranger_reach_no_terminal_and_no_spreadsheet(
+    command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    path = hostile(tmp_path)
+    for arguments in (("analyze", path), ("analyze", path, "--format", "detailed"), ("select", path, "**")):
+        outcome = command(*arguments)
+        assert outcome.code == 0
+        assert "\x1b" not in outcome.stdout
+        assert "�[31mred" in outcome.stdout
+    rows = list(csv.DictReader(io.StringIO(command("analyze", path, "--format", "csv").stdout, newline="")))
+    assert "'=cmd" in [row["path"] for row in rows]
+    assert all(not row["path"].startswith("=") for row in rows)
+    plain = command("analyze", path, "--format", "json").stdout
+    assert "\x1b" not in plain
+    assert "\x1b[31mred" in [module["path"] for module in json.loads(plain)["modules"]]
+
+
+# --- select -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.parametrize(
+    ("form", "argument"),
+    [
+        ("ort-exclude", "nodes_to_exclude"),
+        ("ort-block-list", "node_block_list"),
+        ("olive", "nodes_to_exclude"),
+        ("nncf", "names"),
+    ],
+)
+def test_each_tool_gets_the_names_under_its_own_argument(
+    exported: Exporter, command: Callable[..., Outcome], form: str, argument: str
+) -> None:
+    ours = exported("bert")
+    pattern = "class:BertEmbeddings or class:LayerNorm"
+    wanted = {node.id for node in select_nodes(ours.document, pattern)}
+    names = [node.name for node in onnx.load(ours.path).graph.node if node.output[0] in wanted]
+    content = json.loads(command("select", ours.path, pattern, "--format", form).stdout)
+    assert content.pop("type", None) == ("OnnxQuantization" if form == "olive" else None)
+    assert content == {argument: names}
+    assert command("select", ours.path, pattern).stdout.split() == names
+
+
+@pytest.mark.xdist_group("cnn")
+def test_nodes_count_for_contributors_unless_owners_only(exported: Exporter, command: Callable[..., Outcome]) -> None:
+    path = exported("cnn").path
+    selection = select(path, "class:Conv2d")
+    assert [node.through for node in selection.nodes] == ["contributor", "contributor"]
+    assert [node.module for node in selection.nodes] == ["features.0.norm", "features.2.norm"]
+    outcome = command("select", path, "class:Conv2d")
+    assert outcome.code == 0
+    assert "2 of the 2 nodes belong to other modules" in outcome.stderr
+    refused = command("select", path, "class:Conv2d", "--owners-only")
+    assert refused.code == 2
+    assert "picks no node" in refused.stderr
+    assert {node.through for node in select(path, "class:BatchNorm2d").nodes} == {"owner"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_selection_as_json_fits_its_published_schema(
+    exported: Exporter, command: Callable[..., Outcome], name: str
+) -> None:
+    outcome = command("select", exported(name).path, "** and not op:Add or class:NoSuch", "--format", "json")
+    assert outcome.code == 0
+    content = json.loads(outcome.stdout)
+    jsonschema.validate(content, json.loads(json.dumps(selection_schema())))
+    assert json.loads(command("schema", "select").stdout)["title"] == "modelexport selection"
+    nodes = {node.id: node for node in exported(name).document.nodes}
+    assert [n["id"] for n in content["nodes"]] == [i for i, node in nodes.items() if node.op != "Add"]
+    assert all(nodes[n["id"]].module == n["module"] and nodes[n["id"]].tag == n["tag"] for n in content["nodes"])
+    assert content["unmatched"][-1] == "class:NoSuch"
+    assert "nothing here is 'class:NoSuch'" in outcome.stderr
+
+
+@pytest.fixture
+def renamed(exported: Exporter, tmp_path: Path) -> Callable[[dict[str, str]], Path]:
+    """The shared block with other node names: they are no part of the graph's identity."""
+
+    def rename(names: dict[str, str]) -> Path:
+        proto = onnx.load(exported("shared_block").path)
+        for node in proto.graph.node:
+            node.name = names.get(node.output[0], node.name)
+        path = tmp_path / "renamed.onnx"
+        path.write_bytes(proto.SerializeToString())
+        shutil.copyfile(sidecar_path(exported("shared_block").path), sidecar_path(path))
+        return path
+
+    return rename
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_nodes_without_or_with_shared_names_are_refused_where_only_names_count(
+    renamed: Callable[[dict[str, str]], Path], command: Callable[..., Outcome]
+) -> None:
+    path = renamed({"relu": "", "relu_1": ""})
+    outcome = command("select", path, "blk@0 or blk@1", "--format", "ort-exclude")
+    assert outcome.code == 2
+    assert "2 of the 8 nodes have no name (Relu 'relu', Relu 'relu_1')" in outcome.stderr
+    assert command("select", path, "blk@0", "--format", "json").code == 0
+    assert command("select", path, "blk@2", "--format", "ort-exclude").code == 0
+    path = renamed({"relu": "same", "relu_1": "same"})
+    outcome = command("select", path, "blk@0", "--format", "names")
+    assert outcome.code == 2
+    assert "share their name with nodes that were not picked (Relu 'same')" in outcome.stderr
+    # Nothing is taken by mistake where all that share a name are picked.
+    both = command("select", path, "blk@0 or blk@1", "--format", "names")
+    assert both.stdout.split().count("same") == 1
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "syntax": (["select", "FILE", "(encoder"], "at character 1"),
+    "nothing": (["select", "FILE", "class:Blok"], "did you mean 'Block'"),
+    "filter": (["analyze", "FILE", "--filter", "a b"], "at character 3"),
+    "no file": (["analyze", "/none.onnx"], "is not a file"),
+    "no such format": (["select", "FILE", "blk", "--format", "tpu"], "tpu"),
+    "depth": (["analyze", "FILE", "--depth", "-1"], "--depth"),
+}
+
+
+@pytest.mark.xdist_group("shared_block")
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_gets_one_line_and_code_two(exported: Exporter, command: Callable[..., Outcome], what: str) -> None:
+    arguments, message = BAD[what]
+    outcome = command(*(str(exported("shared_block").path) if a == "FILE" else a for a in arguments))
+    assert (outcome.code, outcome.stdout) == (2, "")
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_python_callers_get_the_same_errors(exported: Exporter) -> None:
+    with pytest.raises(InputError, match="is not a file"):
+        select("/none.onnx", "x")
+    with pytest.raises(SelectorError, match="ends too early"):
+        select(exported("shared_block").path, "(")
