@@ -1,12 +1,12 @@
 """Calls that a node works for besides its own, because the exporter merged equal nodes before its graph could be seen.
 
-In PyTorch a call reads what it was given and what it or its callees made. A call that reads a value of another one
-without having been given it made an equal one itself, and the exporter kept just one of the two.
+In PyTorch a call reads, and returns, what it was given and what it or its callees made. A call that reads or returns a
+value of another one without having been given it made an equal one itself, and the exporter kept just one of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
@@ -16,51 +16,72 @@ from modelexport.hierarchy import CallId, CallTree
 _SEVERAL_CALLS = 0.95
 
 
-def with_sharers(graph: ir.Graph, recorded: Mapping[ir.Node, CallId], calls: CallTree) -> dict[ir.Node, Attribution]:
+def with_sharers(
+    graph: ir.Graph, recorded: Mapping[ir.Node, CallId], calls: CallTree, bereft: Collection[CallId]
+) -> dict[ir.Node, Attribution]:
     """The attribution of each node, with the calls that shared it.
 
     Args:
         graph: The graph.
         recorded: The call of each node for which there is one.
         calls: The calls, with the boundaries that were recorded.
+        bereft: The calls that lost nodes to equal ones of others. One that did not, and returns a value it did not
+            make, has kept that from an earlier time.
     """
-    given = {call.id: {tensor.tensor for tensor in call.inputs} for call in calls}
-    chains = {call.id: frozenset(calls.chain(call.id)) for call in calls}
+    finder = _SharerFinder(calls, bereft)
     sharers: dict[ir.Node, set[CallId]] = {}
     for node in reversed(graph):
         owner = recorded.get(node)
         if owner is None:
             continue
+        found: set[CallId] = set()
         for value in node.outputs:
+            found |= finder.returning(value.name, owner)
             for use in value.uses():
                 reader = recorded.get(use.node)
                 # Whoever shares the reader made what it reads, too.
-                around = sharers.get(use.node, set()) if reader is None else {reader, *sharers.get(use.node, ())}
-                for call in around:
-                    # Made by one of its callers or callees, or by itself: it has it from there.
-                    if call in chains[owner] or owner in chains[call]:
-                        continue
-                    maker = _maker(value.name, call, chains[owner], given, calls)
-                    if maker is not None:
-                        sharers.setdefault(node, set()).add(maker)
+                for call in (*(() if reader is None else (reader,)), *sharers.get(use.node, ())):
+                    found |= finder.reading(value.name, call, owner)
+        sharers[node] = found
     return {node: _attribution(call, sharers.get(node, set())) for node, call in recorded.items()}
 
 
-def _maker(
-    tensor: str | None,
-    reader: CallId,
-    owner_chain: frozenset[CallId],
-    given: Mapping[CallId, set[str | None]],
-    calls: CallTree,
-) -> CallId | None:
-    """The call that made a value like this one for the reader; None where the reader has it from the owner."""
-    call: CallId | None = reader
-    while call is not None and call not in owner_chain:
-        if tensor not in given[call]:
-            # An argument whose tensor is not known may be this very value.
-            return None if None in given[call] else call
-        call = calls[call].parent
-    return None
+class _SharerFinder:
+    def __init__(self, calls: CallTree, bereft: Collection[CallId]) -> None:
+        self._calls = calls
+        self._bereft = bereft
+        self._chains = {call.id: frozenset(calls.chain(call.id)) for call in calls}
+        self._given = {call.id: {tensor.tensor for tensor in call.inputs} for call in calls}
+        self._returned: dict[str | None, set[CallId]] = {}
+        for call in calls:
+            for tensor in call.outputs:
+                self._returned.setdefault(tensor.tensor, set()).add(call.id)
+
+    def returning(self, tensor: str | None, owner: CallId) -> set[CallId]:
+        """The calls that return the tensor though they were not given it."""
+        returned = self._returned.get(tensor, set())
+        # A call that returns what a callee returned did not make it.
+        callers = {caller for call in returned for caller in self._chains[call] - {call}}
+        return {
+            call
+            for call in returned - callers
+            if call in self._bereft and self._is_apart(call, owner) and self._given[call].isdisjoint({tensor, None})
+        }
+
+    def reading(self, tensor: str | None, reader: CallId, owner: CallId) -> set[CallId]:
+        """The call that made a tensor like this one for the reader; none where the reader has it from the owner."""
+        call: CallId | None = reader
+        while call is not None and self._is_apart(call, owner):
+            if tensor not in self._given[call]:
+                # A callee that returned it made it. An argument whose tensor is not known may be this very one.
+                had = any(call in self._chains[other] for other in self._returned.get(tensor, ()))
+                return set() if had or None in self._given[call] else {call}
+            call = self._calls[call].parent
+        return set()
+
+    def _is_apart(self, call: CallId, owner: CallId) -> bool:
+        """Whether neither of the two ran inside the other."""
+        return call not in self._chains[owner] and owner not in self._chains[call]
 
 
 def _attribution(call: CallId, sharers: set[CallId]) -> Attribution:

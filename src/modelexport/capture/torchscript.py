@@ -144,7 +144,7 @@ def _export_and_follow(
         model=final,
         file=file,
         traced=traced,
-        recorded=with_sharers(traced.graph, recorded, calls),
+        recorded=with_sharers(traced.graph, recorded, calls, _bereft(recorder, watch)),
         recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
         tree=tree,
         calls=calls,
@@ -153,16 +153,18 @@ def _export_and_follow(
     )
 
 
+def _bereft(recorder: _ScopeRecorder, watch: GraphWatch) -> set[CallId]:
+    """The calls some of whose nodes became one with equal nodes of others."""
+    found = (recorder.call_of(JitNode(scope, ())) for scope in watch.merged_scopes)
+    return {call for call in found if call is not None}
+
+
 def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -> dict[CallId, TracedSide]:
     """What was seen of the calls whose nodes are all still their own.
 
     Where equal nodes of several calls became one, data flows past the boundaries that the others had.
     """
-    disturbed: set[CallId] = set()
-    for scope in watch.merged_scopes:
-        call = recorder.call_of(JitNode(scope, ()))
-        if call is not None:
-            disturbed.update(calls.chain(call))
+    disturbed = {caller for call in _bereft(recorder, watch) for caller in calls.chain(call)}
     return {call: side for call, side in recorder.sides.items() if call not in disturbed or call == ROOT_CALL}
 
 

@@ -30,8 +30,6 @@ def _with_weights() -> tuple[Any, ...]:
     return Net(one, other), batch()
 
 
-_TRACED = "the TorchScript exporter merges equal nodes while it traces, before a scope is read"
-
 CASES = {
     "parameterless": Case(
         title="two equal modules without weights, merged by CSE",
@@ -41,7 +39,6 @@ CASES = {
             Expect("one", ("one", "other"), files=("dynamo", "torchscript*"), kinds=("merged",)),
             Expect("after", ("after",)),
         ),
-        unsupported={("htp:*", "contributors"): _TRACED, ("htp:*", "named"): _TRACED},
     ),
     "weights": Case(
         title="two modules with equal weights, merged by CSE",

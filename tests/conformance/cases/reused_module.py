@@ -23,7 +23,6 @@ class Net(nn.Module):
 
 # Files in which equal nodes were merged.
 _MERGING = ("dynamo", "torchscript*")
-_TRACED = "the TorchScript exporter merges equal nodes while it traces, before a scope is read"
 
 CASES = {
     "": Case(
@@ -45,7 +44,6 @@ CASES = {
             Expect("blk.lin", ("blk.lin", "blk.lin@1"), files=_MERGING, kinds=("merged",)),
             Expect("blk", ("blk", "blk@1"), files=_MERGING, kinds=("merged",)),
         ),
-        unsupported={("htp:*", "contributors"): _TRACED, ("htp:*", "named"): _TRACED},
     ),
 }
 
