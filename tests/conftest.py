@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +20,11 @@ import modelexport
 from modelexport.inputs import normalize_inputs
 from tests.support import zoo
 from tests.support.plain import fresh_generated_code
+
+# One thread for each worker and each process it starts: with one for each core, the threads of one worker wait for
+# those of the other, and tracing a small model takes several times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +91,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
         return Exported(specimen, result, options)
 
     return export
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _groups_are_kept(request: pytest.FixtureRequest) -> None:
+    """Fails where xdist ignores the groups: each worker would export every model, and nobody would notice."""
+    grouped = [item for item in request.session.items if item.get_closest_marker("xdist_group") is not None]
+    if getattr(request.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in grouped):
+        pytest.fail("pytest-xdist does not keep the tests of one model together: see pytest in pyproject.toml")
 
 
 @pytest.fixture(autouse=True)

@@ -190,6 +190,7 @@ def run_onnx(path: Path, feeds: Mapping[str, np.ndarray], *, bodies: bool = Fals
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
+    options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     outputs = [output.name for output in session.get_outputs()]
     found = zip(outputs, session.run(outputs, dict(feeds)), strict=True)

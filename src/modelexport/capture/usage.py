@@ -215,6 +215,8 @@ def _run(source: str | bytes, names: list[str], feeds: Mapping[str, Array]) -> l
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.enable_mem_pattern = False
+    # As many as torch was given: whoever limits one means both.
+    options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
         results: list[object] = session.run(names, dict(feeds))
