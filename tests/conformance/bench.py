@@ -58,7 +58,8 @@ class Truth:
 
     def module_of(self, call: str) -> str:
         """The module path of a call."""
-        return call if call in self.paths else call.rpartition("@")[0]
+        path, _, index = call.rpartition("@")
+        return path if index.isdigit() else call
 
     def value(self, wanted: Any) -> np.ndarray:
         """What a call returned, or what a function of the model and its inputs gives."""

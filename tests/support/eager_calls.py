@@ -12,6 +12,11 @@ import numpy as np
 import torch
 
 
+def call_name(path: str, index: int) -> str:
+    """How a call is written: ``path``, ``path@1``; always with its number where the path itself ends like that."""
+    return f"{path}@{index}" if index or re.search(r"@\d+$", path) else path
+
+
 @dataclasses.dataclass
 class EagerCall:
     inputs: dict[str, np.ndarray]
@@ -55,7 +60,7 @@ def record_calls(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
         def hook(module: torch.nn.Module, given: Any, named: Any) -> None:
             if torch.compiler.is_dynamo_compiling():
                 return
-            call = f"{path}@{counts[path]}" if counts[path] else path
+            call = call_name(path, counts[path])
             counts[path] += 1
             running.append(call)
             calls[call] = EagerCall(_arrays(_arguments(module, given, named)), {})
@@ -67,7 +72,7 @@ def record_calls(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
             calls[running.pop()].outputs = _arrays(result)
 
     for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(path), with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(enter(path), with_kwargs=True, prepend=True))
         handles.append(module.register_forward_hook(leave))
     # What was compiled for a body under other hooks or modes must not be used here, nor this elsewhere.
     torch._dynamo.reset()

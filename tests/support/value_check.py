@@ -24,6 +24,7 @@ import torch._higher_order_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.bodies import expose_bodies
+from tests.support.eager_calls import call_name
 
 _FEW_VALUES = 4
 
@@ -66,7 +67,7 @@ class _Eager(TorchDispatchMode):
                 return
             index = self._counts[path]
             self._counts[path] += 1
-            self._stack.append(f"{path}@{index}" if index else path)
+            self._stack.append(call_name(path, index))
 
         return hook
 

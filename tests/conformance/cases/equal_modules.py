@@ -30,6 +30,12 @@ def _with_weights() -> tuple[Any, ...]:
     return Net(one, other), batch()
 
 
+def _sigmoid(model: nn.Module, inputs: Any) -> torch.Tensor:
+    return torch.sigmoid(inputs[0])
+
+
+_UNSEEN = "eager PyTorch runs the operator as one; what is inside of it is owned by the common caller of the two"
+
 CASES = {
     "parameterless": Case(
         title="two equal modules without weights, merged by CSE",
@@ -39,6 +45,20 @@ CASES = {
             Expect("one", ("one", "other"), files=("dynamo", "torchscript*"), kinds=("merged",)),
             Expect("after", ("after",)),
         ),
+    ),
+    "decomposed": Case(
+        title="two equal modules whose one operator becomes several nodes",
+        build=lambda: (Net(nn.SiLU(), nn.SiLU()), batch()),
+        calls={"": ("one", "other", "after")},
+        expects=(
+            Expect("one", ("one", "other"), files=("dynamo", "torchscript*"), kinds=("merged",)),
+            # Inside of the operator.
+            Expect(_sigmoid, ("one", "other"), files=("dynamo", "torchscript*"), kinds=("merged",)),
+        ),
+        unsupported={
+            ("usage_based:dynamo", "contributors"): _UNSEEN,
+            ("usage_based:torchscript", "contributors"): _UNSEEN,
+        },
     ),
     "weights": Case(
         title="two modules with equal weights, merged by CSE",

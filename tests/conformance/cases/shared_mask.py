@@ -50,6 +50,5 @@ CASES = {
             Expect(_mask, _LAYERS, files=("dynamo", "torchscript*"), kinds=("merged",)),
             *(Expect(layer, (layer,), owner=layer) for layer in _LAYERS),
         ),
-        unsupported={("htp:*", "contributors"): "the TorchScript exporter merges equal nodes before a scope is read"},
     )
 }

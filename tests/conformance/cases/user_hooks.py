@@ -1,0 +1,45 @@
+"""Hooks that a user has registered: what they compute is part of the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.conformance.case import Case, Expect
+from tests.conformance.parts import Block, batch
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blk = Block()
+        self.after = Block()
+        self.blk.register_forward_pre_hook(lambda module, args: (args[0] * 1.7,))
+        self.blk.register_forward_hook(lambda module, args, result: torch.sin(result) * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.blk(x))
+
+
+def _scaled(model: nn.Module, inputs: Any) -> torch.Tensor:
+    return inputs[0] * 1.7
+
+
+_OUTSIDE = "the tracer's scope is that of forward alone, so what hooks compute counts for the caller"
+
+CASES = {
+    "": Case(
+        title="a user's forward hooks",
+        build=lambda: (Net(), batch()),
+        calls={"": ("blk", "after"), "blk": ("blk.lin",), "after": ("after.lin",)},
+        expects=(
+            Expect("blk.lin", ("blk.lin",), owner="blk.lin"),
+            Expect("after", ("after",), owner="after"),
+            Expect("blk", ("blk",), owner="blk"),
+            Expect(_scaled, ("blk",), owner="blk"),
+        ),
+        unsupported={("htp:*", about): _OUTSIDE for about in ("values", "contributors", "boundaries")},
+    )
+}
