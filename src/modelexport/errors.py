@@ -10,6 +10,7 @@
     │   ├── UnusableOptionError       one exporter cannot be given an option or input; another may take it
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
     ├── ExtractionError               a module that cannot be cut out of a graph; says why and what can be
+    ├── OnnxRunError                  onnxruntime could not run a graph; says what it said
     ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
     ├── StorageError                  the result could not be written; what was there before is untouched
     └── ContractError                 a step of ours broke its own promise: a bug, please report it
@@ -115,6 +116,10 @@ class ExtractionError(ModelExportError):
         self.fused_with = tuple(fused_with)
         self.enclosing = enclosing
         super().__init__(f"cannot extract {target!r}: {explanation}")
+
+
+class OnnxRunError(ModelExportError):
+    """onnxruntime refused a graph, failed in it, or died of it."""
 
 
 class FileFormatError(ModelExportError):

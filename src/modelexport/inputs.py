@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,3 +46,11 @@ def normalize_inputs(
     if unnamed:
         raise InputError(f"the keyword argument {unnamed[0]!r} of the example inputs is not a string")
     return args, named
+
+
+def copied_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that the model may change; the caller's own where they cannot be copied."""
+    try:
+        return copy.deepcopy((args, kwargs))
+    except Exception:  # noqa: BLE001  whatever a user's object raises
+        return args, kwargs

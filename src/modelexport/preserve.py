@@ -54,6 +54,17 @@ def buffers_restored(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def fused_layers_off() -> Iterator[None]:
+    """Without gradients torch runs whole layers of its own in one kernel; exporters never see that."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextlib.contextmanager
 def _module_state(model: torch.nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     # The tables of hooks, and those that say which of them take keyword arguments or are always called.

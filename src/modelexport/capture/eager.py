@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import itertools
 from collections import Counter
@@ -18,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.capture.values import Fingerprint, take_fingerprint
 from modelexport.hierarchy import ROOT_CALL, CallId, ModuleTree, TensorInfo
-from modelexport.preserve import buffers_restored
+from modelexport.inputs import copied_inputs
+from modelexport.preserve import buffers_restored, fused_layers_off
 from modelexport.structure import named_arguments, named_results
 
 
@@ -163,12 +163,12 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
     Composite kernels run in parts, as exporters write them: attention as matrix products and a softmax.
     """
     watch = _Watch(tree)
-    given, named = _copied(args, dict(kwargs))
+    given, named = copied_inputs(args, dict(kwargs))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_hooked(model.named_modules(), watch))
         stack.enter_context(buffers_restored(model))
         stack.callback(watch.forget_compiled_code)
-        stack.enter_context(_fused_layers_off())
+        stack.enter_context(fused_layers_off())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.no_grad())
         with watch:
@@ -312,25 +312,6 @@ def _hooks(path: str, watch: _Watch) -> tuple[Callable[..., None], Callable[...,
             watch.leave(path, result)
 
     return before, after
-
-
-@contextlib.contextmanager
-def _fused_layers_off() -> Iterator[None]:
-    """Without gradients torch runs whole layers of its own in one kernel; exporters never see that."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs that the model may change; the caller's own where they cannot be copied."""
-    try:
-        return copy.deepcopy((args, kwargs))
-    except Exception:  # noqa: BLE001  whatever a user's object raises
-        return args, kwargs
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

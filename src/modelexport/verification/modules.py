@@ -1,0 +1,380 @@
+"""verify_modules: each module call as an ONNX model against PyTorch, and the whole ONNX run at each boundary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from modelexport.analysis.extraction import Extractor, HierarchySource, ModelSource
+from modelexport.analysis.selectors import select_calls
+from modelexport.analysis.submodel import Port
+from modelexport.document import CallRecord, HierarchyDocument
+from modelexport.errors import ExtractionError, InputError, OnnxRunError
+from modelexport.hierarchy import ROOT_CALL
+from modelexport.inputs import normalize_inputs
+from modelexport.loading import LoadedModel, load
+from modelexport.verification.difference import Difference, Tolerance, compare
+from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side
+from modelexport.verification.onnx_run import OnnxProcess
+from modelexport.verification.report import (
+    CallVerification,
+    TensorVerification,
+    Verdict,
+    VerificationReport,
+    worst_first,
+)
+from modelexport.verification.whole_run import WholeRun, as_input, external_folder
+
+DEFAULT_MEMORY_BYTES = 1 << 30
+_NO_RESULT = "nothing of what it returned is in the graph"
+
+# How many calls are done, of how many, and which is next.
+VerificationProgress = Callable[[int, int, str], None]
+
+
+def verify_modules(
+    path_or_model: ModelSource,
+    model: torch.nn.Module,
+    example_inputs: object,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    hierarchy: HierarchySource | None = None,
+    select: str | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: VerificationProgress | None = None,
+) -> VerificationReport:
+    """Compare every module call of an exported model with PyTorch.
+
+    Each call is cut out as an ONNX model and run on the tensors that the PyTorch module really got: what it gives,
+    against what the module really returned, is the error that it introduces. The whole ONNX model runs too: what its
+    results at the call differ from that is the error it inherits.
+
+    Args:
+        path_or_model: The exported file, what `modelexport.load` made of it, or the model itself.
+        model: The PyTorch model it was exported from. It runs in evaluation mode and stays as it was.
+        example_inputs: What it runs on: a tensor, tuple, list or dict, as `export_model` takes them.
+        kwargs: Keyword arguments of the model beside these.
+        hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the file.
+        select: A selector: which calls to compare; None for all.
+        rtol: The relative tolerance; None for 1e-3, or what coarser element types ask for.
+        atol: The absolute tolerance; None for 1e-5, or what coarser element types ask for.
+        memory_bytes: How much of the boundary tensors to hold at a time. PyTorch's model runs once for each such group.
+        progress: Called before each call is compared.
+
+    Returns:
+        A record for each call, the worst first. ``assert report.passed, report`` is all that a test needs.
+
+    Raises:
+        InputError: The model, the inputs or the hierarchy do not fit the file, or onnxruntime is not installed.
+        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+        SelectorError: The selector cannot be read, or picks nothing.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"a file is compared with a torch.nn.Module, not with a {type(model).__name__}")
+    for name, number in (("rtol", rtol), ("atol", atol)):
+        if number is not None and not 0 <= number < float("inf"):
+            raise InputError(f"{name} is {number}: a tolerance is a number that is not negative")
+    args, named = normalize_inputs(example_inputs, kwargs)
+    with OnnxProcess() as process:
+        verification = _Verification(
+            _opened(path_or_model), model, args, named, hierarchy, Tolerance(rtol, atol), process
+        )
+        return verification.verify(select, memory_bytes, progress or _silent)
+
+
+def _opened(source: ModelSource) -> LoadedModel | ir.Model:
+    if isinstance(source, onnx.ModelProto):
+        return ir.from_proto(source)
+    return load(source) if isinstance(source, str | Path) else source
+
+
+def _silent(done: int, total: int, call: str) -> None:
+    pass
+
+
+@dataclasses.dataclass
+class _Task:
+    """A call to compare, and what that takes.
+
+    Attributes:
+        call: The call.
+        refusal: Why it cannot be run alone.
+        places: The tensors of PyTorch's run that it takes.
+        tensors: The tensors of the whole ONNX run that it takes.
+        elsewhere: What it reads beside its arguments: for each such tensor a place where PyTorch's run shows it.
+    """
+
+    call: CallRecord
+    refusal: ExtractionError | None = None
+    places: list[Place] = dataclasses.field(default_factory=list)
+    tensors: list[str] = dataclasses.field(default_factory=list)
+    elsewhere: dict[str, Place] = dataclasses.field(default_factory=dict)
+
+
+class _Verification:
+    def __init__(
+        self,
+        source: LoadedModel | ir.Model,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        hierarchy: HierarchySource | None,
+        tolerance: Tolerance,
+        process: OnnxProcess,
+    ) -> None:
+        self._extractor = Extractor(source, hierarchy)
+        self._document = self._extractor.document
+        self._model = source.model if isinstance(source, LoadedModel) else source
+        if not any(call.inputs or call.outputs for call in self._document.calls):
+            raise InputError(
+                f"the arguments and results of the modules are not recorded ({self._extractor.missing}): modules are "
+                "compared where those are, so keep the sidecar that export or tag wrote beside the file"
+            )
+        self._classes = {module.path: module.class_name for module in self._document.modules}
+        self._folder = source.path.parent if isinstance(source, LoadedModel) else external_folder(self._model)
+        self._tolerance = tolerance
+        self._process = process
+        self._runner = ModuleRunner(model, self._document, args, kwargs)
+        root = next((call for call in self._document.calls if call.id == str(ROOT_CALL)), None)
+        entering = [Place(root.id, Side.INPUT, tensor.name) for tensor in root.inputs] if root is not None else []
+        self._first = self._runner.run(entering)
+        arguments = {place.name: array for place, array in self._first.values.items()}
+        self._whole = WholeRun(self._model, self._folder, root, arguments)
+        self._shown = {
+            tensor.tensor: Place(call.id, side, tensor.name)
+            for call in self._document.calls
+            for side, boundary in ((Side.OUTPUT, call.outputs), (Side.INPUT, call.inputs))
+            for tensor in boundary
+            if tensor.tensor is not None and Place(call.id, side, tensor.name) in self._first.seen
+        }
+
+    def verify(self, select: str | None, memory_bytes: int, progress: VerificationProgress) -> VerificationReport:
+        document = self._document
+        chosen = document.calls if select is None else select_calls(document, select)
+        tasks = [self._task(call) for call in chosen]
+        records: list[CallVerification] = []
+        groups = 0
+        for group in _groups(tasks, self._first, memory_bytes):
+            groups += 1
+            run = self._runner.run({place for task in group for place in (*task.places, *task.elsewhere.values())})
+            whole = self._whole.fetch(self._process, (tensor for task in group for tensor in task.tensors))
+            for task in group:
+                progress(len(records), len(tasks), task.call.id)
+                records.append(self._compare(task, run, whole))
+        progress(len(tasks), len(tasks), "")
+        found = _with_sources(records, document)
+        return VerificationReport(
+            calls=tuple(sorted(found, key=worst_first)),
+            rtol=self._tolerance.rtol,
+            atol=self._tolerance.atol,
+            whole_run_error=self._whole.error,
+            forward_passes=groups + 1,
+        )
+
+    def _task(self, call: CallRecord) -> _Task:
+        task = _Task(call)
+        if call.id not in self._first.calls:
+            why = "PyTorch's run on these inputs does not show this call: it did not happen, or inside of control flow"
+            task.refusal = ExtractionError(call.id, "not_run", why)
+            return task
+        boundary = [(tensor.name, tensor.tensor) for tensor in call.outputs]
+        try:
+            cut = self._extractor.cut(call)
+        except ExtractionError as error:
+            task.refusal = error
+        else:
+            boundary = [(tensor.name, tensor.value.name) for tensor in cut.outputs]
+            for tensor in cut.inputs:
+                name = tensor.value.name or ""
+                if tensor.is_argument:
+                    task.places.append(Place(call.id, Side.INPUT, tensor.name))
+                elif name in self._shown:
+                    task.elsewhere[name] = self._shown[name]
+                elif self._whole.has(name):
+                    task.tensors.append(name)
+        for name, tensor_name in boundary:
+            task.places.append(Place(call.id, Side.OUTPUT, name))
+            if tensor_name is not None and self._whole.has(tensor_name):
+                task.tensors.append(tensor_name)
+        return task
+
+    def _compare(self, task: _Task, run: ModuleRun, whole: Mapping[str, np.ndarray]) -> CallVerification:
+        call, refusal = task.call, task.refusal
+        reason, explanation = (refusal.reason, refusal.explanation) if refusal is not None else ("", "")
+        notes: tuple[str, ...] = ()
+        outputs: Sequence[tuple[str, str | None]] = [(tensor.name, tensor.tensor) for tensor in call.outputs]
+        alone: dict[str, np.ndarray] = {}
+        if refusal is None:
+            try:
+                submodel = self._extractor.extract(call)
+                notes = submodel.notes
+                outputs = [(port.argument or port.name, port.tensor) for port in submodel.outputs]
+                feeds, taken = self._feeds(task, submodel.inputs, submodel.model.graph.inputs, run, whole)
+                notes += taken
+                found = self._process.run(ir.to_proto(submodel.model), feeds, folder=self._folder)
+                alone = {
+                    name: found[port.name]
+                    for (name, _), port in zip(outputs, submodel.outputs, strict=True)
+                    if port.name in found
+                }
+            except OnnxRunError as error:
+                reason, explanation = "failed", f"onnxruntime cannot run it alone: {error}"
+            except ExtractionError as error:
+                reason, explanation = error.reason, error.explanation
+        tensors = self._tensors(call, outputs, alone, run, whole)
+        if not reason and not any(tensor.introduced for tensor in tensors):
+            reason, explanation = "no_result", _NO_RESULT
+        introduced, inherited, total = (
+            _worst(getattr(tensor, kind) for tensor in tensors) for kind in ("introduced", "inherited", "total")
+        )
+        unread = [why for place, why in run.unreadable.items() if place.call == call.id]
+        return CallVerification(
+            call=call.id,
+            tag=call.tag,
+            class_name=self._classes.get(call.path, ""),
+            verdict=_verdict(reason, introduced, total),
+            introduced=introduced,
+            inherited=inherited,
+            total=total,
+            reason=reason,
+            explanation=explanation,
+            fused_with=refusal.fused_with if refusal is not None else (),
+            tensors=tensors,
+            notes=(*notes, *unread),
+        )
+
+    def _feeds(
+        self,
+        task: _Task,
+        ports: Sequence[Port],
+        values: Sequence[ir.Value],
+        run: ModuleRun,
+        whole: Mapping[str, np.ndarray],
+    ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+        """What a submodel is to be given, with notes on what is not PyTorch's own."""
+        feeds: dict[str, np.ndarray] = {}
+        notes: list[str] = []
+        for port, value in zip(ports, values, strict=True):
+            array: np.ndarray | None
+            if port.argument is not None:
+                array = run.values.get(Place(task.call.id, Side.INPUT, port.argument))
+            elif port.tensor in task.elsewhere:
+                array = run.values.get(task.elsewhere[port.tensor])
+            else:
+                array = whole.get(port.tensor)
+                notes.append(f"{port.tensor!r} is no argument or result of any call: taken from the whole ONNX run")
+            if array is None:
+                what = f"its argument {port.argument!r}" if port.argument is not None else f"{port.tensor!r}"
+                raise ExtractionError(task.call.id, "unknown_boundary", f"PyTorch's run does not show {what}")
+            feeds[port.name] = as_input(value, array)
+        return feeds, tuple(notes)
+
+    def _tensors(
+        self,
+        call: CallRecord,
+        outputs: Iterable[tuple[str, str | None]],
+        alone: Mapping[str, np.ndarray],
+        run: ModuleRun,
+        whole: Mapping[str, np.ndarray],
+    ) -> tuple[TensorVerification, ...]:
+        found = []
+        for name, tensor in outputs:
+            place = Place(call.id, Side.OUTPUT, name)
+            true = run.values.get(place)
+            if true is None:
+                continue
+            dtype = run.seen[place].dtype
+            own, reached = alone.get(name), whole.get(tensor or "")
+
+            def difference(value: np.ndarray | None, reference: np.ndarray | None, dtype: str) -> Difference | None:
+                if value is None or reference is None:
+                    return None
+                return compare(value, reference, self._tolerance, dtype)
+
+            found.append(
+                TensorVerification(
+                    name,
+                    tensor,
+                    dtype,
+                    introduced=difference(own, true, dtype),
+                    inherited=difference(reached, own, dtype),
+                    total=difference(reached, true, dtype),
+                )
+            )
+        return tuple(found)
+
+
+def _groups(tasks: Iterable[_Task], run: ModuleRun, memory_bytes: int) -> Iterator[list[_Task]]:
+    """The tasks in their order, in groups whose tensors fit; one that is too large for itself alone is a group."""
+    group: list[_Task] = []
+    held: dict[object, int] = {}
+    for task in tasks:
+        needs: dict[object, int] = {}
+        for place in (*task.places, *task.elsewhere.values()):
+            seen = run.seen.get(place)
+            if seen is not None:
+                needs[seen.number] = seen.nbytes
+                if place.side is Side.OUTPUT:
+                    # The same comes from the ONNX run.
+                    needs["onnx", seen.number] = seen.nbytes
+        if group and sum((held | needs).values()) > memory_bytes:
+            yield group
+            group, held = [], {}
+        group.append(task)
+        held |= needs
+    if group:
+        yield group
+
+
+def _worst(differences: Iterable[Difference | None]) -> Difference | None:
+    return max((d for d in differences if d is not None), key=lambda d: d.excess, default=None)
+
+
+def _verdict(reason: str, introduced: Difference | None, total: Difference | None) -> Verdict:
+    if reason == "failed":
+        return Verdict.FAILED
+    if introduced is not None and introduced.is_out:
+        return Verdict.INTRODUCED
+    if total is not None and total.is_out:
+        # What runs no operation has its errors from elsewhere.
+        is_known = introduced is not None or reason == "no_operation"
+        return Verdict.INHERITED if is_known else Verdict.UNDECIDED
+    return Verdict.WITHIN if introduced is not None else Verdict.NOT_COMPARABLE
+
+
+def _with_sources(records: Sequence[CallVerification], document: HierarchyDocument) -> Iterator[CallVerification]:
+    """The records, where those that introduce an error because a call inside does say so."""
+    parents = {call.id: call.parent for call in document.calls}
+    culprits = sorted((r for r in records if r.verdict is Verdict.INTRODUCED), key=worst_first)
+    around: set[str] = set()
+    for record in culprits:
+        parent = parents.get(record.call)
+        while parent is not None and parent not in around:
+            around.add(parent)
+            parent = parents.get(parent)
+    # Innermost ones only, the worst first: the first to reach a call names it.
+    sources: dict[str, str] = {}
+    for record in culprits:
+        if record.call in around:
+            continue
+        parent = parents.get(record.call)
+        while parent is not None and parent not in sources:
+            sources[parent] = record.call
+            parent = parents.get(parent)
+    for record in records:
+        if record.verdict is Verdict.INTRODUCED and record.call in sources:
+            source = sources[record.call]
+            said = f"the error is introduced inside, by {source!r}"
+            yield msgspec.structs.replace(record, verdict=Verdict.INSIDE, source=source, explanation=said)
+        else:
+            yield record

@@ -1,0 +1,186 @@
+"""What a verification found: a record for each module call, the worst first."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from modelexport.verification.difference import Difference
+
+_SHOWN = 10
+
+
+class Verdict(enum.StrEnum):
+    """What became of a call; the worst first."""
+
+    INTRODUCED = "introduced"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+    INSIDE = "inside"
+    INHERITED = "inherited"
+    WITHIN = "within"
+    NOT_COMPARABLE = "not_comparable"
+
+
+# What lets a verification fail.
+_FINDINGS = (Verdict.INTRODUCED, Verdict.FAILED, Verdict.UNDECIDED, Verdict.INSIDE, Verdict.INHERITED)
+_ORDER = {verdict: place for place, verdict in enumerate(Verdict)}
+
+
+class TensorVerification(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One result of a call.
+
+    Attributes:
+        name: The result's field.
+        tensor: The tensor of the graph that holds it.
+        dtype: Its element type in PyTorch.
+        introduced: The module as ONNX model, given PyTorch's inputs, against PyTorch's result.
+        inherited: The whole ONNX run against the module as ONNX model, given PyTorch's inputs.
+        total: The whole ONNX run against PyTorch's result.
+    """
+
+    name: str
+    tensor: str | None
+    dtype: str
+    introduced: Difference | None = None
+    inherited: Difference | None = None
+    total: Difference | None = None
+
+
+class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One module call; its differences are those of its worst result.
+
+    Attributes:
+        call: The call.
+        tag: Its tag.
+        class_name: The class of its module.
+        verdict: ``introduced``: it makes an error of its inputs as PyTorch had them, and no call inside of it does.
+            ``inside``: it does, because a call inside of it does. ``inherited``: it makes none, and yet its results in
+            the whole ONNX run are out of tolerance. ``undecided``: they are, and it cannot be run alone. ``failed``:
+            onnxruntime could not run it alone. ``within``: all is within tolerance. ``not_comparable``: it cannot be
+            run alone, and nothing is known against it.
+        introduced: The error it makes, given the inputs that PyTorch had.
+        inherited: What the errors of its inputs in the whole ONNX run do to its results.
+        total: The error of its results in the whole ONNX run.
+        reason: Why it could not be run alone: ``fused``, ``no_operation``, ``unknown_boundary``, ``not_run`` (PyTorch's
+            run did not show this call), ``failed``, or ``no_result`` (nothing of what it returned is in the graph).
+        explanation: The same in words.
+        source: For ``inside``, the worst of the calls inside that introduce an error.
+        fused_with: The calls it is fused with.
+        tensors: Its results.
+        notes: What else is to be known.
+    """
+
+    call: str
+    tag: str
+    class_name: str
+    verdict: Verdict
+    introduced: Difference | None = None
+    inherited: Difference | None = None
+    total: Difference | None = None
+    reason: str = ""
+    explanation: str = ""
+    source: str | None = None
+    fused_with: tuple[str, ...] = ()
+    tensors: tuple[TensorVerification, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it lets the verification fail."""
+        return self.verdict in _FINDINGS
+
+
+class VerificationReport(msgspec.Struct, frozen=True):
+    """The module calls of a model against PyTorch.
+
+    Attributes:
+        calls: A record for each, the worst first: by verdict, and by how far out of tolerance they are.
+        rtol: The relative tolerance that was asked for; None for the default.
+        atol: The absolute tolerance that was asked for; None for the default.
+        whole_run_error: Why the whole model could not be run in onnxruntime; empty where it could.
+        forward_passes: How often PyTorch's model ran.
+    """
+
+    calls: tuple[CallVerification, ...]
+    rtol: float | None
+    atol: float | None
+    whole_run_error: str
+    forward_passes: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is out of tolerance, and something was compared at all."""
+        compared = any(call.verdict is Verdict.WITHIN for call in self.calls)
+        return compared and not self.whole_run_error and not self.findings
+
+    @property
+    def findings(self) -> tuple[CallVerification, ...]:
+        """The calls that let it fail, the worst first."""
+        return tuple(call for call in self.calls if call.is_finding)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many calls there are of each verdict."""
+        counted = Counter(call.verdict for call in self.calls)
+        return {verdict.value: counted[verdict] for verdict in Verdict if counted[verdict]}
+
+    def __getitem__(self, call: str) -> CallVerification:
+        found = next((record for record in self.calls if record.call == call), None)
+        if found is None:
+            raise KeyError(call)
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON: what is infinite is None, with the reason beside it."""
+        content: dict[str, Any] = _finite(msgspec.to_builtins(self))
+        return {"passed": self.passed, "counts": self.counts, **content}
+
+    def summary(self) -> str:
+        """How many calls there are of each kind, in one line."""
+        words = {
+            "introduced": "introduce an error",
+            "failed": "onnxruntime could not run",
+            "undecided": "out of tolerance for unknown reason",
+            "inside": "out because of a call inside",
+            "inherited": "inherit an error",
+            "within": "within tolerance",
+            "not_comparable": "not comparable",
+        }
+        parts = [f"{count} {words[verdict]}" for verdict, count in self.counts.items()]
+        reasons = Counter(call.reason for call in self.calls if call.verdict is Verdict.NOT_COMPARABLE)
+        if reasons:
+            parts[-1] += f" ({', '.join(f'{n} {reason}' for reason, n in sorted(reasons.items()))})"
+        return f"{len(self.calls)} calls: {', '.join(parts) or 'none to compare'}"
+
+    def __str__(self) -> str:
+        lines = [self.summary()]
+        if self.whole_run_error:
+            lines.append(f"the whole model does not run in onnxruntime: {self.whole_run_error}")
+        for record in self.findings[:_SHOWN]:
+            worst = record.introduced or record.total
+            error = f", largest error {worst.absolute:.3g}" if worst is not None else ""
+            lines.append(
+                f"{record.verdict}: {record.call or '(root)'} ({record.class_name}){error} {record.explanation}".strip()
+            )
+        if len(self.findings) > _SHOWN:
+            lines.append(f"… and {len(self.findings) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+def worst_first(record: CallVerification) -> tuple[int, float]:
+    """The place of a record in a report."""
+    shown = record.total if record.verdict in (Verdict.INHERITED, Verdict.UNDECIDED) else record.introduced
+    return _ORDER[record.verdict], -shown.excess if shown is not None else 0.0
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -1,0 +1,103 @@
+"""The whole ONNX model, run as often as needed to see all the tensors that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.document import CallRecord
+from modelexport.errors import InputError, OnnxRunError
+from modelexport.verification.onnx_run import OnnxProcess, numpy_type, with_outputs
+
+
+class WholeRun:
+    """Gives tensors of the main graph, with the model's inputs as PyTorch had them.
+
+    Args:
+        model: The model.
+        folder: Where its weights are that are in other files.
+        root: The root's call: which argument is which input of the graph.
+        arguments: The tensors that PyTorch's model was given, by the names of the arguments.
+
+    Raises:
+        InputError: The file does not take what the model was given.
+    """
+
+    def __init__(
+        self, model: ir.Model, folder: Path | None, root: CallRecord | None, arguments: Mapping[str, np.ndarray]
+    ) -> None:
+        self._model = model
+        self._folder = folder
+        self._values = _main_values(model.graph)
+        self.error = ""
+        boundary = {tensor.tensor: tensor.name for tensor in root.inputs} if root is not None else {}
+        self._feeds: dict[str, np.ndarray] = {}
+        for value in model.graph.inputs:
+            name = value.name or ""
+            array = arguments.get(boundary.get(name, name))
+            if array is not None:
+                self._feeds[name] = as_input(value, array)
+                _check_shape(value, array)
+            elif not value.is_initializer():
+                self.error = f"PyTorch's model was given nothing for the graph's input {name!r}"
+
+    def has(self, tensor: str | None) -> bool:
+        """Whether the main graph has a tensor of that name."""
+        return tensor in self._values
+
+    def fetch(self, process: OnnxProcess, tensors: Iterable[str]) -> dict[str, np.ndarray]:
+        """The content of these tensors; none of what the runtime makes where it cannot run the model."""
+        found: dict[str, np.ndarray] = {}
+        made: list[ir.Value] = []
+        for name in dict.fromkeys(tensors):
+            value = self._values[name]
+            if name in self._feeds:
+                found[name] = self._feeds[name]
+            elif value.const_value is not None and value.producer() is None:
+                stored = np.asarray(value.const_value.numpy())
+                found[name] = stored if stored.dtype.kind in "fiub" else stored.astype(np.float32)
+            else:
+                made.append(value)
+        if made and not self.error:
+            try:
+                found |= process.run(with_outputs(self._model, made), self._feeds, folder=self._folder)
+            except OnnxRunError as error:
+                self.error = str(error)
+        return found
+
+
+def as_input(value: ir.Value, array: np.ndarray) -> np.ndarray:
+    """The array in the type that an input of a graph takes."""
+    dtype = numpy_type(value.dtype) if value.dtype is not None else None
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def external_folder(model: ir.Model) -> Path | None:
+    """Where the weights are that are in other files."""
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            return Path(value.const_value.base_dir)
+    return None
+
+
+def _main_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    return {value.name: value for value in values if value.name}
+
+
+def _check_shape(value: ir.Value, array: np.ndarray) -> None:
+    if value.shape is None:
+        return
+    fits = len(value.shape) == array.ndim and all(
+        not isinstance(wanted, int) or wanted == size for wanted, size in zip(value.shape, array.shape, strict=True)
+    )
+    if not fits:
+        wanted = "x".join("?" if not isinstance(size, int) else str(size) for size in value.shape)
+        given = "x".join(map(str, array.shape))
+        raise InputError(
+            f"input {value.name!r} is {given or 'a single number'}, and the file takes {wanted or 'a single number'}: "
+            "give inputs of that shape, or export with dynamic shapes"
+        )
