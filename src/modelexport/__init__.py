@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         InputError,
         ModelExportError,
         ModelSourceError,
+        OnnxRunError,
         SelectorError,
         StorageError,
         StrategyIncompatibleError,
@@ -53,11 +54,14 @@ if TYPE_CHECKING:
     from modelexport.strategies.selection import StrategySelector
     from modelexport.strategies.usage_based import UsageBasedStrategy
     from modelexport.tagging import tag_file
+    from modelexport.verification.modules import verify_modules
+    from modelexport.verification.report import CallVerification, VerificationReport
 
 # Where each public name is defined. They are imported when first used: reading files needs no torch.
 _HOMES = {
     "AllStrategiesFailedError": "errors",
     "AnalysisReport": "analysis.report",
+    "CallVerification": "verification.report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
@@ -81,6 +85,7 @@ _HOMES = {
     "ModelFile": "reading",
     "ModelSourceError": "errors",
     "ModuleSubgraph": "analysis.extraction",
+    "OnnxRunError": "errors",
     "ProgressEvent": "result",
     "ReadLimits": "limits",
     "RetagReport": "analysis.retagging",
@@ -98,6 +103,7 @@ _HOMES = {
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
     "analyze": "analysis.report",
+    "VerificationReport": "verification.report",
     "document_schema": "document",
     "export_model": "export",
     "extract_module": "analysis.extraction",
@@ -112,11 +118,13 @@ _HOMES = {
     "strip_hierarchy": "carriers",
     "tag_file": "tagging",
     "validate": "analysis.validation",
+    "verify_modules": "verification.modules",
 }
 
 __all__ = [
     "AllStrategiesFailedError",
     "AnalysisReport",
+    "CallVerification",
     "Capture",
     "CaptureRequest",
     "Case",
@@ -140,6 +148,7 @@ __all__ = [
     "ModelFile",
     "ModelSourceError",
     "ModuleSubgraph",
+    "OnnxRunError",
     "ProgressEvent",
     "ReadLimits",
     "RetagReport",
@@ -156,6 +165,7 @@ __all__ = [
     "UsageBasedExporter",
     "UsageBasedStrategy",
     "ValidationReport",
+    "VerificationReport",
     "__version__",
     "analyze",
     "document_schema",
@@ -172,6 +182,7 @@ __all__ = [
     "strip_hierarchy",
     "tag_file",
     "validate",
+    "verify_modules",
 ]
 
 

@@ -19,6 +19,7 @@ from modelexport.cli.select import select
 from modelexport.cli.tag import tag
 from modelexport.cli.tree import tree
 from modelexport.cli.validate import validate
+from modelexport.cli.verify import verify
 from modelexport.errors import ModelExportError
 
 _BAD_INPUT = 2
@@ -43,6 +44,7 @@ app.command()(tree)
 app.command()(analyze)
 app.command()(select)
 app.command()(validate)
+app.command()(verify)
 app.command()(schema)
 
 

@@ -23,7 +23,7 @@ from modelexport.inputs import normalize_inputs
 from modelexport.loading import LoadedModel, load
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side
-from modelexport.verification.onnx_run import OnnxProcess
+from modelexport.verification.onnx_process import OnnxProcess
 from modelexport.verification.report import (
     CallVerification,
     TensorVerification,
@@ -188,6 +188,8 @@ class _Verification:
             task.refusal = ExtractionError(call.id, "not_run", why)
             return task
         boundary = [(tensor.name, tensor.tensor) for tensor in call.outputs]
+        # A module may be given a tensor when it is exported and none when it runs: a mask that masks nothing, say.
+        recorded = {tensor.name for tensor in call.inputs}
         try:
             cut = self._extractor.cut(call)
         except ExtractionError as error:
@@ -195,9 +197,9 @@ class _Verification:
         else:
             boundary = [(tensor.name, tensor.value.name) for tensor in cut.outputs]
             for tensor in cut.inputs:
-                name = tensor.value.name or ""
-                if tensor.is_argument:
-                    task.places.append(Place(call.id, Side.INPUT, tensor.name))
+                name, place = tensor.value.name or "", Place(call.id, Side.INPUT, tensor.name)
+                if tensor.is_argument and (place in self._first.seen or tensor.name not in recorded):
+                    task.places.append(place)
                 elif name in self._shown:
                     task.elsewhere[name] = self._shown[name]
                 elif self._whole.has(name):
@@ -265,16 +267,13 @@ class _Verification:
         feeds: dict[str, np.ndarray] = {}
         notes: list[str] = []
         for port, value in zip(ports, values, strict=True):
-            array: np.ndarray | None
-            if port.argument is not None:
-                array = run.values.get(Place(task.call.id, Side.INPUT, port.argument))
-            elif port.tensor in task.elsewhere:
-                array = run.values.get(task.elsewhere[port.tensor])
-            else:
+            what = f"its argument {port.argument!r}" if port.argument is not None else f"{port.tensor!r}"
+            place = Place(task.call.id, Side.INPUT, port.argument or "")
+            array = run.values.get(place if place in task.places else task.elsewhere.get(port.tensor, place))
+            if array is None and place not in task.places:
                 array = whole.get(port.tensor)
-                notes.append(f"{port.tensor!r} is no argument or result of any call: taken from the whole ONNX run")
+                notes.append(f"{what} is not in PyTorch's run: taken from the whole ONNX run")
             if array is None:
-                what = f"its argument {port.argument!r}" if port.argument is not None else f"{port.tensor!r}"
                 raise ExtractionError(task.call.id, "unknown_boundary", f"PyTorch's run does not show {what}")
             feeds[port.name] = as_input(value, array)
         return feeds, tuple(notes)

@@ -28,6 +28,8 @@ class Verdict(enum.StrEnum):
 
 # What lets a verification fail.
 _FINDINGS = (Verdict.INTRODUCED, Verdict.FAILED, Verdict.UNDECIDED, Verdict.INSIDE, Verdict.INHERITED)
+# What is judged by what the call does alone, and not by the whole run.
+_OWN = (Verdict.INTRODUCED, Verdict.INSIDE, Verdict.WITHIN)
 _ORDER = {verdict: place for place, verdict in enumerate(Verdict)}
 
 
@@ -88,6 +90,11 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
     fused_with: tuple[str, ...] = ()
     tensors: tuple[TensorVerification, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> Difference | None:
+        """The difference that its verdict is about."""
+        return self.introduced if self.verdict in _OWN else self.total
 
     @property
     def is_finding(self) -> bool:
@@ -162,7 +169,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
         if self.whole_run_error:
             lines.append(f"the whole model does not run in onnxruntime: {self.whole_run_error}")
         for record in self.findings[:_SHOWN]:
-            worst = record.introduced or record.total
+            worst = record.judged
             error = f", largest error {worst.absolute:.3g}" if worst is not None else ""
             lines.append(
                 f"{record.verdict}: {record.call or '(root)'} ({record.class_name}){error} {record.explanation}".strip()
@@ -174,8 +181,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
 def worst_first(record: CallVerification) -> tuple[int, float]:
     """The place of a record in a report."""
-    shown = record.total if record.verdict in (Verdict.INHERITED, Verdict.UNDECIDED) else record.introduced
-    return _ORDER[record.verdict], -shown.excess if shown is not None else 0.0
+    judged = record.judged
+    return _ORDER[record.verdict], -judged.excess if judged is not None else 0.0
 
 
 def _finite(content: Any) -> Any:
