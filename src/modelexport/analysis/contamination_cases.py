@@ -9,7 +9,7 @@ import onnx
 
 from modelexport.analysis.call_index import CallIndex
 from modelexport.analysis.contamination import Claims, FlowJudge, Suspicion
-from modelexport.analysis.dataflow import FlowGraph, read_flow
+from modelexport.analysis.dataflow import FlowGraph, InferredTypes, read_flow
 from modelexport.analysis.findings import Case, Finding, Severity
 from modelexport.document import HierarchyDocument, NodeRecord
 
@@ -39,9 +39,17 @@ class Evidence:
     judge: FlowJudge
 
     @classmethod
-    def gather(cls, model: onnx.ModelProto, document: HierarchyDocument) -> Evidence:
-        """From a model, whose weights need not be loaded, and the document that belongs to it."""
-        flow = read_flow(model)
+    def gather(
+        cls, model: onnx.ModelProto, document: HierarchyDocument, inferred: InferredTypes | None = None
+    ) -> Evidence:
+        """From a model, whose weights need not be loaded, and the document that belongs to it.
+
+        Args:
+            model: The model.
+            document: Its document.
+            inferred: Where types come from that the file does not have; None lets onnx infer them in this process.
+        """
+        flow = read_flow(model, inferred=inferred)
         calls = CallIndex(document, flow)
         return cls(document, flow, calls, FlowJudge(flow, calls, document.modules))
 

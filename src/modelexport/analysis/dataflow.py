@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx
 
@@ -66,16 +66,22 @@ class FlowGraph:
     types: dict[int, TensorType] = dataclasses.field(default_factory=dict)
 
 
-def read_flow(model: onnx.ModelProto, *, with_types: bool = True) -> FlowGraph:
+# Asked only where a file does not have the types of all its tensors.
+InferredTypes = Callable[[], onnx.GraphProto | None]
+
+
+def read_flow(model: onnx.ModelProto, *, with_types: bool = True, inferred: InferredTypes | None = None) -> FlowGraph:
     """The data flow of a model.
 
     Args:
         model: The model; its weights need not be loaded.
         with_types: Whether to find the types of tensors, which takes shape inference.
+        inferred: Gives the graph's tensors with their types; None lets onnx infer them in this process, which a file
+            from a stranger can crash.
     """
     flow = _Reader(model).read()
     if with_types:
-        _add_types(flow, model)
+        _add_types(flow, model, inferred or (lambda: _infer_here(model)))
     return flow
 
 
@@ -198,12 +204,13 @@ def _look_up(name: str, scopes: list[dict[str, int]]) -> int | None:
 # --- types -----------------------------------------------------------------------------------------------------
 
 
-def _add_types(flow: FlowGraph, model: onnx.ModelProto) -> None:
+def _add_types(flow: FlowGraph, model: onnx.ModelProto, inferred: InferredTypes) -> None:
     known = _value_types(model.graph)
     wanted = {flow.names[tensor] for makes in flow.makes for tensor in makes} & flow.numbers.keys()
     if not wanted <= known.keys():
         # What the file says goes first: inference may know less of a dynamic shape.
-        known = {**_inferred_types(model), **known}
+        found = inferred()
+        known = {**(_value_types(found) if found is not None else {}), **known}
     flow.types = {number: known[name] for name, number in flow.numbers.items() if name in known}
 
 
@@ -242,10 +249,9 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def _inferred_types(model: onnx.ModelProto) -> dict[str, TensorType]:
+def _infer_here(model: onnx.ModelProto) -> onnx.GraphProto | None:
     try:
-        inferred = onnx.shape_inference.infer_shapes(without_large_weights(model), data_prop=True)
+        return onnx.shape_inference.infer_shapes(without_large_weights(model), data_prop=True).graph
     except Exception:  # noqa: BLE001  inference raises whatever its C++ parts do
         # Types are a help to the rules, not a rule: what is wrong with the graph is the checker's to say.
-        return {}
-    return _value_types(inferred.graph)
+        return None

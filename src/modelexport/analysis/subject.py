@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from modelexport.analysis.confined import Examination, examine
 from modelexport.analysis.contamination_cases import Evidence
 from modelexport.artifact import sidecar_path
 from modelexport.carriers import NodeStores, read_node_stores, read_sidecar
@@ -63,8 +64,13 @@ class Subject:
         return {record.id: record for record in self.document.nodes} if self.document is not None else {}
 
     @cached_property
+    def examined(self) -> Examination:
+        """What onnx's own checker and shape inference say of the file."""
+        return examine(self.path, self.model)
+
+    @cached_property
     def evidence(self) -> Evidence:
         """What the file says about the owners of its nodes."""
         if self.document is None:
             raise ContractError("owners are judged where there is a document")
-        return Evidence.gather(self.model, self.document)
+        return Evidence.gather(self.model, self.document, lambda: self.examined.inferred)
