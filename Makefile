@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must lint format benchmark projection-benchmark retag conformance clean
+.PHONY: help demo test must lint format benchmark projection-benchmark reading-benchmark retag conformance clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
@@ -61,6 +61,9 @@ format: $(DEV_STAMP)  ## Fix what ruff can fix, and format
 
 benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export, and write docs/benchmarks.md
 	$(BIN)/python benchmarks/export_overhead.py --rounds 7 --write docs/benchmarks.md
+
+reading-benchmark: $(DEV_STAMP)  ## Measure how long analysis takes beside onnx_ir.load, from 2,000 to 200,000 nodes
+	$(BIN)/python benchmarks/reading.py --rounds 3 --write docs/reading-benchmarks.md
 
 projection-benchmark: $(DEV_STAMP)  ## Measure how the projection's cost grows with the graph
 	$(BIN)/python benchmarks/projection_growth.py --write docs/projection-benchmark.md

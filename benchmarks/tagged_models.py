@@ -59,7 +59,10 @@ def write_tagged_model(path: Path, nodes: int) -> Path:
             for operation in operations:
                 output = f"{operation.lower()}_{len(protos)}"
                 inputs = [value, "weight"] if operation in ("MatMul", "Add", "Mul", "Reshape") else [value]
-                protos.append(helper.make_node(operation, inputs, [output], name=f"node_{output}"))
+                made = helper.make_node(operation, inputs, [output], name=f"node_{output}")
+                # As torch's exporter writes it beside what we add.
+                made.metadata_props.add(key="namespace", value=f": models.stack.Stack/{module}: {qualified}/{output}")
+                protos.append(made)
                 found = recorded_by_exporter(call)
                 if len(protos) % 50 == 0:
                     reason = "equal nodes of several calls became this one"

@@ -21,7 +21,7 @@ from tests.conftest import Exported, Exporter
 from modelexport.analysis.report import analysis_schema, analyze
 from modelexport.analysis.selection import select, selection_schema
 from modelexport.analysis.selectors import select_nodes
-from modelexport.analysis.statistics import count_classes, count_modules
+from modelexport.analysis.statistics import count
 from modelexport.artifact import sidecar_path
 from modelexport.cli.main import run
 from modelexport.cli.tables import as_csv
@@ -176,9 +176,9 @@ def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
 
     modules = (module("", a="float16", b="bool", c="int4", d="complex64", e="float8_e4m3fn", f="torch.float32"),)
     document = HierarchyDocument(1, None, "", "", "", None, modules, (), (), ())  # type: ignore[arg-type]
-    (counted,) = count_modules(document)
+    (counted,), (of_class,) = count(document)
     assert (counted.parameters, counted.parameter_bytes) == (60, 20 + 10 + 5 + 80 + 10 + 40)
-    assert count_classes(document)[0].parameter_bytes == counted.parameter_bytes
+    assert of_class.parameter_bytes == counted.parameter_bytes
 
 
 # --- forms ------------------------------------------------------------------------------------------------------

@@ -164,23 +164,25 @@ def test_torch_is_not_imported_by_what_needs_no_model(bert: Exported, tmp_path: 
         "export --help",
         "schema",
         f"tree {bert.onnx_path}",
+        f"analyze {bert.onnx_path}",
+        f"select {bert.onnx_path} encoder",
         f"export builtin:bert-tiny {tmp_path}/missing/bert.onnx",
         f"export builtin:bert-tiny {bert.onnx_path}",
     )
     outcome = in_process(*" , ".join(commands).split(), script=WITHOUT_TORCH)
     *good, missing, missing_ended, existing, existing_ended = outcome.stderr.splitlines()
     assert outcome.code == 0
-    assert good == [f"{number} ended with 0, torch imported: False" for number in range(4)]
+    assert good == [f"{number} ended with 0, torch imported: False" for number in range(6)]
     assert "BertModel" in outcome.stdout
     # A path that cannot be used is found before torch is loaded.
-    assert missing_ended == "4 ended with 2, torch imported: False"
-    assert existing_ended == "5 ended with 2, torch imported: False"
+    assert missing_ended == "6 ended with 2, torch imported: False"
+    assert existing_ended == "7 ended with 2, torch imported: False"
     assert missing.startswith("error: ")
     assert existing.startswith("error: ")
 
 
 def test_help_shows_examples(command: Callable[..., Outcome]) -> None:
-    for name in ("export", "tree", "schema"):
+    for name in ("export", "tree", "schema", "analyze", "select"):
         assert f"modelexport {name} " in command(name, "--help").stdout.partition("Example")[2]
 
 

@@ -12,7 +12,7 @@ import msgspec
 import onnx
 
 from modelexport.analysis.selectors import Selector, parse
-from modelexport.analysis.statistics import ClassStatistics, ModuleStatistics, count_classes, count_modules
+from modelexport.analysis.statistics import ClassStatistics, ModuleStatistics, count
 from modelexport.document import HierarchyDocument, NodeRecord
 from modelexport.inspection import tensor_bytes
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
@@ -160,12 +160,10 @@ def analyze(
     nodes: Sequence[NodeRecord] = document.nodes
     if chosen is not None:
         nodes = chosen.nodes(document, contributors=False)
-    holders = _holders(document, chosen, nodes)
-    modules = [
-        module
-        for module in count_modules(document, nodes, holders)
-        if chosen is None or module.nodes or module.parameters
-    ]
+    modules, classes = count(document, nodes, _holders(document, chosen, nodes))
+    if chosen is not None:
+        modules = [module for module in modules if module.nodes or module.parameters]
+        classes = [each for each in classes if each.nodes or each.parameters]
     root = modules[0] if modules else None
     return AnalysisReport(
         file=str(file.path),
@@ -189,7 +187,7 @@ def analyze(
         weights=_weights(file),
         tags=_tags(nodes),
         modules=tuple(module for module in modules if depth is None or module.depth <= depth),
-        classes=tuple(c for c in count_classes(document, nodes, holders) if chosen is None or c.nodes or c.parameters),
+        classes=tuple(classes),
         largest=_ranked((m.path, m.class_name, m.own_nodes) for m in modules),
         heaviest=_ranked((m.path, m.class_name, m.own_parameters) for m in modules),
         most_called=_ranked((m.path, m.class_name, m.calls if m.calls > 1 else 0) for m in modules),

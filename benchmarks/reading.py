@@ -1,0 +1,162 @@
+"""What reading a large tagged file costs beside `onnx_ir.load` alone, and how that grows with the file.
+
+Each measurement is made in a process of its own, as a command is; libraries are imported before the clock starts. The
+times are those of the processor, so that a busy machine changes them little. Run with ``make reading-benchmark``, or
+``python benchmarks/reading.py --rounds 3 --write docs/reading-benchmarks.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# What may be compared with `onnx_ir.load` of the same file, and at most how many times its time it may take.
+LIMITS = {"analyze": 1.3, "compare": 3.0, "validate": 1.3}
+SIZES = (2_000, 20_000, 200_000)
+BASELINE = "onnx_ir.load"
+
+
+def _onnx_ir_load(path: Path) -> object:
+    import onnx_ir
+
+    return onnx_ir.load(path)
+
+
+def _onnx_load(path: Path) -> object:
+    import onnx
+
+    return onnx.load(path)
+
+
+def _read_model(path: Path) -> object:
+    import modelexport
+
+    return modelexport.read_model(path)
+
+
+def _analyze(path: Path) -> object:
+    import modelexport
+
+    return modelexport.analyze(path, resolution=True)
+
+
+def _select(path: Path) -> object:
+    import modelexport
+
+    return modelexport.select(path, "class:StackAttention and not layers.0")
+
+
+# To measure a further command, add a line.
+MEASURED: dict[str, Callable[[Path], object]] = {
+    BASELINE: _onnx_ir_load,
+    "onnx.load": _onnx_load,
+    "read_model": _read_model,
+    "analyze": _analyze,
+    "select": _select,
+}
+
+
+def run_one(name: str, path: Path) -> None:
+    """Measure one thing in this process, and print seconds and the peak of memory."""
+    import resource
+
+    import onnx  # noqa: F401
+    import onnx_ir  # noqa: F401
+
+    import modelexport
+
+    for public in ("read_model", "analyze", "select", "validate"):
+        getattr(modelexport, public)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started, wall = time.process_time(), time.perf_counter()
+    kept = MEASURED[name](path)
+    seconds, wall = time.process_time() - started, time.perf_counter() - wall
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(json.dumps({"seconds": seconds, "wall": wall, "peak": peak, "kept": kept is not None}))
+
+
+def measure(name: str, path: Path, rounds: int) -> dict[str, float]:
+    """The medians over several processes."""
+    found = []
+    for _ in range(rounds):
+        command = [sys.executable, __file__, "--one", name, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout))
+    return {key: statistics.median(each[key] for each in found) for key in ("seconds", "wall", "peak")}
+
+
+def report(rounds: int) -> tuple[list[str], bool]:
+    """The lines of the page, and whether all limits hold."""
+    lines = [
+        "# Reading a large tagged file",
+        "",
+        f"Processor seconds, the median of {rounds} runs in processes of their own (`make reading-benchmark`).",
+        "The file has our stores in every node and its sidecar beside it; `analyze` lists what is not exact. A",
+        "ratio is to `onnx_ir.load` alone.",
+        "",
+        "| nodes | file | sidecar | what | seconds | ratio | peak of memory |",
+        "|---:|---:|---:|---|---:|---:|---:|",
+    ]
+    ratios: dict[str, float] = {}
+    grown: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for size in SIZES:
+            path = Path(folder) / f"stack_{size}.onnx"
+            # In a process of its own: the peak of memory of a child begins at that of its parent.
+            subprocess.run([sys.executable, __file__, "--build", str(size), str(path)], check=True)
+            sidecar = path.with_name(f"{path.stem}_hierarchy.json")
+            sizes = " | ".join(f"{each.stat().st_size / 1e6:,.1f} MB" for each in (path, sidecar))
+            baseline = 0.0
+            for name in MEASURED:
+                found = measure(name, path, rounds)
+                baseline = found["seconds"] if name == BASELINE else baseline
+                ratios[name] = found["seconds"] / baseline
+                grown.setdefault(name, []).append(found["seconds"] / size * 1e6)
+                amounts = f"{found['seconds']:.2f} | {ratios[name]:.2f} | {found['peak']:,.0f} MB"
+                lines.append(f"| {size:,} | {sizes} | {name} | {amounts} |")
+                print(lines[-1], flush=True)
+    lines += ["", "| what | " + " | ".join(f"µs a node at {size:,}" for size in SIZES) + " |", "|---|---:|---:|---:|"]
+    lines += [f"| {name} | " + " | ".join(f"{each:.1f}" for each in costs) + " |" for name, costs in grown.items()]
+    lines.append("")
+    good = True
+    for name, limit in LIMITS.items():
+        if name in ratios:
+            holds = ratios[name] <= limit
+            good = good and holds
+            verdict = "holds" if holds else "DOES NOT HOLD"
+            lines.append(f"- `{name}` at {SIZES[-1]:,} nodes: {ratios[name]:.2f} of at most {limit}: {verdict}")
+    return lines, good
+
+
+def main() -> int:
+    """Measure, print, and write the page if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--one", nargs=2, metavar=("NAME", "FILE"))
+    parser.add_argument("--build", nargs=2, metavar=("NODES", "FILE"))
+    arguments = parser.parse_args()
+    if arguments.build:
+        from tagged_models import write_tagged_model
+
+        write_tagged_model(Path(arguments.build[1]), int(arguments.build[0]))
+        return 0
+    if arguments.one:
+        run_one(arguments.one[0], Path(arguments.one[1]))
+        return 0
+    lines, good = report(arguments.rounds)
+    print("\n".join(lines))
+    if arguments.write:
+        arguments.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
