@@ -209,11 +209,28 @@ def test_node_that_serves_several_calls_names_all_of_them(tagged: Tagged) -> Non
 
 
 @pytest.mark.xdist_group("cond")
-def test_nodes_in_branches_stay_with_the_node_that_holds_them(exported: Exporter) -> None:
+def test_nodes_in_the_branch_that_ran_are_told_by_the_weights_they_read(exported: Exporter) -> None:
     graph = stripped(exported("cond").path)
     usage = by_usage(graph, exported("cond").specimen)
-    inside = [usage.attributions[node] for identity, node in identified_nodes(graph) if "_branch/" in identity]
-    assert {str(found.owner) for found in inside} == {""}
+    recorded = {node.id: node.module for node in exported("cond").document.nodes}
+    parents = {call.id: call.parent for call in exported("cond").document.calls}
+    ran = {str(call.id) for call in usage.calls}
+    told = 0
+    for identity, node in identified_nodes(graph):
+        if "/" not in identity:
+            continue
+        found = usage.attributions[node]
+        assert found.kind == "inferred"
+        # Its own call, or one around it that says which it may be.
+        chain, call = [], recorded[identity]
+        while call is not None:
+            chain.append(call)
+            call = parents[call]
+        assert str(found.owner) in chain
+        told += str(found.owner) == recorded[identity] != ""
+        if recorded[identity] in ran:
+            assert recorded[identity] in {str(found.owner), *map(str, found.contributors)}
+    assert told >= 1
 
 
 # --- the strategy ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from modelexport.attribution import Attribution, Kind
-from modelexport.capture.eager import EagerGraph, EagerRun
+from modelexport.capture.eager import EagerGraph, EagerRun, Operation
 from modelexport.capture.values import Fingerprint, ValueIndex
 from modelexport.graph import graph_bodies
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree
@@ -203,6 +203,39 @@ class Correspondence:
                 attribution = self._by_region(node) or self._by_weights(node, None)
                 if attribution is not None:
                     known[node] = attribution
+        for node in self._nodes:
+            for number in self.counterparts(node):
+                if self._eager.run.operations[number].inside:
+                    known.update(self._in_bodies(node, self._eager.run.operations[number]))
+        return known
+
+    def _in_bodies(self, holder: ir.Node, operation: Operation) -> dict[ir.Node, Attribution]:
+        """The owners of the nodes in a node's bodies: of their values nothing is known but the weights they read."""
+        known: dict[ir.Node, Attribution] = {}
+        readers: dict[int, set[CallId]] = {}
+        calls = {operation.call}
+        waiting = [operation]
+        while waiting:
+            for inner in waiting.pop().inside:
+                waiting.append(inner)
+                calls.add(inner.call)
+                for value in () if inner.inside else inner.inputs:
+                    readers.setdefault(value, set()).add(inner.call)
+        for _, body in graph_bodies(holder):
+            nodes = list(body.all_nodes())
+            read = {
+                node: self._found_by(v for v in node.inputs if v is not None and v.is_initializer()) for node in nodes
+            }
+            if any(read.values()) and not any(value in readers for values in read.values() for value in values):
+                # A branch that was not taken.
+                continue
+            for node in nodes:
+                owners = set().union(*(readers.get(value, set()) for value in read[node]))
+                if len(owners) == 1:
+                    reason = "it reads a weight that only this call read"
+                    known[node] = Attribution(owners.pop(), Kind.INFERRED, READS_WEIGHT, reason)
+                else:
+                    known[node] = self._common(owners or calls, "it is in a body, whose values nobody sees")
         return known
 
     def _by_value(self, node: ir.Node, numbers: list[int]) -> Attribution:

@@ -24,11 +24,15 @@ from modelexport.structure import named_arguments, named_results
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operation:
-    """One operator that ran: the call it ran in, and the numbers of the values it read and made."""
+    """One operator that ran: the call it ran in, and the numbers of the values it read and made.
+
+    `inside` are the operators that ran in its bodies, where it has some: control flow.
+    """
 
     call: CallId
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    inside: tuple[Operation, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +171,8 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
     with contextlib.ExitStack() as stack:
         stack.enter_context(_hooked(model.named_modules(), watch))
         stack.enter_context(buffers_restored(model))
-        stack.callback(watch.forget_compiled_code)
+        # Otherwise control flow is compiled to be run, and nobody sees what its bodies do.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(fused_layers_off())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.no_grad())
@@ -188,6 +193,7 @@ class _Watch(TorchDispatchMode):
         self._tree = tree
         self._stack: list[CallId] = []
         self._counts: Counter[str] = Counter()
+        self._begun: set[CallId] = set()
         # The number of what lies at a place in memory, and how often that memory had been written to by then. Not by
         # tensor: torch wraps the results of operators that make views anew.
         self._numbers: dict[_Place, tuple[int, int]] = {}
@@ -195,13 +201,15 @@ class _Watch(TorchDispatchMode):
         self._changes: dict[int, Operation] = {}
         # While these are held, no other memory gets the same identity.
         self._memory: dict[int, StorageWeakRef] = {}
-        self._saw_control_flow = False
+        # Where operators are written down: the run's own, or those of the body that is running.
+        self._operations = self.run.operations
         self._sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._saw_control_flow |= isinstance(func, torch._ops.HigherOrderOperator)
         if not self._stack:
             return func(*args, **(kwargs or {}))
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._run_with_bodies(func, args, kwargs or {})
         call = self._stack[-1]
         read = _tensors((args, kwargs))
         inputs = tuple(self._number(tensor) for tensor in read)
@@ -212,10 +220,45 @@ class _Watch(TorchDispatchMode):
         if made:
             outputs = tuple(self._new(tensor, () if changed else zip(read, inputs, strict=True)) for tensor in made)
             operation = Operation(call, inputs, outputs)
-            self.run.operations.append(operation)
+            self._operations.append(operation)
             self._changes.update(dict.fromkeys(changed, operation))
             self._sizes += [tensor.numel() * tensor.element_size() for tensor in made]
         return result
+
+    def _run_with_bodies(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that is given functions, with an eye on what those do."""
+        call, around, inside = self._stack[-1], self._operations, list[Operation]()
+        given = [self._number(tensor) for tensor in _tensors((args, kwargs))]
+        self._operations = inside
+        try:
+            result = func(*(self._watched(value) for value in args), **kwargs)
+        finally:
+            self._operations = around
+        made = {value for operation in inside for value in operation.outputs}
+        read = [value for operation in inside for value in operation.inputs if value not in made]
+        outputs = tuple(self._new(tensor) for tensor in _tensors(result))
+        self._operations.append(Operation(call, tuple(dict.fromkeys([*given, *read])), outputs, tuple(inside)))
+        return result
+
+    def _watched(self, body: object) -> object:
+        if not callable(body) or isinstance(body, torch.Tensor):
+            return body
+        before: Counter[str] | None = None
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            nonlocal before
+            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors((args, kwargs))):
+                # Not run on what it is given: there are no values to see.
+                return body(*args, **kwargs)
+            if before is None:
+                before = self._counts.copy()
+            else:
+                # Once more round the loop: an exporter sees one call of each module in it.
+                self._counts = before.copy()
+            with self:
+                return body(*args, **kwargs)
+
+        return watched
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The number of what the tensor holds now."""
@@ -228,7 +271,7 @@ class _Watch(TorchDispatchMode):
         # Changed through a view of it: by the operator that last wrote to the memory they share.
         changed = self._new(tensor)
         change = self._changes[place[0]]
-        self.run.operations.append(Operation(change.call, (number, *change.inputs), (changed,)))
+        self._operations.append(Operation(change.call, (number, *change.inputs), (changed,)))
         return changed
 
     def _new(self, tensor: torch.Tensor, read: Iterable[tuple[torch.Tensor, int]] = ()) -> int:
@@ -247,7 +290,9 @@ class _Watch(TorchDispatchMode):
         self._counts[path] += 1
         parent = self._stack[-1] if self._stack else None
         inputs = self._seen(named_arguments(self._tree[path].forward_arguments, args, kwargs))
-        self.run.calls[call] = SeenCall(call, parent, inputs)
+        if call not in self._begun:
+            self._begun.add(call)
+            self.run.calls[call] = SeenCall(call, parent, inputs)
         self._stack.append(call)
 
     def leave(self, path: str, result: object) -> None:
@@ -258,9 +303,9 @@ class _Watch(TorchDispatchMode):
         while (call := self._stack.pop()).path != path:
             pass
         seen = self.run.calls[call]
-        seen.outputs = self._seen(named_results(result))
+        seen.outputs = seen.outputs or self._seen(named_results(result))
         passed_on = {tensor.value for tensor in seen.inputs} & {tensor.value for tensor in seen.outputs}
-        self.run.operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
+        self._operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
 
     def finish(self, model: torch.nn.Module) -> None:
         """Note the parameters and buffers that were read, and what results weigh."""
@@ -268,11 +313,6 @@ class _Watch(TorchDispatchMode):
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         places = {name: _place(tensor) for name, tensor in named}
         self.run.weights.update({n: self._numbers[place][0] for n, place in places.items() if place in self._numbers})
-
-    def forget_compiled_code(self) -> None:
-        """torch compiles control flow to run it, and what it decided under a dispatch mode fails without one."""
-        if self._saw_control_flow:
-            torch.compiler.reset()
 
     def _seen(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[SeenTensor, ...]:
         return tuple(

@@ -42,10 +42,7 @@ class Inside(nn.Module):
 
 _NO_COND = {"torchscript*": "TorchScript traces the branch that is taken, and refuses torch.cond itself"}
 
-_UNSEEN = {
-    ("usage_based:*", about): "eager PyTorch does not show what ran inside a body"
-    for about in ("values", "calls", "named")
-}
+_UNTAKEN = "the example inputs take one branch: what runs in the other is not seen"
 
 CASES = {
     "": Case(
@@ -53,7 +50,7 @@ CASES = {
         build=lambda: (Net(), batch(), [batch() - 2, batch() + 2]),
         calls={"": ("stem", "yes", "no"), "yes": ("yes.lin",), "no": ("no.lin",)},
         refused=_NO_COND,
-        unsupported=_UNSEEN,
+        unsupported={("usage_based:*", about): _UNTAKEN for about in ("values", "calls", "named")},
     ),
     "inside": Case(
         title="`cond` in a submodule, one module in both branches",
@@ -65,7 +62,7 @@ CASES = {
             "chooser.blk@1": ("chooser.blk.lin@1",),
         },
         refused=_NO_COND,
-        unsupported=_UNSEEN,
+        unsupported={("usage_based:*", "calls"): _UNTAKEN},
         loops=True,
     ),
 }

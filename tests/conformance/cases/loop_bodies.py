@@ -44,18 +44,12 @@ class While(nn.Module):
 
 _NO_LOOPS = {"torchscript*": "TorchScript has no scan and no while_loop"}
 
-_UNSEEN = {
-    ("usage_based:*", about): "eager PyTorch does not show what ran inside a body"
-    for about in ("values", "calls", "named")
-}
-
 CASES = {
     "scan": Case(
         title="a `scan` body that calls modules",
         build=lambda: (Scan(), batch(4, 2, SIZE)),
         calls={"": ("before", "cell", "after"), "cell": ("cell.lin",)},
         refused=_NO_LOOPS,
-        unsupported=_UNSEEN,
         loops=True,
     ),
     "while": Case(
@@ -63,7 +57,6 @@ CASES = {
         build=lambda: (While(), batch()),
         calls={"": ("cell", "after"), "cell": ("cell.lin",)},
         refused=_NO_LOOPS,
-        unsupported=_UNSEEN,
         loops=True,
     ),
 }
