@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must lint format benchmark projection-benchmark reading-benchmark retag conformance clean
+.PHONY: help demo test must lint format benchmark projection-benchmark reading-benchmark retag conformance breakage clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
@@ -73,6 +73,9 @@ retag: $(DEV_STAMP)  ## Measure what is left of a hierarchy behind each tool tha
 
 conformance: $(DEV_STAMP)  ## Score every known failure of provenance beside torch's own record: docs/conformance.md
 	$(BIN)/python -m tests.conformance.report --write docs/conformance.md
+
+breakage: $(DEV_STAMP)  ## Break attributions on purpose, count what is found, and write docs/contamination.md
+	$(BIN)/python benchmarks/breakage.py --every-variant --write docs/contamination.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from tests.conftest import Exporter
 from tests.support import zoo
-from tests.support.breaking import near_moves, random_moves, read_document, with_owners, write_artifact
+from tests.support.breaking import all_at_once, near_moves, random_moves, read_document, with_owners, write_artifact
 
 from modelexport.analysis.contamination import Claims
 from modelexport.analysis.contamination_cases import Evidence
@@ -81,7 +81,7 @@ def test_the_right_owner_is_named_and_neighbours_are_not_blamed(exported: Export
 def test_many_wrong_owners_in_one_file_are_all_told(exported: Exporter, tmp_path: Path) -> None:
     source = exported("bert").path
     document = read_document(source)
-    moves = dict(random_moves(document, 20, seed=7))
+    moves = all_at_once(document, 20, seed=7)
     path = write_artifact(tmp_path / "broken.onnx", onnx.load(source), with_owners(document, moves))
     cases = {case.node: case for case in validate(path, check_contamination=True).cases}
     assert len(moves.keys() & cases.keys()) >= 0.9 * len(moves)

@@ -10,9 +10,16 @@ import msgspec
 import onnx
 
 import modelexport
+from modelexport.analysis.dataflow import read_flow
 from modelexport.artifact import sidecar_path
 from modelexport.carriers import write_stores
-from modelexport.document import CallRecord, HierarchyDocument, NodeRecord, decode_document, encode_document
+from modelexport.document import (
+    CallRecord,
+    HierarchyDocument,
+    NodeRecord,
+    decode_document,
+    encode_document,
+)
 
 
 def read_document(path: Path) -> HierarchyDocument:
@@ -34,8 +41,29 @@ def with_owners(document: HierarchyDocument, owners: Mapping[str, str]) -> Hiera
     return msgspec.structs.replace(document, nodes=tuple(moved(record) for record in document.nodes))
 
 
+def _with_tensors(document: HierarchyDocument, model: onnx.ModelProto) -> HierarchyDocument:
+    """The document with makers and readers of tensors as they follow from the owners of nodes."""
+    owners = {node.id: (node.module, *node.contributors) for node in document.nodes}
+    found: dict[str, tuple[str | None, dict[str, None]]] = {}
+    flow = read_flow(model, with_types=False)
+    for number, name in enumerate(flow.names):
+        maker = flow.makers[number]
+        readers = dict.fromkeys(call for reader in flow.readers[number] for call in owners[flow.ids[reader]])
+        key = name if flow.numbers.get(name) == number else flow.ids[maker] if maker >= 0 else None
+        if key is not None:
+            found[key] = (owners[flow.ids[maker]][0] if maker >= 0 else None, readers)
+    tensors = tuple(
+        msgspec.structs.replace(tensor, producer=found[tensor.id][0], consumers=tuple(found[tensor.id][1]))
+        if tensor.id in found
+        else tensor
+        for tensor in document.tensors
+    )
+    return msgspec.structs.replace(document, tensors=tensors)
+
+
 def write_artifact(path: Path, model: onnx.ModelProto, document: HierarchyDocument) -> Path:
     """Write all three stores."""
+    document = _with_tensors(document, model)
     bare = modelexport.strip_hierarchy(model)
     write_stores(bare, document)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,25 +78,46 @@ def write_broken(source: Path, target: Path, owners: Mapping[str, str]) -> Path:
 
 
 def random_moves(document: HierarchyDocument, number: int, seed: int) -> list[tuple[str, str]]:
-    """Nodes, each with another call than its own, all drawn evenly; small models have nodes several times."""
-    draw = random.Random(seed)
-    calls = [call.id for call in document.calls]
-    nodes = draw.sample(document.nodes, min(number, len(document.nodes)))
-    return [(node.id, draw.choice([call for call in calls if call != node.module])) for node in nodes]
+    """Nodes, each with another call than its own, all drawn evenly; none of these pairs twice."""
+    return _drawn(document, {node.id: _wrong_owners(node, document) for node in document.nodes}, number, seed)
 
 
 def near_moves(document: HierarchyDocument, number: int, seed: int) -> list[tuple[str, str]]:
     """As `random_moves`, to the caller, a callee or a call beside: the ones that are hardest to tell."""
-    draw = random.Random(seed)
     by_id = {call.id: call for call in document.calls}
     callees: dict[str | None, list[str]] = {}
     for call in document.calls:
         callees.setdefault(call.parent, []).append(call.id)
-    moves = []
-    for node in draw.sample(document.nodes, min(number, len(document.nodes))):
-        near = _around(by_id[node.module], callees)
-        if near:
-            moves.append((node.id, draw.choice(near)))
+    near = {
+        node.id: [c for c in _around(by_id[node.module], callees) if c in _wrong_owners(node, document)]
+        for node in document.nodes
+    }
+    return _drawn(document, near, number, seed)
+
+
+def all_at_once(document: HierarchyDocument, number: int, seed: int) -> dict[str, str]:
+    """So many nodes, each with one other call."""
+    draw = random.Random(seed)
+    nodes = draw.sample(document.nodes, min(number, len(document.nodes)))
+    return {node.id: draw.choice(_wrong_owners(node, document)) for node in nodes}
+
+
+def _wrong_owners(node: NodeRecord, document: HierarchyDocument) -> list[str]:
+    """The calls that did not run the node; of several that ran equal ones, each is as right as the first."""
+    right = {node.module, *(node.contributors if node.kind == "merged" else ())}
+    return [call.id for call in document.calls if call.id not in right]
+
+
+def _drawn(
+    document: HierarchyDocument, targets: Mapping[str, list[str]], number: int, seed: int
+) -> list[tuple[str, str]]:
+    """Node by node, round after round, so that a small model has its nodes several times, each time elsewhere."""
+    draw = random.Random(seed)
+    left = {node.id: draw.sample(targets[node.id], len(targets[node.id])) for node in document.nodes}
+    moves: list[tuple[str, str]] = []
+    while len(moves) < number and any(left.values()):
+        nodes = [node for node, calls in left.items() if calls]
+        moves.extend((node, left[node].pop()) for node in draw.sample(nodes, min(number - len(moves), len(nodes))))
     return moves
 
 

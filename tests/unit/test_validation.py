@@ -137,6 +137,13 @@ def _boundary_nowhere(artifact: Artifact) -> None:
     artifact.save_document(calls=(*calls[:-1], misplaced(calls[-1])))
 
 
+def _other_maker(artifact: Artifact) -> None:
+    tensors = artifact.document.tensors
+    wrong = next(number for number, tensor in enumerate(tensors) if tensor.producer == "trained.lin")
+    changed = msgspec.structs.replace(tensors[wrong], producer="frozen.lin")
+    artifact.save_document(tensors=(*tensors[:wrong], changed, *tensors[wrong + 1 :]))
+
+
 _BREAKS: list[tuple[str, Callable[[Artifact], None], set[str]]] = [
     # What was done, and the rules it breaks: an operator that is none makes another graph, too.
     ("onnx-checker", _unknown_operator, {"onnx-checker", "sidecar-hash"}),
@@ -154,6 +161,7 @@ _BREAKS: list[tuple[str, Callable[[Artifact], None], set[str]]] = [
     ("hierarchy", _child_unlisted, {"hierarchy"}),
     ("hierarchy", _call_misnumbered, {"hierarchy"}),
     ("boundaries", _boundary_nowhere, {"boundaries"}),
+    ("tensors", _other_maker, {"tensors"}),
 ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 
@@ -35,7 +36,8 @@ class CallIndex:
         parents: For each call the one that made it; the root's own is itself.
         inputs: For each call what enters it.
         outputs: For each call what leaves it.
-        recorded: For each call whether its boundary was recorded at all.
+        recorded_outputs: For each call what the document itself says left it.
+        recorded: For each call whether its boundary is known at all.
     """
 
     def __init__(self, document: HierarchyDocument, flow: FlowGraph) -> None:
@@ -46,8 +48,17 @@ class CallIndex:
         self.parents = [self.numbers.get(record.parent, ROOT) if record.parent else ROOT for record in records]
         self.inputs = [_side(record.inputs, flow) for record in records]
         self.outputs = [_side(record.outputs, flow) for record in records]
+        self.recorded_outputs = self.outputs
         self.recorded = [bool(record.inputs or record.outputs) for record in records]
         self._depths = _depths(self.parents)
+
+    def with_boundaries(self, inputs: Mapping[int, Side], outputs: Mapping[int, Side]) -> CallIndex:
+        """The same calls, with what a run has shown of these boundaries."""
+        other = copy.copy(self)
+        other.inputs = [inputs.get(call, side) for call, side in enumerate(self.inputs)]
+        other.outputs = [outputs.get(call, side) for call, side in enumerate(self.outputs)]
+        other.recorded = [known or call in inputs or call in outputs for call, known in enumerate(self.recorded)]
+        return other
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -111,7 +122,8 @@ def _depths(parents: list[int]) -> list[int]:
 
 
 def _side(boundary: tuple[BoundaryTensor, ...], flow: FlowGraph) -> Side:
-    named = [flow.numbers.get(tensor.tensor) if tensor.tensor is not None else None for tensor in boundary]
+    names = (tensor.tensor if tensor.tensor is not None else tensor.stand_in for tensor in boundary)
+    named = [flow.numbers.get(name) if name is not None else None for name in names]
     return Side(
         frozenset(number for number in named if number is not None),
         tuple(tensor.info for tensor, number in zip(boundary, named, strict=True) if number is None),

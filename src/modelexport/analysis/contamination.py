@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import onnx
 
@@ -113,12 +114,27 @@ class Claims:
         return (self.owners[node], *self.contributors[node])
 
 
+class Witness(Protocol):
+    """Evidence from elsewhere than the file, such as a run of the model."""
+
+    def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
+        """What contradicts the owner of a node."""
+        ...
+
+    def candidates(self, node: int) -> Iterable[int]:
+        """The calls that may own it: those that computed what it makes."""
+        ...
+
+
 class FlowJudge:
     """Says what the file contradicts; built once for a file, to judge any claims about it."""
 
-    def __init__(self, flow: FlowGraph, calls: CallIndex, modules: Sequence[ModuleRecord]) -> None:
+    def __init__(
+        self, flow: FlowGraph, calls: CallIndex, modules: Sequence[ModuleRecord], witness: Witness | None = None
+    ) -> None:
         self.flow = flow
         self.calls = calls
+        self._witness = witness
         self._holders = _weight_holders(flow, modules)
         self._lost = _lost_weights(flow, modules)
         self._paths = [record.path for record in calls.records]
@@ -129,7 +145,7 @@ class FlowJudge:
             if holder != NOBODY:
                 self._held.setdefault(holder, []).append(node)
         self._leaving: dict[int, list[int]] = {}
-        for call, side in enumerate(calls.outputs):
+        for call, side in enumerate(calls.recorded_outputs):
             for tensor in side.tensors:
                 self._leaving.setdefault(tensor, []).append(call)
         # What PyTorch holds as plain numbers, constants included, crosses boundaries without a trace.
@@ -148,6 +164,8 @@ class FlowJudge:
 
     def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
         """What contradicts the owner of a node, with all other owners as they are claimed."""
+        if self._witness is not None:
+            yield from self._witness.contradictions(node, claims)
         yield from self._reading(node, claims)
         for tensor in self.flow.makes[node]:
             yield from self._leaving_unseen(node, tensor, claims)
@@ -186,6 +204,11 @@ class FlowJudge:
         sources = claims.of(maker) if maker != NOBODY else (ROOT,)
         if self._may_flow(sources, tensor, claims.of(reader)):
             return
+        if self._witness is not None and maker != NOBODY:
+            # The exporter keeps one of several equal nodes; where the values come from is the witness's to judge.
+            makers = tuple(self._witness.candidates(maker))
+            if makers and self._may_flow(makers, tensor, claims.of(reader)):
+                return
         nodes = (maker, reader) if maker != NOBODY else (reader,)
         source = self.calls.ids[sources[0]] or "(root)"
         target = self.calls.ids[claims.owners[reader]] or "(root)"
@@ -226,7 +249,10 @@ class FlowJudge:
 
     def _missing_where_it_left(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
         """What left a call was made inside of it, or had entered it."""
-        if self.flow.constant[tensor]:
+        if self.flow.constant[tensor] or (
+            self._witness is not None and claims.owners[node] in self._witness.candidates(node)
+        ):
+            # A constant may come from anywhere; and where two calls computed the same, one node may stand for both.
             return
         for call in self._leaving.get(tensor, ()):
             if not self._may_pass_on(call, node, tensor, claims) and not any(
@@ -432,7 +458,7 @@ class FlowJudge:
         flow = self.flow
         makers = [flow.makers[tensor] for tensor in flow.reads[node] if flow.makers[tensor] != NOBODY]
         readers = [reader for tensor in flow.makes[node] for reader in flow.readers[tensor]]
-        found: dict[int, None] = {}
+        found: dict[int, None] = dict.fromkeys(self._witness.candidates(node)) if self._witness is not None else {}
         for tensor in flow.makes[node]:
             found.update(dict.fromkeys(self._leaving.get(tensor, ())))
         for neighbour in (*makers, *readers):

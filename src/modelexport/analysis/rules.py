@@ -235,6 +235,29 @@ def check_boundaries(subject: Subject) -> Iterator[Breach]:
                 )
 
 
+def check_tensors(subject: Subject) -> Iterator[Breach]:
+    """Who makes and reads a tensor is who owns the nodes that do."""
+    document = _document(subject)
+    if not document.tensors:
+        return
+    flow = subject.evidence.flow
+    records = subject.records
+    known = {tensor.id: tensor for tensor in document.tensors}
+    for name, number in flow.numbers.items():
+        tensor = known.get(name)
+        maker = flow.makers[number]
+        record = records.get(flow.ids[maker]) if maker >= 0 else None
+        if tensor is None:
+            continue
+        # A weight may be what a call's nodes were folded to: then it has a maker, and no node.
+        if record is not None and tensor.producer != record.module:
+            yield Breach(f"{name!r} is said to be made by {tensor.producer!r}, and its node is of {record.module!r}")
+        readers = [records[flow.ids[reader]] for reader in flow.readers[number] if flow.ids[reader] in records]
+        missing = {reader.module for reader in readers} - set(tensor.consumers)
+        if missing:
+            yield Breach(f"{name!r} is read by {sorted(missing)}, which are not among its consumers")
+
+
 def check_owners(subject: Subject) -> Iterator[Breach]:
     """No node is owned by a call that did not run it, as far as the file shows."""
     for found in contamination_findings(subject.evidence, subject.evidence.suspicions()):

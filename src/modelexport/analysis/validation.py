@@ -63,6 +63,13 @@ RULES: tuple[Rule, ...] = (
     Rule("hierarchy", "modules and calls hang together", _EXPORT_AGAIN, rules.check_hierarchy, needs_document=True),
     Rule("boundaries", "boundary tensors are in the graph", _EXPORT_AGAIN, rules.check_boundaries, needs_document=True),
     Rule(
+        "tensors",
+        "who makes and reads a tensor owns its nodes",
+        _EXPORT_AGAIN,
+        rules.check_tensors,
+        needs_document=True,
+    ),
+    Rule(
         CONTAMINATION,
         "no node is owned by a call that did not run it",
         "look at the node with its neighbours; where the owner is wrong, export again or correct all three stores",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,8 @@ from modelexport.analysis.findings import Finding, Severity, ValidationReport
 from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.validation import validate as validate_file
 from modelexport.cli.output import print_json, printable, result_console
+from modelexport.cli.running import choose_inputs, silence_libraries
+from modelexport.errors import InputError
 
 _FINDINGS = 1
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -31,6 +35,16 @@ def validate(
     check_contamination: Annotated[
         bool, typer.Option("--check-contamination", help="Judge the owner of every node too.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Judge owners by tensor values against this model: package.module:factory, builtin:bert-tiny."
+        ),
+    ] = None,
+    input_shape: Annotated[
+        list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")
+    ] = None,
+    inputs: Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="A file that must have the same graph, our metadata aside.")
     ] = None,
@@ -46,11 +60,14 @@ def validate(
 
         modelexport validate model.onnx
 
-        modelexport validate model.onnx --check-contamination
+        modelexport validate model.onnx --check-contamination --model my_package.models:make_net
 
         modelexport validate model.onnx --baseline plain.onnx --format sarif
     """
-    report = validate_file(file, check_contamination=check_contamination, baseline=baseline)
+    _check_options(model, inputs, input_shape, check_contamination)
+    report = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
+    if model is not None:
+        report = _judged_with_model(report, file, model, inputs, input_shape)
     if output_format is ReportFormat.JSON:
         print_json(report.as_dict())
     elif output_format is ReportFormat.SARIF:
@@ -59,6 +76,28 @@ def validate(
         _show(report)
     if not report.is_valid:
         raise typer.Exit(_FINDINGS)
+
+
+def _check_options(model: str | None, inputs: Path | None, shapes: list[str] | None, contamination: bool) -> None:
+    if model is not None and not contamination:
+        raise InputError("--model is for --check-contamination: give both")
+    if model is None and (inputs is not None or shapes):
+        raise InputError("--inputs and --input-shape are for running a model: give --model too")
+    if inputs is not None and shapes:
+        raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+
+
+def _judged_with_model(
+    report: ValidationReport, file: Path, reference: str, inputs: Path | None, shapes: list[str] | None
+) -> ValidationReport:
+    from modelexport.sources.model_source import load_model
+    from modelexport.verification.attributions import judge_attributions
+
+    silence_libraries()
+    # What a factory or a forward prints is no result of ours.
+    with contextlib.redirect_stdout(sys.stderr):
+        sourced = load_model(reference)
+        return judge_attributions(file, sourced.model, choose_inputs(reference, sourced, inputs, shapes), report)
 
 
 def _show(report: ValidationReport) -> None:

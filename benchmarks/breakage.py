@@ -1,0 +1,216 @@
+"""Breaks attributions on purpose, and counts how many `validate --check-contamination` finds.
+
+For each exported file, nodes are moved to another call, one at a time, in everything that the stores say. The file as
+it was must give no alarm. Judged from the file alone, and with the model. `make breakage` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import logging
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.support import nine, zoo
+from tests.support.breaking import all_at_once, near_moves, random_moves, with_owners
+
+import modelexport
+from modelexport.analysis.contamination import Claims
+from modelexport.analysis.contamination_cases import Evidence, contamination_findings
+from modelexport.analysis.findings import Severity
+from modelexport.analysis.subject import Subject
+from modelexport.errors import ModelExportError
+from modelexport.verification.attributions import gather_evidence
+
+_MARK = "<!-- written by benchmarks/breakage.py -->"
+_SEED = 4
+_MOST_NODES_MOVED = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """One way to export one model."""
+
+    model: str
+    strategy: str
+    variant: str
+    options: dict[str, Any]
+
+    def build(self) -> zoo.Specimen:
+        family, _, name = self.model.rpartition(":")
+        return nine.build(name) if family else zoo.build(name)
+
+
+@dataclasses.dataclass
+class Count:
+    """How many of the moved nodes were found."""
+
+    found: int = 0
+    moved: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.found / self.moved:.0%}" if self.moved else "-"
+
+    def add(self, other: Count) -> None:
+        self.found += other.found
+        self.moved += other.moved
+
+
+@dataclasses.dataclass
+class Row:
+    """The counts of one file: from the file alone, and with the model."""
+
+    file: File
+    nodes: int
+    alarms: tuple[int, int]
+    counts: dict[str, Count]
+
+
+KINDS = ("file random", "file near", "file at once", "model random", "model near", "model at once")
+
+
+def files(names: list[str], every_variant: bool) -> Iterator[File]:
+    """The files to break: every model of the tests, by every strategy, static and dynamic, optimized and not."""
+    for name in zoo.names():
+        if names and name not in names:
+            continue
+        dynamic = zoo.build(name).dynamic_shapes
+        yield File(name, "fx", "static", {})
+        if every_variant:
+            yield File(name, "fx", "static raw", {"optimize": False})
+            if dynamic is not None:
+                yield File(name, "fx", "dynamic", {"dynamic_shapes": dynamic})
+                yield File(name, "fx", "dynamic raw", {"dynamic_shapes": dynamic, "optimize": False})
+        yield File(name, "htp", "static", {})
+        yield File(name, "usage_based", "static", {})
+    for name in nine.NAMES:
+        if not names or f"nine:{name}" in names:
+            yield File(f"nine:{name}", "auto", "static", {})
+
+
+def break_file(file: File, folder: Path, moves: int) -> Row | str:
+    """Export, judge as it is, then break it; the reason where the model cannot be exported in this way."""
+    specimen = file.build()
+    path = folder / "model.onnx"
+    try:
+        modelexport.export_model(
+            copy.deepcopy(specimen.model), specimen.inputs, path, strategy=file.strategy, **file.options
+        )
+    except ModelExportError as error:
+        return " ".join(str(error).split())[:160]
+    subject = Subject(path)
+    witnesses = {"file": subject.evidence, "model": gather_evidence(subject, specimen.model, specimen.inputs)}
+    alarms, counts = [], {}
+    for name, evidence in witnesses.items():
+        found = contamination_findings(evidence, evidence.suspicions())
+        for finding in found:
+            print(f"    {finding.severity.value} {name}: {finding.node}: {finding.message}")
+        alarms.append(sum(finding.severity is Severity.ERROR for finding in found))
+        counts[f"{name} random"] = _count(evidence, random_moves(evidence.document, moves, _SEED))
+        counts[f"{name} near"] = _count(evidence, near_moves(evidence.document, moves, _SEED))
+        counts[f"{name} at once"] = _count_at_once(evidence, moves)
+    return Row(file, len(subject.nodes), (alarms[0], alarms[1]), counts)
+
+
+def _count(evidence: Evidence, moves: list[tuple[str, str]]) -> Count:
+    return Count(sum(node in _suspects(evidence, {node: owner}) for node, owner in moves), len(moves))
+
+
+def _count_at_once(evidence: Evidence, moves: int) -> Count:
+    number = max(1, min(moves, int(len(evidence.document.nodes) * _MOST_NODES_MOVED)))
+    owners = all_at_once(evidence.document, number, _SEED)
+    return Count(len(owners.keys() & _suspects(evidence, owners)), len(owners))
+
+
+def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
+    claims = Claims(with_owners(evidence.document, owners), evidence.flow, evidence.calls)
+    return {evidence.flow.ids[suspicion.node] for suspicion in evidence.suspicions(claims)}
+
+
+def table(rows: list[Row]) -> str:
+    """The rates in Markdown, model by model and for each strategy together."""
+    head = ("model", "strategy", "graph", "nodes", "false alarms", *KINDS)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = (row.file.model, row.file.strategy, row.file.variant, row.nodes, sum(row.alarms))
+        lines.append("| " + " | ".join(map(str, (*cells, *(row.counts[kind] for kind in KINDS)))) + " |")
+    strategies = dict.fromkeys(row.file.strategy for row in rows)
+    lines.extend(_total(f"**all, {s}**", [row for row in rows if row.file.strategy == s]) for s in strategies)
+    lines.append(_total("**all**", rows))
+    return "\n".join(lines)
+
+
+def _total(title: str, rows: list[Row]) -> str:
+    sums = {kind: Count() for kind in KINDS}
+    for row in rows:
+        for kind in KINDS:
+            sums[kind].add(row.counts[kind])
+    cells = (title, "", "", sum(row.nodes for row in rows), sum(sum(row.alarms) for row in rows))
+    return "| " + " | ".join(map(str, (*cells, *(sums[kind] for kind in KINDS)))) + " |"
+
+
+def write(page: Path, rows: list[Row], moves: int) -> None:
+    """Put the table at the end of the page, in the place of the one before."""
+    text = page.read_text().split(_MARK)[0].rstrip()
+    versions = f"torch {torch.__version__}, {moves} moves of a kind for each file"
+    explained = (
+        "*random*: the new owner is any other call of the model. *near*: it is the caller, a callee or a call beside. "
+        "*at once*: a tenth of the nodes in one file. False alarms are errors on the file as it was exported."
+    )
+    page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n`make breakage` ({versions}). {explained}\n\n{table(rows)}\n")
+
+
+def main() -> int:
+    """Break the files, print the rates, and say by the exit code whether they are good enough."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=[], help="names of the tests' models; nine:NAME for the nine")
+    parser.add_argument("--moves", type=int, default=100)
+    parser.add_argument("--every-variant", action="store_true", help="dynamic shapes and raw graphs too")
+    parser.add_argument("--write", type=Path, help="the page to put the table into")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name in ("torch.onnx", "onnxscript", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    random.seed(_SEED)
+    rows = []
+    for file in files(options.models, options.every_variant):
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            row = break_file(file, Path(folder), options.moves)
+        label = f"{file.model:20} {file.strategy:12} {file.variant:12}"
+        if isinstance(row, str):
+            print(f"{label} not exported: {row}", flush=True)
+            continue
+        rows.append(row)
+        rates = " ".join(f"{kind} {row.counts[kind]!s:>5}" for kind in KINDS)
+        seconds = time.perf_counter() - started
+        print(f"{label} {row.nodes:4} nodes, alarms {row.alarms}, {rates}, {seconds:.0f} s", flush=True)
+    print(table(rows).splitlines()[-1])
+    if options.write is not None:
+        write(options.write, rows, options.moves)
+    total = {kind: Count() for kind in KINDS}
+    for row in rows:
+        for kind in KINDS:
+            total[kind].add(row.counts[kind])
+    good = _rate(total["file random"]) >= 0.7 and _rate(total["model random"]) >= 0.9
+    return 0 if good and not any(sum(row.alarms) for row in rows) else 1
+
+
+def _rate(count: Count) -> float:
+    return count.found / count.moved if count.moved else 1.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Owners judged by tensor values against eager PyTorch: wrong ones are found, right ones are left in peace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tests.conftest import Exporter
+from tests.support import zoo
+from tests.support.breaking import near_moves, random_moves, read_document, with_owners, write_artifact
+from tests.support.eager_calls import record_calls
+
+from modelexport.analysis.contamination import Claims
+from modelexport.analysis.contamination_cases import Evidence
+from modelexport.analysis.subject import Subject
+from modelexport.errors import FileFormatError, InputError
+from modelexport.verification.attributions import gather_evidence, judge_attributions
+from modelexport.verification.eager_run import as_array, run_eagerly
+from modelexport.verification.fingerprint import FingerprintIndex, take_fingerprint
+from modelexport.verification.onnx_run import run_onnx
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+_MOVES = 30
+_ENOUGH = 0.9
+# Calls in the branches of an `If` are judged from the file alone: tensors in bodies are no outputs of a run.
+_HARD = ("cond",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in zoo.names()])
+@pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
+def test_wrong_owners_are_found_and_right_ones_are_not_doubted(exported: Exporter, name: str, optimize: bool) -> None:
+    ours = exported(name, optimize=optimize)
+    evidence = gather_evidence(Subject(ours.path), ours.specimen.model, ours.specimen.inputs)
+    assert evidence.suspicions() == []
+    for moves in (random_moves(evidence.document, _MOVES, seed=4), near_moves(evidence.document, _MOVES, seed=5)):
+        found = [node for node, owner in moves if node in _suspects(evidence, {node: owner})]
+        assert len(found) / len(moves) >= (_ENOUGH if name not in _HARD else 0.6), f"{len(found)} of {len(moves)}"
+
+
+def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
+    claims = Claims(with_owners(evidence.document, owners), evidence.flow, evidence.calls)
+    return {evidence.flow.ids[suspicion.node] for suspicion in evidence.suspicions(claims)}
+
+
+@pytest.mark.xdist_group("nested_outputs")
+def test_values_tell_what_the_file_alone_cannot(exported: Exporter, tmp_path: Path) -> None:
+    ours = exported("nested_outputs")
+    document = read_document(ours.path)
+    # A result of the model that its own forward computed, said to be its child's: nothing in the file speaks against.
+    node = next(n.id for n in document.nodes if n.module == "" and _is_result(ours.path, n.id))
+    path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(document, {node: "inner"}))
+    assert Subject(path).evidence.suspicions() == []
+    report = judge_attributions(path, ours.specimen.model, ours.specimen.inputs)
+    (case,) = report.cases
+    assert (case.node, case.module, case.supported_modules) == (node, "inner", ("",))
+    assert "were computed by (root)" in case.reason
+    assert not report.is_valid
+
+
+def _is_result(path: Path, tensor: str) -> bool:
+    return tensor in {value.name for value in onnx.load(path, load_external_data=False).graph.output}
+
+
+@pytest.mark.xdist_group("cnn")
+def test_another_model_or_other_inputs_are_refused(exported: Exporter, tmp_path: Path) -> None:
+    ours = exported("cnn")
+    torch.manual_seed(99)
+    other = type(ours.specimen.model)().eval()
+    with pytest.raises(InputError, match="does not compute what Cnn computes"):
+        judge_attributions(ours.path, other, ours.specimen.inputs)
+    with pytest.raises(InputError, match="Cnn does not run on these inputs"):
+        judge_attributions(ours.path, ours.specimen.model, torch.ones(1))
+    bare = tmp_path / "bare.onnx"
+    bare.write_bytes(ours.path.read_bytes())
+    with pytest.raises(FileFormatError, match="there is no sidecar"):
+        judge_attributions(bare, ours.specimen.model, ours.specimen.inputs)
+
+
+@pytest.mark.xdist_group("no_grad")
+def test_the_command_judges_by_values(exported: Exporter, tmp_path: Path) -> None:
+    source = exported("no_grad").path
+    document = read_document(source)
+    node = next(record.id for record in document.nodes if record.module == "trained.lin")
+    path = write_artifact(tmp_path / "net.onnx", onnx.load(source), with_owners(document, {node: "frozen.norm"}))
+    (tmp_path / "judged.py").write_text(
+        "from tests.support import zoo\ndef make():\n    s = zoo.build('no_grad')\n    return s.model, (s.inputs,)\n"
+    )
+    for file, code in ((source, 0), (path, 1)):
+        done = _command(tmp_path, file, "--check-contamination", "--model", "judged:make", "--format", "json")
+        assert done.returncode == code, done.stderr
+        report = json.loads(done.stdout)
+        assert report["rules"][-1]["id"] == "contamination"
+        assert [finding["node"] for finding in report["findings"]] == ([node] if code else [])
+    for wrong in (("--model", "judged:make"), ("--check-contamination", "--input-shape", "x=1")):
+        done = _command(tmp_path, path, *wrong)
+        assert done.returncode == 2
+        assert "error: --" in done.stderr
+
+
+def _command(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from modelexport.cli.main import run; run()"
+    words = [sys.executable, "-c", code, "validate", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+
+
+# --- the parts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["shared_block", "nested_outputs", "cond"])
+def test_calls_have_what_they_were_given_and_returned(name: str) -> None:
+    specimen = zoo.build(name)
+    inputs = specimen.inputs
+    args, kwargs = (
+        ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
+    )
+    run = run_eagerly(specimen.model, args, kwargs)
+    expected = record_calls(specimen.model, args, kwargs)
+    for call, seen in expected.items():
+        for ours, theirs in ((run.calls[call].arguments, seen.inputs), (run.calls[call].results, seen.outputs)):
+            assert ours.keys() == theirs.keys()
+            for key, tensor in ours.items():
+                np.testing.assert_allclose(as_array(tensor), theirs[key], rtol=1e-5, atol=1e-6)
+    assert all(call.parent in run.calls for call in run.calls.values() if call.id)
+
+
+def test_a_run_leaves_the_model_as_it_was() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.5)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return self.drop(x) + torch.rand(()) + self.count
+
+    model = Counting().train()
+    state = torch.random.get_rng_state()
+    run_eagerly(model, (torch.ones(3),), {})
+    assert model.count == 0
+    assert model.training
+    assert model.drop.training
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert torch.is_grad_enabled()
+
+    class Failing(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no\nway")
+
+    failing = Failing().train()
+    with pytest.raises(InputError, match="Failing does not run on these inputs: RuntimeError: no way"):
+        run_eagerly(failing, (torch.ones(1),), {})
+    assert failing.training
+    assert not failing._forward_hooks
+
+
+def test_fingerprints_know_layouts_apart_and_values_again() -> None:
+    draw = np.random.default_rng(0)
+    array = draw.normal(size=(4, 6)).astype(np.float32)
+    taken = take_fingerprint(array)
+    assert taken is not None
+    assert taken.telling
+    noisy = take_fingerprint(array * (1 + 1e-6))
+    turned = take_fingerprint(array.T)
+    other = take_fingerprint(draw.normal(size=(4, 6)).astype(np.float32))
+    assert noisy is not None
+    assert turned is not None
+    assert other is not None
+    assert taken.same(noisy)
+    assert taken.same_values(turned)
+    assert not taken.same(turned)
+    assert not taken.same_values(other)
+    assert [number for _, number in FingerprintIndex([(noisy, 1), (other, 2), (turned, 3)]).find(taken)] == [1, 3]
+    mask = take_fingerprint(np.where(array > 0, 0.0, np.finfo(np.float32).min))
+    assert mask is not None
+    assert not mask.telling
+    assert take_fingerprint(np.zeros((0, 3))) is None
+
+
+@pytest.mark.xdist_group("cnn")
+def test_groups_give_every_tensor_with_weights_inside_and_beside(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = exported("cnn")
+    beside = tmp_path / "beside.onnx"
+    onnx.save(onnx.load(ours.path), beside, save_as_external_data=True, location="cnn.data", size_threshold=0)
+    monkeypatch.setattr("modelexport.verification.onnx_run._GROUP", 3)
+    found: list[dict[str, np.ndarray]] = []
+    for path in (ours.path, beside):
+        tensors: dict[str, np.ndarray] = {}
+        run_onnx(path, ours.feeds, tensors.__setitem__)
+        found.append(tensors)
+    made = {name for node in onnx.load(ours.path).graph.node for name in node.output}
+    assert found[0].keys() == found[1].keys() == made
+    for name in made:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+    with pytest.raises(InputError, match="onnxruntime cannot run"):
+        run_onnx(ours.path, {}, tensors.__setitem__)
