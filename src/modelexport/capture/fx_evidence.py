@@ -151,7 +151,7 @@ class FxEvidence:
     def _tensor_name(self, tensor: TracedTensor, values: dict[str, str | None]) -> str | None:
         if tensor.node is None:
             return None
-        name = self._values.find(tensor.node)
+        name = self._values.find(tensor.node, tensor.seen)
         return values.get(name) if name is not None else None
 
     def serial(self, node: torch.fx.Node) -> int | None:
@@ -200,8 +200,12 @@ class _TracedValues:
         self._output = next(node for node in evidence.program.graph.nodes if node.op == "output")
         self._placeholders = _match_placeholders(evidence.traced_nodes, signature)
 
-    def find(self, traced: torch.fx.Node) -> str | None:
-        """The decomposed program's name for what `traced` holds; None where it no longer has it."""
+    def find(self, traced: torch.fx.Node, seen: int) -> str | None:
+        """The decomposed program's name for what `traced` held when there were `seen` nodes; None if it has it not."""
+        if _is_written(traced, seen):
+            # The program has no node for it by that name: what is read from it later tells.
+            node = self._seen_by_users(traced, seen)
+            return node.name if node is not None else None
         if traced.op == "placeholder":
             return self._placeholders.get(traced)
         node = self._result_of(traced) or self._seen_by_users(traced)
@@ -221,9 +225,14 @@ class _TracedValues:
         # decomposition has more than the operation had.
         return next((node for node in reversed(self._from(traced)) if _same_shape(traced, node)), None)
 
-    def _seen_by_users(self, traced: torch.fx.Node) -> torch.fx.Node | None:
-        """An operation that decomposed to nothing returned its input: the nodes that read it tell which."""
+    def _seen_by_users(self, traced: torch.fx.Node, since: int = 0) -> torch.fx.Node | None:
+        """What the program's nodes read where the traced ones read `traced`.
+
+        So an operation that decomposed to nothing is found (it returned its input), and a value that was written into.
+        """
         for user in traced.users:
+            if (serial_of(user) or since) < since:
+                continue
             if user.op == "output":
                 pairs = zip(_flat(user.args), _flat(self._output.args), strict=False)
                 for one, other in pairs:
@@ -237,6 +246,28 @@ class _TracedValues:
                     if one is traced and isinstance(other, torch.fx.Node) and _same_shape(traced, other):
                         return other
         return None
+
+
+def _is_written(traced: torch.fx.Node, seen: int) -> bool:
+    """Whether one of the first `seen` nodes wrote into the tensor through a view of it, after it was made."""
+    made = serial_of(traced)
+    waiting = [traced]
+    while waiting:
+        held = waiting.pop()
+        for user in held.users:
+            serial, target = serial_of(user), user.target
+            if serial is None or serial >= seen or not isinstance(target, torch._ops.OpOverload):
+                continue
+            if made is not None and serial > made and any(_writes(user, target, held)):
+                return True
+            if target.is_view:
+                waiting.append(user)
+    return False
+
+
+def _writes(user: torch.fx.Node, target: torch._ops.OpOverload, held: torch.fx.Node) -> Iterator[bool]:
+    for given, argument in zip(user.args, target._schema.arguments, strict=False):
+        yield given is held and argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _match_placeholders(

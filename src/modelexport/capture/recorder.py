@@ -35,11 +35,15 @@ def serial_of(node: torch.fx.Node) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class TracedTensor:
-    """A tensor that entered or left a call: its name there, the FX node that holds it, what it looks like."""
+    """A tensor that entered or left a call: its name there, the FX node that holds it, what it looks like.
+
+    `seen` is how many FX nodes there were at that moment: later ones may write into the tensor.
+    """
 
     name: str
     node: torch.fx.Node | None
     info: TensorInfo
+    seen: int = 0
 
 
 @dataclasses.dataclass
@@ -145,7 +149,7 @@ class Recorder:
             id=call,
             parent=self._stack[-1] if self._stack else None,
             scope=scope,
-            inputs=[_traced(name, tensor, current.tracer) for name, tensor in inputs],
+            inputs=[_traced(name, tensor, current) for name, tensor in inputs],
             began=len(current.nodes),
         )
         self._stack.append(call)
@@ -161,7 +165,7 @@ class Recorder:
             if call.path == path:
                 break
         outputs = named_results(result)
-        current.calls[call].outputs = [_traced(name, tensor, current.tracer) for name, tensor in outputs]
+        current.calls[call].outputs = [_traced(name, tensor, current) for name, tensor in outputs]
         if not self._stack:
             current.complete = True
             self.last = current
@@ -230,12 +234,14 @@ def _stack_of(node: torch.fx.Node) -> tuple[tuple[str, str], ...]:
     return tuple((str(key), str(name)) for key, (name, _) in stack.items())
 
 
-def _traced(name: str, tensor: torch.Tensor, tracer: Tracer | None) -> TracedTensor:
-    node = None
+def _traced(name: str, tensor: torch.Tensor, current: Pass) -> TracedTensor:
+    node, tracer = None, current.tracer
     if tracer is not None:
         slot = proxy_tensor.get_proxy_slot(tensor, tracer, None)
         proxy = getattr(slot, "proxy", slot)
         node = getattr(proxy, "node", None)
     axes: Iterable[object] = tensor.shape  # symbolic ones included, whatever the annotation says
     shape = tuple(size if isinstance(size, int) else str(size) for size in axes)
-    return TracedTensor(name, node, TensorInfo(shape=shape, dtype=str(tensor.dtype).removeprefix("torch.")))
+    return TracedTensor(
+        name, node, TensorInfo(shape=shape, dtype=str(tensor.dtype).removeprefix("torch.")), len(current.nodes)
+    )
