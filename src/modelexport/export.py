@@ -238,11 +238,19 @@ def _document(
         graph_tensors=identified_tensors(model, nodes),
         tensors=tensors,
         folded=projection.constants,
+        axes=_axes(capture, tensors),
         stand_in=None if tensors is None else find_stand_ins(capture.traced, model, tensors, capture.calls, final),
     )
     if capture.file is None:
         return _Tagged(model, document)
     return _Tagged(capture.file.skeleton(), document, capture.file)
+
+
+def _axes(capture: Capture, tensors: Mapping[str, str] | None) -> dict[str, str]:
+    """The final graph's tensors that hold the size of a dynamic axis, each with the axis' name."""
+    if tensors is None:
+        return dict(capture.axis_sizes)
+    return {tensors[name]: axis for name, axis in capture.axis_sizes.items() if name in tensors}
 
 
 def _write(

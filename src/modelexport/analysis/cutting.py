@@ -268,7 +268,7 @@ class Cutter:
         found = []
         for record in self.document.tensors:
             value = self.values.get(record.id)
-            if record.axis in axes and value is not None and value.shape is not None and len(value.shape) <= 1:
+            if record.axis in axes and value is not None and _is_number(value):
                 found.append(AxisSize(value, *axes[record.axis]))
         return tuple(found)
 
@@ -301,6 +301,10 @@ class Cutter:
             found,
             notes=("nobody recorded the boundary of this call: it is cut where data flows in and out of its nodes",),
         )
+
+
+def _is_number(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.INT64 and value.shape is not None and tuple(value.shape) in ((), (1,))
 
 
 def _shown(call: str) -> str:

@@ -26,6 +26,7 @@ class Capture:
         calls: The module calls; their boundary tensors are those of `traced`.
         traced_as: The form in which the model was traced: ``fx`` or ``jit``.
         describe: Writes out what was traced, for people.
+        axis_sizes: The tensors of `traced` that hold the size of a dynamic axis, each with the axis' name.
         recorded_finally: The attribution of nodes of `model` themselves, where the exporter recorded that too.
     """
 
@@ -39,3 +40,4 @@ class Capture:
     describe: Callable[[], str]
     file: ExporterFile | None = None
     recorded_finally: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
+    axis_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)

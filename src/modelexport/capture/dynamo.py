@@ -13,7 +13,7 @@ from onnx_ir.passes.common import InlinePass
 
 from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
-from modelexport.capture.fx_evidence import FxEvidence, FxSources, onnx_values
+from modelexport.capture.fx_evidence import FxEvidence, FxSources, axis_sizes, onnx_values
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.recorder import Recorder
 from modelexport.hierarchy import CallId
@@ -82,7 +82,8 @@ def capture_watched(
     if before and traced.functions:
         # The optimizer starts by inlining; the same here keeps the two graphs comparable.
         InlinePass()(traced)
-    recorded = _recorded_calls(traced, evidence)
+    sources = FxSources(exported_program)
+    recorded = _recorded_calls(traced, evidence, sources)
     return Capture(
         exporter=exporter,
         model=program.model,
@@ -92,13 +93,13 @@ def capture_watched(
         calls=evidence.calls(onnx_values(exported_program, traced)),
         traced_as="fx",
         describe=lambda: _describe(exported_program, evidence),
+        axis_sizes=axis_sizes(traced, sources),
     )
 
 
-def _recorded_calls(traced: ir.Model, evidence: FxEvidence) -> dict[ir.Node, CallId]:
+def _recorded_calls(traced: ir.Model, evidence: FxEvidence, sources: FxSources) -> dict[ir.Node, CallId]:
     """The recorded call of each node that leads back to an FX node."""
     recorded: dict[ir.Node, CallId] = {}
-    sources = FxSources(evidence.program)
     for node in _all_nodes(traced):
         source = sources.of(node)
         call = evidence.call_of(source) if source is not None else None

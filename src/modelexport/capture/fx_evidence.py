@@ -349,3 +349,25 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
             passed_on = (found.get(user.name) for user in node.users if user not in emitted)
             found[node.name] = next((tensor for tensor in passed_on if tensor is not None), None)
     return found
+
+
+def axis_sizes(model: ir.Model, sources: FxSources) -> dict[str, str]:
+    """The tensors of the main graph that hold the size of a dynamic axis, each with the axis' name.
+
+    An FX node that makes a size out of tensors alone takes it from one of them; all numbers that its translation makes
+    on the way are that size.
+    """
+    found: dict[str, str] = {}
+    for node in model.graph:
+        source = sources.of(node) if node.inputs else None
+        size = source.meta.get("val") if source is not None else None
+        if source is None or not isinstance(size, torch.SymInt) or not size.node.expr.is_symbol:
+            continue
+        if not all(isinstance(read.meta.get("val"), torch.Tensor) for read in source.all_input_nodes):
+            continue
+        found.update({value.name: str(size) for value in node.outputs if value.name and _may_be_number(value)})
+    return found
+
+
+def _may_be_number(value: ir.Value) -> bool:
+    return value.dtype in (None, ir.DataType.INT64) and (value.shape is None or tuple(value.shape) in ((), (1,)))

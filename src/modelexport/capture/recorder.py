@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx.experimental import proxy_tensor
@@ -42,8 +42,15 @@ class TracedTensor:
 
     name: str
     node: torch.fx.Node | None
-    info: TensorInfo
+    sizes: tuple[object, ...]
+    dtype: torch.dtype
     seen: int = 0
+
+    @property
+    def info(self) -> TensorInfo:
+        """Shape and type. Asked for at the end of the trace: until then two axes may turn out to be one."""
+        shape = tuple(size if isinstance(size, int) else str(size) for size in self.sizes)
+        return TensorInfo(shape=shape, dtype=str(self.dtype).removeprefix("torch."))
 
 
 @dataclasses.dataclass
@@ -240,8 +247,4 @@ def _traced(name: str, tensor: torch.Tensor, current: Pass) -> TracedTensor:
         slot = proxy_tensor.get_proxy_slot(tensor, tracer, None)
         proxy = getattr(slot, "proxy", slot)
         node = getattr(proxy, "node", None)
-    axes: Iterable[object] = tensor.shape  # symbolic ones included, whatever the annotation says
-    shape = tuple(size if isinstance(size, int) else str(size) for size in axes)
-    return TracedTensor(
-        name, node, TensorInfo(shape=shape, dtype=str(tensor.dtype).removeprefix("torch.")), len(current.nodes)
-    )
+    return TracedTensor(name, node, tuple(tensor.shape), tensor.dtype, len(current.nodes))
