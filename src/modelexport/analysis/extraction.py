@@ -17,7 +17,7 @@ from modelexport.analysis.submodel import Submodel, build_submodel
 from modelexport.analysis.targets import find_call
 from modelexport.carriers import read_sidecar
 from modelexport.document import CallRecord, HierarchyDocument, decode_document
-from modelexport.errors import InputError
+from modelexport.errors import ExtractionError, InputError
 from modelexport.graph import graph_hash
 from modelexport.loading import LoadedModel, load
 
@@ -61,7 +61,13 @@ class Extractor:
         Raises:
             ExtractionError: It cannot be.
         """
-        return self._cutter.cut(target if isinstance(target, CallRecord) else self.find(target))
+        try:
+            return self._cutter.cut(target if isinstance(target, CallRecord) else self.find(target))
+        except ExtractionError as error:
+            if not self.missing:
+                raise
+            explanation = f"{error.explanation} ({self.missing})"
+            raise ExtractionError(error.target, error.reason, explanation, error.fused_with, error.enclosing) from None
 
     def extract(self, target: str | CallRecord) -> Submodel:
         """A call as a model of its own.

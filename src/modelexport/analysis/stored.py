@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 
 import onnx_ir as ir
 
@@ -18,8 +19,8 @@ from modelexport.document import (
     tensor_records,
 )
 from modelexport.errors import InputError
-from modelexport.graph import graph_hash, identified_nodes, identified_tensors
-from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, CallId, ModuleTree, ancestor_paths, parent_path
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, CallId, ModuleTree, ancestor_paths, common_ancestor, parent_path
 from modelexport.resolution import NO_EVIDENCE
 from modelexport.tags import TagView
 
@@ -45,8 +46,12 @@ def document_from_stores(model: ir.Model) -> HierarchyDocument:
     parents = _parents(stored)
     tags = {CallId.parse(found.module): found.hierarchy_path for found in reversed(stored.values())}
     root_tag = "/" + next(iter(stored.values())).hierarchy_path.split("/")[1]
-    by_tag = {tag: call for call, tag in reversed(tags.items())}
-    records = tuple(_node_record(identity, node, stored.get(identity), by_tag, root_tag) for identity, node in nodes)
+    by_tag = _calls_by_tag(tags)
+    records = tuple(
+        _node_record(identity, node, stored.get(identity), by_tag, parents, root_tag) for identity, node in nodes
+    )
+        _node_record(identity, node, stored.get(identity), by_tag, parents, root_tag) for identity, node in nodes
+    )
     paths = dict.fromkeys(call.path for call in parents)
     modules = tuple(ModuleRecord(path, "", "", tags.get(CallId(path), root_tag), visible=False) for path in paths)
     return HierarchyDocument(
@@ -66,15 +71,29 @@ def document_from_stores(model: ir.Model) -> HierarchyDocument:
     )
 
 
+def _calls_by_tag(tags: dict[CallId, str]) -> dict[str, CallId]:
+    """The call that a tag stands for. Hidden modules show the tag of the one around them: then it is that one."""
+    found: dict[str, CallId] = {}
+    for call, tag in tags.items():
+        known = found.get(tag)
+        found[tag] = call if known is None else CallId(common_ancestor(known.path, call.path), known.index)
+    return {tag: call if call.path else ROOT_CALL for tag, call in found.items()}
+
+
 def _node_record(
-    identity: str, node: ir.Node, stored: StoredHierarchy | None, by_tag: dict[str, CallId], root_tag: str
+    identity: str,
+    node: ir.Node,
+    stored: StoredHierarchy | None,
+    by_tag: dict[str, CallId],
+    calls: Container[CallId],
+    root_tag: str,
 ) -> NodeRecord:
-    op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    op = operation(node)
     if stored is None:
         return NodeRecord(
             identity, op, str(ROOT_CALL), root_tag, Kind.INFERRED.value, NO_EVIDENCE, "the node says nothing"
         )
-    others = [by_tag[tag] for tag in stored.hierarchy_tags[1:] if tag in by_tag]
+    others = [by_tag[tag] for tag in stored.hierarchy_tags[1:] if tag in by_tag and by_tag[tag] in calls]
     contributors = tuple(dict.fromkeys(name for call in others if (name := str(call)) != stored.module))
     kind = Kind(stored.kind) if stored.kind in list(Kind) else Kind.INFERRED
     return NodeRecord(identity, op, stored.module, stored.hierarchy_path, kind.value, 1.0, _UNKNOWN, contributors)

@@ -19,7 +19,7 @@ from modelexport.document import (
     tensor_records,
 )
 from modelexport.errors import ExtractionError
-from modelexport.graph import graph_bodies, graph_hash, identified_nodes, identified_tensors
+from modelexport.graph import graph_bodies, graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import BoundaryTensor, TensorInfo, ancestor_paths
 
 _ADDED = "added when the module was cut out, for its inputs and results"
@@ -262,7 +262,7 @@ class _Builder:
         added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
         records = tuple(
             msgspec.structs.replace(
-                self._originals.get(node) or known.get(identity, added), id=identity, op=_operation(node)
+                self._originals.get(node) or known.get(identity, added), id=identity, op=operation(node)
             )
             for identity, node in nodes
         )
@@ -352,10 +352,6 @@ def _unique(name: str, taken: set[str]) -> str:
         copies += 1
     taken.add(found)
     return found
-
-
-def _operation(node: ir.Node) -> str:
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 def _is_fixed(value: ir.Value) -> bool:

@@ -11,6 +11,7 @@ import typer
 from modelexport._version import __version__
 from modelexport.cli.analyze import analyze
 from modelexport.cli.export import export
+from modelexport.cli.extract import extract
 from modelexport.cli.inspect import inspect
 from modelexport.cli.output import message_console, printable
 from modelexport.cli.retag import retag
@@ -43,6 +44,7 @@ app.command()(retag)
 app.command()(tree)
 app.command()(analyze)
 app.command()(select)
+app.command()(extract)
 app.command()(validate)
 app.command()(verify)
 app.command()(schema)

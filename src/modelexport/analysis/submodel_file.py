@@ -1,0 +1,196 @@
+"""Submodels as files: the model, its weights and its sidecar, all or none; many of them under safe names."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport import artifact
+from modelexport.analysis.submodel import Port, Submodel
+from modelexport.document import encode_document
+from modelexport.graph import graph_bodies
+from modelexport.saving import save_inline
+
+# Weights beyond this lie in a file of their own, as in an export.
+_EXTERNAL_DATA_BYTES = 2**30
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+# Names that Windows keeps for devices, whatever the extension.
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
+_LONGEST_NAME = 80
+_DIGEST_LENGTH = 8
+
+
+def write_submodel(
+    submodel: Submodel, path: str | Path, *, overwrite: bool = True, external_data: bool | None = None
+) -> tuple[Path, ...]:
+    """Write a submodel with its sidecar. Weights are copied one by one from where they lie.
+
+    Args:
+        submodel: The submodel.
+        path: Where to write ``<name>.onnx``.
+        overwrite: Replace an existing output.
+        external_data: Weights in a file of their own; None does so only where they need it.
+
+    Returns:
+        The files written: the model first.
+
+    Raises:
+        InputError: The path cannot be used.
+        StorageError: The files could not be written; what was there before is untouched.
+    """
+    target = artifact.check_target(Path(path), force=overwrite)
+    sidecar = artifact.sidecar_path(target)
+    weights = [value.const_value for value in submodel.model.graph.initializers.values()]
+    size = sum(weight.nbytes for weight in weights if weight is not None)
+    apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
+    with artifact.stage(target, force=overwrite) as staging:
+        staged = staging.path(target.name)
+        data_name = None
+        if apart and size:
+            data_name = _write_apart(submodel.model, staged, target)
+        else:
+            with _weights_at_hand(submodel.model):
+                save_inline(submodel.model, staged)
+        staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
+        return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+
+
+def _write_apart(model: ir.Model, staged: Path, target: Path) -> str:
+    """Write the weights one after the other into a file named after its content, and the model beside it."""
+    written = staged.with_name("weights")
+    digest = hashlib.sha256()
+    places: dict[str, tuple[int, int]] = {}
+    with written.open("wb") as file:
+        for name, value in model.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            content = tensor.tobytes()
+            _release(tensor)
+            places[name] = file.tell(), len(content)
+            file.write(content)
+            digest.update(content)
+    data_name = artifact.data_file_name(target, digest.hexdigest())
+    written.rename(staged.with_name(data_name))
+    with _replaced(model, lambda name, tensor: _external(name, tensor, data_name, places, staged.parent)):
+        staged.write_bytes(ir.to_proto(model).SerializeToString())
+    return data_name
+
+
+def _external(
+    name: str, tensor: ir.TensorProtocol, location: str, places: dict[str, tuple[int, int]], folder: Path
+) -> ir.TensorProtocol:
+    if name not in places:
+        return tensor
+    offset, length = places[name]
+    shape = ir.Shape([int(str(size)) for size in tensor.shape])
+    return ir.ExternalTensor(location, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder)
+
+
+@contextlib.contextmanager
+def _weights_at_hand(model: ir.Model) -> Iterator[None]:
+    """Weights that lie in other files are read when they are written, one at a time."""
+
+    def at_hand(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if not isinstance(tensor, ir.ExternalTensor):
+            return tensor
+
+        def read() -> ir.TensorProtocol:
+            content = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
+            tensor.release()
+            return content
+
+        return ir.LazyTensor(read, dtype=tensor.dtype, shape=tensor.shape, name=name, cache=False)
+
+    with _replaced(model, at_hand):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
+    """The model with other tensors for its weights, for the time of the context; those in bodies are read for good."""
+    for node in model.graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy().copy()))
+        for _, body in graph_bodies(node):
+            for value in body.initializers.values():
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
+    kept = {name: value.const_value for name, value in model.graph.initializers.items()}
+    try:
+        for name, tensor in kept.items():
+            if tensor is not None:
+                model.graph.initializers[name].const_value = replace(name, tensor)
+        yield
+    finally:
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = tensor
+
+
+def _release(tensor: object) -> None:
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+
+
+def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
+    """A file name for each call: safe everywhere, and told apart where letters' case does not count.
+
+    Args:
+        calls: The calls.
+        root: What the root call is named, whose own name is empty.
+    """
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for call in calls:
+        plain = call or root
+        name = _UNSAFE.sub("_", plain).strip(".")[:_LONGEST_NAME] or "_"
+        if name != plain or name.lower() in taken or _RESERVED.match(name):
+            digest = hashlib.sha256(call.encode("utf-8", "surrogatepass")).hexdigest()
+            name = f"_{name}" if _RESERVED.match(name) else name
+            name = f"{name}-{digest[:_DIGEST_LENGTH]}"
+        taken.add(name.lower())
+        names[call] = f"{name}.onnx"
+    return names
+
+
+def describe_submodel(submodel: Submodel) -> dict[str, Any]:
+    """What a submodel is, in plain types: for manifests and for programs."""
+    graph = submodel.model.graph
+
+    def ports(given: tuple[Port, ...], values: Iterable[ir.Value]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": port.name,
+                "argument": port.argument,
+                "tensor": port.tensor,
+                "type": None if value.dtype is None else value.dtype.name.lower(),
+                "shape": None if value.shape is None else [_size(size) for size in value.shape],
+            }
+            for port, value in zip(given, values, strict=True)
+        ]
+
+    return {
+        "call": submodel.call.id,
+        "tag": submodel.call.tag,
+        "node_count": len(submodel.document.nodes),
+        "inputs": ports(submodel.inputs, graph.inputs),
+        "outputs": ports(submodel.outputs, graph.outputs),
+        "notes": list(submodel.notes),
+    }
+
+
+def _size(size: int | ir.SymbolicDim) -> int | str | None:
+    return size if isinstance(size, int) else size.value
+
+
+def manifest_text(entries: Iterable[dict[str, Any]], refused: Iterable[dict[str, Any]]) -> str:
+    """The manifest of a folder of submodels: which file is which call, and what was refused why."""
+    return json.dumps({"submodels": list(entries), "refused": list(refused)}, indent=1, ensure_ascii=True) + "\n"
