@@ -211,6 +211,9 @@ def _project(capture: Capture, traced: Mapping[ir.Node, Attribution], policy: Re
         projection = Projection(traced)
     else:
         projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally, policy)
+        # Weights keep their names, also where the first graph was written without them.
+        weights = {name: name for name in capture.model.graph.initializers}
+        projection = dataclasses.replace(projection, tensors={**weights, **(projection.tensors or {})})
     if not policy.advanced:
         return projection
     return dataclasses.replace(projection, attributions=add_contexts(capture.model, projection.attributions))

@@ -209,7 +209,9 @@ class Cutter:
         given = {tensor.value for tensor in inputs}
         if own or any(tensor.value not in given for tensor in outputs):
             return
-        how = "it returned what it was given" if outputs else "nothing of it is in the graph"
+        how = "it returned what it was given"
+        if not outputs:
+            how = "nothing of it is in the graph, because no result of the model needs it or because it was folded away"
         raise ExtractionError(call.id, "no_operation", f"this call ran no operation: {how}")
 
     def _check_complete(

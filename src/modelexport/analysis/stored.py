@@ -50,8 +50,6 @@ def document_from_stores(model: ir.Model) -> HierarchyDocument:
     records = tuple(
         _node_record(identity, node, stored.get(identity), by_tag, parents, root_tag) for identity, node in nodes
     )
-        _node_record(identity, node, stored.get(identity), by_tag, parents, root_tag) for identity, node in nodes
-    )
     paths = dict.fromkeys(call.path for call in parents)
     modules = tuple(ModuleRecord(path, "", "", tags.get(CallId(path), root_tag), visible=False) for path in paths)
     return HierarchyDocument(

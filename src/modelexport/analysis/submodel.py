@@ -299,7 +299,7 @@ class _Builder:
         inside = self._cutter.calls_inside(self._cut.call.id)
         kept = set(inside)
         for node in nodes:
-            kept.update((node.module, *node.contributors))
+            kept.update((node.module, *node.contributors, *node.context))
         for name in list(kept):
             parent = source[name].parent
             while parent is not None and parent not in kept:

@@ -189,33 +189,31 @@ class _Snapshot:
                     found[number] = now
         left = lost - found.keys()
         if left:
-            found.update(self._made_alike(left, present, numbers))
+            made_alike = self._made_alike(graph)
+            found.update({number: made_alike[number] for number in left if number in made_alike})
         return found
 
-    def _made_alike(self, lost: set[int], present: set[int], numbers: dict[int, int]) -> dict[int, int]:
-        """Values that the same operation made of the same values: what common-subexpression elimination merges."""
-        classes: dict[int, int] = {}
+    def _made_alike(self, graph: Any) -> dict[int, int]:
+        """The values of `graph` that the same operations made of the same values as here: merged or made anew."""
         keys: dict[object, int] = {}
+        before = _value_classes(self.copy, keys)
+        numbers = dict(zip([value.unique() for value in _values(self.copy)], self.numbers, strict=True))
         survivors: dict[int, int] = {}
+        for unique, group in _value_classes(graph, keys).items():
+            survivors.setdefault(group, unique)
+        return {numbers[unique]: survivors[group] for unique, group in before.items() if group in survivors}
 
-        def enter(value: Any, key: object) -> None:
-            group = keys.setdefault(key, len(keys))
-            classes[value.unique()] = group
-            if numbers[value.unique()] in present:
-                survivors.setdefault(group, numbers[value.unique()])
 
-        for value in self.copy.inputs():
-            enter(value, ("input", value.unique()))
-        for node in self.copy.nodes():
-            key = _node_key(node, classes)
-            for place, value in enumerate(node.outputs()):
-                enter(value, (key, place))
-        by_number = {numbers[unique]: group for unique, group in classes.items()}
-        return {
-            number: survivors[by_number[number]]
-            for number in lost
-            if number in by_number and by_number[number] in survivors
-        }
+def _value_classes(graph: Any, keys: dict[object, int]) -> dict[int, int]:
+    """For each value of the main block a number that values have in common which are equal by construction."""
+    classes: dict[int, int] = {}
+    for place, value in enumerate(graph.inputs()):
+        classes[value.unique()] = keys.setdefault(("input", place), len(keys))
+    for node in graph.nodes():
+        key = _node_key(node, classes)
+        for place, value in enumerate(node.outputs()):
+            classes[value.unique()] = keys.setdefault((key, place), len(keys))
+    return classes
 
 
 def _read_now(value: Any, numbers: dict[int, int], nodes: dict[int, Any], results: list[Any]) -> int | None:
@@ -234,15 +232,15 @@ def _read_now(value: Any, numbers: dict[int, int], nodes: dict[int, Any], result
 
 def _node_key(node: Any, classes: dict[int, int]) -> object:
     inputs = tuple(classes.get(value.unique(), -1) for value in node.inputs())
-    if -1 in inputs or list(node.blocks()):
-        return ("alone", node.output().unique() if node.outputsSize() == 1 else id(node))
     content = node.output().toIValue() if node.outputsSize() == 1 else None
     if not inputs and content is not None:
-        if isinstance(content, torch.Tensor):
-            small = content.numel() <= _SMALL
-            text = str(content.tolist()) if small else f"large {node.output().unique()}"
-            return ("constant", str(content.dtype), tuple(content.shape), text)
-        return ("constant", type(content).__name__, str(content))
+        if not isinstance(content, torch.Tensor):
+            return ("constant", str(content))
+        if content.numel() <= _SMALL:
+            # The exporter gives constants other types as it goes: numbers count, whatever their type.
+            return ("constant", tuple(content.shape), str(content.double().tolist()))
+    if -1 in inputs or not inputs or list(node.blocks()):
+        return ("alone", object())
     attributes = tuple((name, str(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
     return (node.kind(), attributes, inputs)
 

@@ -133,12 +133,12 @@ def _export_and_follow(
     recorded = _calls_of(traced, recorder.owners(watch.nodes_before if seen_before else watch.nodes, names))
     recorded_finally = _calls_of(final, recorder.owners(watch.nodes, watch.names)) if seen_before else {}
     calls = recorder.call_tree()
-    if tracker is not None:
-        calls = recorder.with_boundaries(calls, tracker, names)
-    else:
+    by_flow = calls
+    if tracker is None or recorder.overwritten:
         shapes = watch.shapes_before if seen_before else watch.shapes
         infos = {names[number]: TensorInfo(*shape) for number, shape in shapes.items() if number in names}
-        calls = find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos)
+        by_flow = find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos)
+    calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
     return Capture(
         exporter=EXPORTER,
         model=final,
@@ -312,6 +312,9 @@ class _ScopeRecorder:
         self._tree = tree
         self._tracker = tracker
         self._numbers: dict[CallId, tuple[list[int | None], list[int | None]]] = {}
+        # Calls that were given or returned a tensor that something had written into: by way of a view that may have
+        # been, and then the tracer's value for it is that of before.
+        self.overwritten: set[CallId] = set()
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
         self.calls: list[ModuleCall] = []
@@ -363,10 +366,12 @@ class _ScopeRecorder:
         self.calls.append(call)
         inputs = list(named_arguments(self._tree[path].forward_arguments, given, named))
         self.sides[call.id] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
-        self._numbers[call.id] = self._look_up(inputs, state), []
+        self._numbers[call.id] = self._look_up(call.id, inputs, state), []
 
-    def _look_up(self, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
+    def _look_up(self, call: CallId, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
         """The tracer's numbers of these tensors."""
+        if any(tensor._version for _, tensor in tensors):
+            self.overwritten.add(call)
         if self._tracker is None:
             return [None] * len(tensors)
         with _traced(state):
@@ -385,7 +390,7 @@ class _ScopeRecorder:
         found = list(named_results(result))
         outputs = [(name, _info(tensor)) for name, tensor in found]
         self.sides[call.id] = dataclasses.replace(self.sides[call.id], outputs=outputs)
-        self._numbers[call.id] = self._numbers[call.id][0], self._look_up(found, state)
+        self._numbers[call.id] = self._numbers[call.id][0], self._look_up(call.id, found, state)
         if not self._stack and self._tracker is not None:
             self._tracker.end_trace(state, self._numbers[call.id][1])
 
@@ -408,11 +413,18 @@ class _ScopeRecorder:
         return CallTree({call.id: call for call in self.calls})
 
     def with_boundaries(self, calls: CallTree, tracker: ValueTracker, names: Mapping[int, str]) -> CallTree:
-        """`calls` with their boundaries, in the names of the graph's values."""
+        """`calls` with their boundaries, in the names of the graph's values.
 
-        def boundary(side: list[tuple[str, TensorInfo]], numbers: list[int | None]) -> tuple[BoundaryTensor, ...]:
+        Where a call got or returned a tensor that was written into, what data flow has said goes before.
+        """
+
+        def boundary(
+            side: list[tuple[str, TensorInfo]], numbers: list[int | None], by_flow: tuple[BoundaryTensor, ...]
+        ) -> tuple[BoundaryTensor, ...]:
             found = [tracker.find(number) for number in numbers]
             tensors = [names.get(number) if number is not None else None for number in found]
+            if len(by_flow) == len(side):
+                tensors = [flow.tensor or tensor for flow, tensor in zip(by_flow, tensors, strict=True)]
             return tuple(BoundaryTensor(n, t, info) for (n, info), t in zip(side, tensors, strict=True))
 
         complete: dict[CallId, ModuleCall] = {}
@@ -421,7 +433,8 @@ class _ScopeRecorder:
             if side is None or numbers is None or len(side.outputs) != len(numbers[1]):
                 complete[call.id] = call
                 continue
-            inputs, outputs = boundary(side.inputs, numbers[0]), boundary(side.outputs, numbers[1])
+            flow = (call.inputs, call.outputs) if call.id in self.overwritten else ((), ())
+            inputs, outputs = boundary(side.inputs, numbers[0], flow[0]), boundary(side.outputs, numbers[1], flow[1])
             complete[call.id] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
         return CallTree(complete)
 
