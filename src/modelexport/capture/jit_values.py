@@ -189,22 +189,27 @@ class _Snapshot:
                     found[number] = now
         left = lost - found.keys()
         if left:
-            made_alike = self._made_alike(graph)
+            made_alike = self._made_alike(graph, found)
             found.update({number: made_alike[number] for number in left if number in made_alike})
         return found
 
-    def _made_alike(self, graph: Any) -> dict[int, int]:
+    def _made_alike(self, graph: Any, found: dict[int, int]) -> dict[int, int]:
         """The values of `graph` that the same operations made of the same values as here: merged or made anew."""
         keys: dict[object, int] = {}
-        before = _value_classes(self.copy, keys)
+        after = _value_classes(graph, keys, {})
         numbers = dict(zip([value.unique() for value in _values(self.copy)], self.numbers, strict=True))
+        # What is still there, or was found otherwise, is what it is, however it is made now.
+        known = {
+            unique: after[now] for unique, number in numbers.items() if (now := found.get(number, number)) in after
+        }
+        before = _value_classes(self.copy, keys, known)
         survivors: dict[int, int] = {}
-        for unique, group in _value_classes(graph, keys).items():
+        for unique, group in after.items():
             survivors.setdefault(group, unique)
         return {numbers[unique]: survivors[group] for unique, group in before.items() if group in survivors}
 
 
-def _value_classes(graph: Any, keys: dict[object, int]) -> dict[int, int]:
+def _value_classes(graph: Any, keys: dict[object, int], known: dict[int, int]) -> dict[int, int]:
     """For each value of the main block a number that values have in common which are equal by construction."""
     classes: dict[int, int] = {}
     for place, value in enumerate(graph.inputs()):
@@ -212,7 +217,8 @@ def _value_classes(graph: Any, keys: dict[object, int]) -> dict[int, int]:
     for node in graph.nodes():
         key = _node_key(node, classes)
         for place, value in enumerate(node.outputs()):
-            classes[value.unique()] = keys.setdefault((key, place), len(keys))
+            unique = value.unique()
+            classes[unique] = known[unique] if unique in known else keys.setdefault((key, place), len(keys))
     return classes
 
 
@@ -234,11 +240,13 @@ def _node_key(node: Any, classes: dict[int, int]) -> object:
     inputs = tuple(classes.get(value.unique(), -1) for value in node.inputs())
     content = node.output().toIValue() if node.outputsSize() == 1 else None
     if not inputs and content is not None:
+        if isinstance(content, int | float):
+            content = torch.tensor(content)
         if not isinstance(content, torch.Tensor):
             return ("constant", str(content))
-        if content.numel() <= _SMALL:
+        if content.numel() <= _SMALL and not content.is_complex():
             # The exporter gives constants other types as it goes: numbers count, whatever their type.
-            return ("constant", tuple(content.shape), str(content.double().tolist()))
+            return ("constant", tuple(content.shape), str(content.float().tolist()))
     if -1 in inputs or not inputs or list(node.blocks()):
         return ("alone", object())
     attributes = tuple((name, str(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
