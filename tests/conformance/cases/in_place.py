@@ -45,8 +45,5 @@ CASES = {
             Expect("two.lin", ("two.lin",), owner="two.lin"),
             Expect("", ("",), owner=""),
         ),
-        unsupported={
-            ("htp:*", "boundaries"): "a tensor that is written into through a view is taken for its earlier value"
-        },
     )
 }
