@@ -7,14 +7,13 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
 
 
-@dataclasses.dataclass(frozen=True)
-class JitNode:
+class JitNode(NamedTuple):
     """A node of the graph: the modules it was recorded under, and its outputs."""
 
     scope: str
@@ -33,7 +32,8 @@ class GraphWatch:
         shapes_before: Shape and type of its values, where the exporter inferred them.
         nodes: The nodes of the final graph.
         names: The name of each value in the final graph.
-        shapes: Shape and type of the values of the final graph, where the exporter inferred them.
+        shapes: Shape and type of the values of the final graph, where the exporter inferred them; read only if the
+            graph was not seen before.
         graph: The exporter's own form of `before`.
         merged_scopes: The scopes whose nodes the tracer's graph lost to equal ones under other scopes.
     """
@@ -58,6 +58,29 @@ class GraphWatch:
                 text = str(node).partition("\n")[0].partition(", scope: ")[0].partition(" # ")[0]
                 yield JitNode(node.scopeName(), ()), text.strip()
                 blocks.extend(node.blocks())
+
+
+def outputs_of(node: Any) -> list[Any]:
+    """The values that a node makes; its own iterator takes ten times as long."""
+    return [node.outputsAt(index) for index in range(node.outputsSize())]
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The values that a node reads; its own iterator takes ten times as long."""
+    return [node.inputsAt(index) for index in range(node.inputsSize())]
+
+
+def blocks_of(graph: Any) -> Iterator[Any]:
+    """The graph, and the blocks within its nodes."""
+    yield graph
+    # To ask each node takes longer than to print them all. Where no block is printed there is none.
+    if "block0(" not in graph.str(False):
+        return
+    waiting = [graph]
+    while waiting:
+        inner = [block for node in waiting.pop().nodes() for block in node.blocks()]
+        yield from inner
+        waiting.extend(inner)
 
 
 # Both start the folding and fusing of the graph, the first one in evaluation mode only.
@@ -152,13 +175,8 @@ def _count_scopes(graph: torch._C.Graph) -> Counter[str]:
     return Counter(
         node.scopeName()
         for node in graph.nodes()
-        if node.inputsSize() and any(isinstance(value.type(), torch._C.TensorType) for value in _outputs(node))
+        if node.inputsSize() and any(isinstance(value.type(), torch._C.TensorType) for value in outputs_of(node))
     )
-
-
-def _outputs(node: Any) -> list[Any]:
-    """The values that a node makes; `outputs()` takes ten times as long."""
-    return [node.outputsAt(index) for index in range(node.outputsSize())]
 
 
 def _read(
@@ -176,17 +194,10 @@ def _read(
             shapes[number] = (tuple(kind.sizes()), str(kind.dtype()).removeprefix("torch."))
         return number
 
-    # Asking each node takes as long as all else here. Where no block is printed there is none.
-    has_blocks = "block0(" in str(graph)
-    blocks: list[Any] = [graph]
-    while blocks:
-        block = blocks.pop()
+    for block in blocks_of(graph):
         for value in block.inputs():
             see(value)
-        for node in block.nodes():
-            nodes.append(JitNode(node.scopeName(), tuple([see(value) for value in _outputs(node)])))
-            if has_blocks:
-                blocks.extend(node.blocks())
+        nodes.extend(JitNode(node.scopeName(), tuple(map(see, outputs_of(node)))) for node in block.nodes())
     return nodes, names, shapes
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from modelexport.capture.jit_graph import blocks_of, inputs_of, outputs_of
 from modelexport.errors import ExportError
 
 _FIRST = "_jit_pass_inline"
@@ -133,12 +134,12 @@ class ValueTracker:
         return result
 
     def _renumber(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
-        self._settle(graph)
-        before = [value.unique() for value in _values(graph)]
+        before = _numbers(graph)
+        self._settle(graph, numbers=before)
         result = original(graph, *rest)
-        after = [value.unique() for value in _values(result)]
+        after = _numbers(result)
         self._move(dict(zip(before, after, strict=True)) if len(before) == len(after) else {})
-        self._before = _Snapshot.take(result)
+        self._before = _Snapshot(result.copy(), after)
         return result
 
     def _at_folding(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
@@ -146,16 +147,23 @@ class ValueTracker:
         self._before = None
         return original(graph, *rest)
 
-    def _settle(self, graph: Any, *, keep: bool = False) -> None:
-        """Find what became of the values that the graph no longer has; `keep` has it looked at again later."""
+    def _settle(self, graph: Any, *, keep: bool = False, numbers: list[int] | None = None) -> None:
+        """Find what became of the values that the graph no longer has.
+
+        Args:
+            graph: The graph.
+            keep: Whether the same is to be asked again later.
+            numbers: The numbers of the graph's values, where the caller has them.
+        """
         if self._before is None:
             return
-        present = {value.unique() for value in _values(graph)}
+        numbers = numbers if numbers is not None else _numbers(graph)
+        present = set(numbers)
         lost = {number for number in self._tracked.values() if number is not None and number not in present}
         found = self._before.replacements(lost, graph, present) if lost else {}
         self._tracked = {first: found.get(now, now) if now in lost else now for first, now in self._tracked.items()}
         self._tracked = {first: now if now in present else None for first, now in self._tracked.items()}
-        self._before = _Snapshot.take(graph) if keep else None
+        self._before = _Snapshot(graph.copy(), numbers) if keep else None
 
     def _move(self, table: dict[int, int]) -> None:
         self._tracked = {first: table.get(now) if now is not None else None for first, now in self._tracked.items()}
@@ -170,7 +178,7 @@ class _Snapshot:
 
     @classmethod
     def take(cls, graph: Any) -> _Snapshot:
-        return cls(graph.copy(), [value.unique() for value in _values(graph)])
+        return cls(graph.copy(), _numbers(graph))
 
     def replacements(self, lost: set[int], graph: Any, present: set[int]) -> dict[int, int]:
         """For each lost value the one that stands for it in `graph`, where that can be told."""
@@ -178,7 +186,7 @@ class _Snapshot:
         if len(values) != len(self.numbers):
             return {}
         numbers = {value.unique(): number for value, number in zip(values, self.numbers, strict=True)}
-        nodes = {output.unique(): node for node in _nodes(graph) for output in list(node.outputs())[:1]}
+        nodes = {output.unique(): node for node in _nodes(graph) for output in outputs_of(node)[:1]}
         found: dict[int, int] = {}
         results = list(graph.outputs())
         for value in values:
@@ -216,7 +224,7 @@ def _value_classes(graph: Any, keys: dict[object, int], known: dict[int, int]) -
         classes[value.unique()] = keys.setdefault(("input", place), len(keys))
     for node in graph.nodes():
         key = _node_key(node, classes)
-        for place, value in enumerate(node.outputs()):
+        for place, value in enumerate(outputs_of(node)):
             unique = value.unique()
             classes[unique] = known[unique] if unique in known else keys.setdefault((key, place), len(keys))
     return classes
@@ -226,18 +234,18 @@ def _read_now(value: Any, numbers: dict[int, int], nodes: dict[int, Any], result
     """What the readers of a value read in its place now."""
     for use in value.uses():
         user = use.user
-        first = next(iter(user.outputs()), None)
+        first = next(iter(outputs_of(user)), None)
         if first is None and use.offset < len(results):
             # What reads and makes nothing is the end of the graph.
             return int(results[use.offset].unique())
         now = nodes.get(numbers[first.unique()]) if first is not None else None
         if now is not None and now.kind() == user.kind() and now.inputsSize() == user.inputsSize():
-            return int(list(now.inputs())[use.offset].unique())
+            return int(now.inputsAt(use.offset).unique())
     return None
 
 
 def _node_key(node: Any, classes: dict[int, int]) -> object:
-    inputs = tuple(classes.get(value.unique(), -1) for value in node.inputs())
+    inputs = tuple(classes.get(value.unique(), -1) for value in inputs_of(node))
     content = node.output().toIValue() if node.outputsSize() == 1 else None
     if not inputs and content is not None:
         if isinstance(content, int | float):
@@ -264,8 +272,8 @@ class _Structure:
     def read(cls, graph: Any) -> _Structure:
         makers: dict[int, tuple[list[int], list[int]]] = {}
         for node in _nodes(graph):
-            outputs = [value.unique() for value in node.outputs()]
-            made = [value.unique() for value in node.inputs()], outputs
+            outputs = [value.unique() for value in outputs_of(node)]
+            made = [value.unique() for value in inputs_of(node)], outputs
             makers.update(dict.fromkeys(outputs, made))
         return cls([value.unique() for value in graph.inputs()], makers)
 
@@ -279,7 +287,7 @@ def _tensors(values: Iterable[Any]) -> list[int]:
         if isinstance(value.type(), torch._C.TensorType):
             found.append(value.unique())
         else:
-            waiting.extend(reversed(list(value.node().inputs())))
+            waiting.extend(reversed(inputs_of(value.node())))
     return found
 
 
@@ -305,22 +313,20 @@ def _matched(
     return table
 
 
-def _nodes(block: Any) -> Iterator[Any]:
-    waiting = [block]
-    while waiting:
-        for node in waiting.pop().nodes():
-            yield node
-            waiting.extend(node.blocks())
+def _nodes(graph: Any) -> Iterator[Any]:
+    for block in blocks_of(graph):
+        yield from block.nodes()
 
 
-def _values(block: Any) -> Iterator[Any]:
-    waiting = [block]
-    while waiting:
-        current = waiting.pop()
-        yield from current.inputs()
-        for node in current.nodes():
-            yield from node.outputs()
-            waiting.extend(node.blocks())
+def _values(graph: Any) -> Iterator[Any]:
+    for block in blocks_of(graph):
+        yield from block.inputs()
+        for node in block.nodes():
+            yield from outputs_of(node)
+
+
+def _numbers(graph: Any) -> list[int]:
+    return [value.unique() for value in _values(graph)]
 
 
 @contextlib.contextmanager

@@ -21,12 +21,26 @@ def read_module_tree(model: torch.nn.Module) -> ModuleTree:
         else:
             aliases.setdefault(path, []).append(name)
     holders: dict[int, str] = {}
+    signatures: dict[object, tuple[ForwardArgument, ...]] = {}
     return ModuleTree(
-        {path: _read_module(path, module, aliases.get(path, []), holders) for path, module in modules.items()}
+        {
+            path: _read_module(path, module, aliases.get(path, []), holders, signatures)
+            for path, module in modules.items()
+        }
     )
 
 
-def _read_module(path: str, module: torch.nn.Module, aliases: list[str], holders: dict[int, str]) -> ModuleInfo:
+def _read_module(
+    path: str,
+    module: torch.nn.Module,
+    aliases: list[str],
+    holders: dict[int, str],
+    signatures: dict[object, tuple[ForwardArgument, ...]],
+) -> ModuleInfo:
+    # Most modules share their forward with others of their class.
+    function = getattr(module.forward, "__func__", module.forward)
+    if function not in signatures:
+        signatures[function] = tuple(read_forward_arguments(module))
     tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(recurse=False):
         full = f"{path}.{name}" if path else name
@@ -38,7 +52,7 @@ def _read_module(path: str, module: torch.nn.Module, aliases: list[str], holders
         class_name=type(module).__name__,
         qualified_class=qualified_name(type(module)),
         aliases=tuple(aliases),
-        forward_arguments=tuple(read_forward_arguments(module)),
+        forward_arguments=signatures[function],
         parameters={name: _read_tensor(p) for name, p in module.named_parameters(recurse=False)},
         buffers={name: _read_tensor(b) for name, b in module.named_buffers(recurse=False)},
         children={name: type(child).__name__ for name, child in module._modules.items() if child is not None},
