@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -73,14 +74,29 @@ def inputs_of(node: Any) -> list[Any]:
 def blocks_of(graph: Any) -> Iterator[Any]:
     """The graph, and the blocks within its nodes."""
     yield graph
-    # To ask each node takes longer than to print them all. Where no block is printed there is none.
-    if "block0(" not in graph.str(False):
-        return
-    waiting = [graph]
+    # To ask each node takes far longer than to print them all.
+    holders = _operators_with_blocks(graph.str(False))
+    waiting = [graph] if holders else []
     while waiting:
-        inner = [block for node in waiting.pop().nodes() for block in node.blocks()]
+        nodes = [node for node in waiting.pop().nodes() if "" in holders or node.kind() in holders]
+        inner = [block for node in nodes for block in node.blocks()]
         yield from inner
         waiting.extend(inner)
+
+
+_BLOCK = re.compile(r"^\s*block0\(", re.MULTILINE)
+_OPERATOR = re.compile(r" = (\w+::\w+)")
+
+
+def _operators_with_blocks(text: str) -> set[str]:
+    """Of a printed graph, the operators of nodes with blocks; an empty name where one cannot be told."""
+    found: set[str] = set()
+    for block in _BLOCK.finditer(text):
+        # A node's blocks are printed below it.
+        start = text.rfind("\n", 0, max(0, block.start() - 1)) + 1
+        operator = _OPERATOR.search(text, start, block.start())
+        found.add(operator[1] if operator is not None else "")
+    return found
 
 
 # Both start the folding and fusing of the graph, the first one in evaluation mode only.
