@@ -6,13 +6,16 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must lint format benchmark projection-benchmark reading-benchmark retag conformance breakage clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark retag conformance breakage clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
 VENV ?= .venv
 # Tests of one model share its exports, so they go to one worker.
 PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+# How many mutated inputs `make fuzz` makes; a test run makes 2,000.
+FUZZ ?= 100000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -48,6 +51,9 @@ test: lint  ## Run every check: lint, types, import rule, tests (PYTEST_ARGS=...
 
 must: $(DEV_STAMP)  ## Run the tests of the three rules that nothing may break
 	$(BIN)/pytest -m must $(PYTEST_ARGS)
+
+fuzz: $(DEV_STAMP)  ## Read 100,000 mutated files and sidecars in every way (FUZZ=... for another number)
+	MODELEXPORT_FUZZ=$(FUZZ) $(BIN)/pytest tests/unit/test_fuzz.py $(PYTEST_ARGS)
 
 lint: $(DEV_STAMP)  ## Check style, formatting, types and the import rule
 	$(BIN)/ruff check .
