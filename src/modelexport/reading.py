@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import mmap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -133,7 +133,7 @@ def find_document(
     file: Path,
     proto: onnx.ModelProto,
     limits: ReadLimits = DEFAULT_LIMITS,
-    nodes: Iterable[tuple[str, onnx.NodeProto]] | None = None,
+    nodes: Sequence[tuple[str, onnx.NodeProto]] | None = None,
 ) -> tuple[HierarchyDocument | None, str]:
     """The sidecar's content if it describes this graph, and why there is none otherwise.
 
@@ -146,10 +146,21 @@ def find_document(
     if not DataFolder(file, limits).contains(sidecar):
         raise FileFormatError(f"{sidecar} is a link to outside its folder: it is not followed")
     document = read_sidecar(sidecar, limits)
+    nodes = identified_proto_nodes(proto) if nodes is None else nodes
+    if document.graph_hash != hash_file(file, proto, nodes):
+        return None, f"the sidecar {sidecar.name} describes another graph than {file.name}"
+    if [record.id for record in document.nodes] != [identity for identity, _ in nodes]:
+        raise FileFormatError(f"{sidecar} is of this graph, and yet lists other nodes: it was changed; export again")
+    return document, ""
+
+
+def hash_file(file: Path, proto: onnx.ModelProto, nodes: Sequence[tuple[str, onnx.NodeProto]]) -> str:
+    """The digest of a file's graph.
+
+    Raises:
+        FileFormatError: The graph has an attribute that is none.
+    """
     try:
-        found = graph_hash(proto, nodes)
+        return graph_hash(proto, nodes)
     except Exception as error:
         raise FileFormatError(f"{file} cannot be read as an ONNX model: {type(error).__name__}: {error}") from error
-    if document.graph_hash != found:
-        return None, f"the sidecar {sidecar.name} describes another graph than {file.name}"
-    return document, ""

@@ -37,7 +37,7 @@ from modelexport.hierarchy import (
     ancestor_paths,
     parent_path,
 )
-from modelexport.reading import ModelFile
+from modelexport.reading import ModelFile, hash_file
 from modelexport.scopes import Scope, TagStep, align_tag, read_name_scope, read_torch_scope
 from modelexport.tags import TagScheme, TagView
 
@@ -80,8 +80,9 @@ def find_hierarchy(file: ModelFile) -> Recovered:
     """
     if file.document is not None:
         return Recovered(file.document, "sidecar", {"sidecar": len(file.document.nodes)})
+    digest = hash_file(file.path, file.proto, file.nodes)
     try:
-        return recover_document(file.proto, file.nodes)
+        return recover_document(file.proto, file.nodes, digest=digest)
     except FileFormatError as error:
         raise FileFormatError(
             f"{file.path} has no hierarchy ({file.missing}, and {error}): export the model with "
@@ -93,6 +94,7 @@ def recover_document(
     proto: onnx.ModelProto,
     nodes: Sequence[tuple[str, onnx.NodeProto]] | None = None,
     model: ir.Model | None = None,
+    digest: str | None = None,
 ) -> Recovered:
     """A document from what the nodes of a model say.
 
@@ -100,6 +102,7 @@ def recover_document(
         proto: The model.
         nodes: What `identified_proto_nodes` gives for it, where that is known already.
         model: The same model as a graph; with it the document names the makers and readers of each tensor.
+        digest: Its `graph_hash`, where that is known already.
 
     Raises:
         FileFormatError: No node speaks of modules.
@@ -125,7 +128,7 @@ def recover_document(
         producer=Producer(),
         strategy=next((clue.method for clue in clues if clue is not None and clue.method), "recovered"),
         exporter=f"recovered from {origin}",
-        graph_hash=graph_hash(proto, nodes),
+        graph_hash=graph_hash(proto, nodes) if digest is None else digest,
         tag_view=_VIEW,
         modules=draft.module_records(),
         calls=draft.call_records(),

@@ -497,6 +497,13 @@ def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
 
 
 @pytest.mark.xdist_group("shared_block")
+def test_sidecar_that_lists_other_nodes_is_refused(beside: Callable[[bytes], Path], exported: Exporter) -> None:
+    document = exported("shared_block").document
+    for nodes in (document.nodes[1:], (*document.nodes, document.nodes[0]), document.nodes[::-1]):
+        refused(beside(encode_document(msgspec.structs.replace(document, nodes=nodes))), "lists other nodes")
+
+
+@pytest.mark.xdist_group("shared_block")
 def test_sidecar_in_another_layout_is_read(beside: Callable[[bytes], Path], exported: Exporter) -> None:
     compact = msgspec.json.encode(exported("shared_block").document)
     assert read_model(beside(compact)).document == exported("shared_block").document

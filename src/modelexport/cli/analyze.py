@@ -14,7 +14,7 @@ import typer
 
 from modelexport.analysis.report import AnalysisReport, RankedModule
 from modelexport.analysis.report import analyze as analyze_file
-from modelexport.cli.output import message_console, printable
+from modelexport.cli.output import message_console, printable, working
 from modelexport.cli.tables import Cell, aligned, as_csv
 from modelexport.textfile import check_text_target, write_text
 
@@ -67,7 +67,8 @@ def analyze(
         modelexport analyze model.onnx --show-resolution-details
     """
     target = check_text_target(output, force=force, taken=[file]) if output is not None else None
-    report = analyze_file(file, selector=selector, depth=depth, resolution=details)
+    with working(f"reading {file}"):
+        report = analyze_file(file, selector=selector, depth=depth, resolution=details)
     text = _as_text(report, output_format)
     if target is None:
         sys.stdout.write(text)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -28,6 +31,14 @@ def result_console() -> Console:
 def message_console() -> Console:
     """For progress and errors."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows on a terminal that something is being done, for as long as it takes."""
+    console = message_console()
+    with console.status(Text(printable(what))) if console.is_terminal else contextlib.nullcontext():
+        yield
 
 
 def print_json(content: Any) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from modelexport.analysis.selection import Selection
 from modelexport.analysis.selection import select as select_in_file
-from modelexport.cli.output import message_console, printable
+from modelexport.cli.output import message_console, printable, working
 from modelexport.textfile import check_text_target, write_text
 
 
@@ -67,7 +67,8 @@ def select(
         modelexport select model.onnx 'encoder.layer.* and op:MatMul' --format json -o nodes.json --force
     """
     target = check_text_target(output, force=force, taken=[file]) if output is not None else None
-    selection = select_in_file(file, pattern, contributors=not owners_only)
+    with working(f"reading {file}"):
+        selection = select_in_file(file, pattern, contributors=not owners_only)
     text = _as_text(selection, output_format)
     for note in _notes(selection):
         message_console().print(printable(f"note: {note}"), markup=False)
