@@ -41,6 +41,10 @@ class Side:
         calls = outline.owners if by_call else [None] * len(outline)
         self.group = [number(("group", call, place)) for call, place in zip(calls, outline.places, strict=True)]
         self.operation = [number(operation) for operation in outline.operations]
+        self._ends: dict[int, Key] = {}
+        for value, ends in outline.ends.items():
+            node = outline.producers[value]
+            self._ends[node] = (*self._ends.get(node, ()), (outline.slots[value], ends))
         # An attribute-less node needs no key of its own.
         self.kind = [
             number((operation, attributes)) if attributes else operation
@@ -57,12 +61,14 @@ class Side:
 
     # --- keys by structure ---------------------------------------------------------------------------------------
 
-    def forward(self, kinds: Sequence[int], groups: Sequence[int], leaf: dict[int, int]) -> list[int]:
-        """For each node a key of what it is computed from within its group."""
+    def forward(
+        self, nodes: Sequence[int], kinds: Sequence[int], groups: Sequence[int], leaf: dict[int, int]
+    ) -> list[int]:
+        """For each of the nodes, which are whole groups, a key of what it is computed from within its group."""
         found = [0] * len(kinds)
         outline, table = self.outline, self.table
         producers, slots = outline.producers, outline.slots
-        for node in outline.order:
+        for node in nodes:
             parts: list[object] = [kinds[node], groups[node]]
             for value in outline.inputs[node]:
                 producer = producers[value] if value != ABSENT else ABSENT
@@ -77,11 +83,11 @@ class Side:
             found[node] = table.setdefault(tuple(parts), len(table))
         return found
 
-    def backward(self, own: Sequence[int], groups: Sequence[int]) -> list[int]:
-        """For each node a key of itself and of what is computed from it within its group."""
+    def backward(self, nodes: Sequence[int], own: Sequence[int], groups: Sequence[int]) -> list[int]:
+        """For each of the nodes, which are whole groups, a key of it and of what is computed from it in its group."""
         found = [0] * len(own)
         outline, table = self.outline, self.table
-        for node in reversed(outline.order):
+        for node in reversed(nodes):
             inside: list[_Reader] = []
             outside = False
             for reader, slot, output in outline.readers[node]:
@@ -91,33 +97,40 @@ class Side:
                     outside = True
             if len(inside) > 1:
                 inside.sort()
-            key = (own[node], groups[node], outside, tuple(inside), self._ends(node))
+            key = (own[node], groups[node], outside, tuple(inside), self._ends.get(node))
             found[node] = table.setdefault(key, len(table))
         return found
 
-    def surface(self, kinds: Sequence[int], leaf: dict[int, int]) -> list[int]:
-        """For each node a key of what it is and of the weights and arguments that it takes."""
-        known = {**leaf, ABSENT: _LEFT_OUT}
-        return [
-            self.number((kinds[node], *(known.get(value, _OUTSIDE) for value in values)))
-            for node, values in enumerate(self.outline.inputs)
-        ]
+    def surface(self, nodes: Sequence[int], kinds: Sequence[int], leaf: dict[int, int]) -> list[int]:
+        """For each of the nodes a key of what it is and of the weights and arguments that it takes."""
+        found = [0] * len(kinds)
+        inputs, leaves = self.outline.inputs, self.outline.leaves
+        for node in nodes:
+            values = [_LEFT_OUT if v == ABSENT else leaf[v] if v in leaves else _OUTSIDE for v in inputs[node]]
+            found[node] = self.number((kinds[node], *values))
+        return found
 
-    def surroundings(self, own: list[int]) -> list[int]:
-        """For each node a key of what lies around it, wherever that is."""
+    def surroundings(self, nodes: Sequence[int], own: list[int]) -> list[int]:
+        """For each of the nodes a key of what lies around it, wherever that is."""
         outline = self.outline
-        for _ in range(_SURROUNDINGS):
-            found = []
-            for node, values in enumerate(outline.inputs):
+        # Which nodes are needed for the keys of which step: those around the ones of the step after it.
+        needed = [set(nodes)]
+        for _ in range(_SURROUNDINGS - 1):
+            wider = set(needed[-1])
+            for node in needed[-1]:
+                wider.update(reader for reader, _, _ in outline.readers[node])
+                wider.update(outline.producers[value] for value in outline.inputs[node] if value != ABSENT)
+            wider.discard(-1)
+            needed.append(wider)
+        for step in reversed(needed):
+            found = own.copy()
+            for node in step:
+                values = outline.inputs[node]
                 before = tuple(own[p] if v != ABSENT and (p := outline.producers[v]) >= 0 else -1 for v in values)
                 after = sorted((own[reader], slot) for reader, slot, _ in outline.readers[node])
-                found.append(self.number((own[node], before, tuple(after))))
+                found[node] = self.number((own[node], before, tuple(after)))
             own = found
         return own
-
-    def _ends(self, node: int) -> Key:
-        ends = self.outline.ends
-        return tuple((slot, ends[v]) for slot, v in enumerate(self.outline.outputs[node]) if v in ends)
 
 
 class Matching:
@@ -142,10 +155,7 @@ class Matching:
         self.to_after, self.to_before = self._a.partner, self._b.partner
         self._pair_same_structure()
         if self._open():
-            self._pair_by_module(equally_many=True)
-            self._pair_by_names()
-            self._pair_by_surroundings()
-            self._pair_by_module(equally_many=False)
+            self._pair_by_module()
             self._pair_changed()
 
     # --- rounds --------------------------------------------------------------------------------------------------
@@ -155,25 +165,39 @@ class Matching:
 
         def keys(side: Side) -> list[int]:
             everywhere = [side.number(place) for place in side.outline.places]
-            return side.backward(side.forward(side.kind, everywhere, side.leaf), everywhere)
+            nodes = side.outline.order
+            return side.backward(nodes, side.forward(nodes, side.kind, everywhere, side.leaf), everywhere)
 
         self._pair(keys)
 
-    def _pair_by_module(self, *, equally_many: bool) -> None:
-        """Nodes at the same place in the structure of their own module call: all of it, from above, from below."""
-        if not self._open():
-            return
-        forward = {id(s): s.forward(s.kind, s.group, s.leaf) for s in (self._a, self._b)}
-        self._pair(lambda s: s.backward(forward[id(s)], s.group), equally_many)
-        self._pair(lambda s: forward[id(s)], equally_many)
-        self._pair(lambda s: s.backward(s.surface(s.kind, s.leaf), s.group), equally_many)
+    def _pair_by_module(self) -> None:
+        """Nodes at the same place in the structure of their own module call: all of it, from above, from below.
+
+        Where one model has more of them than the other, what is around them is asked first.
+        """
+        nodes = self._in_open_groups()
+        forward = {side: side.forward(nodes[side], side.kind, side.group, side.leaf) for side in nodes}
+        around = {side: side.backward(nodes[side], forward[side], side.group) for side in nodes}
+        self._pair(around.__getitem__, equally_many=True)
+        self._pair(forward.__getitem__, equally_many=True)
+        surface = {side: side.surface(nodes[side], side.kind, side.leaf) for side in nodes}
+        backward = {side: side.backward(nodes[side], surface[side], side.group) for side in nodes}
+        self._pair(backward.__getitem__, equally_many=True)
+        self._spread()
+        self._pair_by_names()
+        self._pair_by_surroundings()
+        for keys in (around, forward, backward):
+            self._pair(keys.__getitem__)
         self._spread()
 
     def _pair_by_names(self) -> None:
         """Nodes that are alike and make a tensor of the same name: what other tools keep best."""
 
         def keys(side: Side) -> list[int]:
-            return [side.number((kind, side.outline.tensor_name(node))) for node, kind in enumerate(side.kind)]
+            found = [0] * len(side.kind)
+            for node in side.unpaired():
+                found[node] = side.number((side.kind[node], side.outline.tensor_name(node)))
+            return found
 
         if self._open():
             self._pair(keys, accept=self._compatible)
@@ -183,8 +207,9 @@ class Matching:
         """Nodes that look the same some steps around, where both models have equally many of them."""
 
         def keys(side: Side) -> list[int]:
-            surface = side.surface(side.kind, side.leaf)
-            return side.surroundings([side.number(both) for both in zip(surface, side.group, strict=True)])
+            surface = side.surface(side.outline.order, side.kind, side.leaf)
+            own = [side.number(both) for both in zip(surface, side.group, strict=True)]
+            return side.surroundings(side.unpaired(), own)
 
         if self._open():
             self._pair(keys, equally_many=True)
@@ -195,12 +220,19 @@ class Matching:
         if not self._open():
             return
         self._spread_by(lambda s: s.operation, exact=False)
-        forward = {id(s): s.forward(s.operation, s.group, s.loose_leaf) for s in (self._a, self._b)}
-        self._pair(lambda s: s.backward(forward[id(s)], s.group))
-        self._spread_by(lambda s: s.kind, exact=True)
-        self._pair(lambda s: forward[id(s)], equally_many=True)
+        nodes = self._in_open_groups()
+        forward = {side: side.forward(nodes[side], side.operation, side.group, side.loose_leaf) for side in nodes}
+        self._pair(lambda s: s.backward(nodes[s], forward[s], s.group))
+        self._spread()
+        self._pair(lambda s: forward[s], equally_many=True)
         self._spread_by(lambda s: s.operation, exact=False)
-        self._pair_between(lambda s: [0] * len(s.kind))
+        self._pair_between()
+
+    def _in_open_groups(self) -> dict[Side, list[int]]:
+        """The nodes of the groups in which a node has no partner, on either side."""
+        sides = (self._a, self._b)
+        groups = {side.group[node] for side in sides for node in side.unpaired()}
+        return {side: [node for node in side.outline.order if side.group[node] in groups] for side in sides}
 
     # --- pairing -------------------------------------------------------------------------------------------------
 
@@ -376,19 +408,17 @@ class Matching:
                     self._join(a, found[0])
                     break
 
-    def _pair_between(self, kinds: Callable[[Side], list[int]]) -> None:
-        """Nodes with the same inputs and the same readers."""
-        kind_a, kind_b = kinds(self._a), kinds(self._b)
+    def _pair_between(self) -> None:
+        """Nodes with the same inputs and the same readers, whatever they do."""
         waiting: dict[Key, list[int]] = defaultdict(list)
         for b in reversed(self._b.unpaired()):
             made = tuple(v for v in self.after.inputs[b] if v != ABSENT and self.after.producers[v] >= 0)
-            waiting[kind_b[b], made, tuple(sorted(self.after.readers[b])), self._b.outline.places[b]].append(b)
+            waiting[made, tuple(sorted(self.after.readers[b])), self.after.places[b]].append(b)
         for a in self._a.unpaired():
             readers = self._mapped_readers(a)
             made = tuple(v for v in self._mapped_inputs(a) if v == _UNPAIRED or v >= 0)
             if readers and made and _UNPAIRED not in made:
-                stack = waiting.get((kind_a[a], made, readers, self.before.places[a]), [])
-                self._join_first(a, [stack], self._compatible)
+                self._join_first(a, [waiting.get((made, readers, self.before.places[a]), [])], self._compatible)
 
 
 def _leaf(side: Side, value: int) -> int:

@@ -112,7 +112,7 @@ class Ownership:
 
     def _around(self, first: str, second: str) -> str:
         """The innermost call that both are, or ran inside of."""
-        if first == second:
+        if first in (second, ROOT_PATH):
             return first
         outer = set(self._chain(first))
         return next((call for call in self._chain(second) if call in outer), ROOT_PATH)
