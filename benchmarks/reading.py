@@ -53,6 +53,13 @@ def _select(path: Path) -> object:
     return modelexport.select(path, "class:StackAttention and not layers.0")
 
 
+def _compare(path: Path) -> object:
+    import modelexport
+
+    # With itself, read twice: all of its nodes are matched.
+    return modelexport.compare_models(path, path)
+
+
 # To measure a further command, add a line.
 MEASURED: dict[str, Callable[[Path], object]] = {
     BASELINE: _onnx_ir_load,
@@ -60,6 +67,7 @@ MEASURED: dict[str, Callable[[Path], object]] = {
     "read_model": _read_model,
     "analyze": _analyze,
     "select": _select,
+    "compare": _compare,
 }
 
 
@@ -72,7 +80,7 @@ def run_one(name: str, path: Path) -> None:
 
     import modelexport
 
-    for public in ("read_model", "analyze", "select", "validate"):
+    for public in ("read_model", "analyze", "select", "validate", "compare_models"):
         getattr(modelexport, public)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, wall = time.process_time(), time.perf_counter()

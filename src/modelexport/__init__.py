@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport._version import __version__
 
 if TYPE_CHECKING:
+    from modelexport.analysis.comparison import Comparison, compare_models
     from modelexport.analysis.extraction import Extractor, ModuleSubgraph, extract_module, extract_module_subgraph
     from modelexport.analysis.findings import Case, Finding, ValidationReport
     from modelexport.analysis.report import AnalysisReport, analyze
@@ -62,6 +63,7 @@ _HOMES = {
     "AllStrategiesFailedError": "errors",
     "AnalysisReport": "analysis.report",
     "CallVerification": "verification.report",
+    "Comparison": "analysis.comparison",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
@@ -104,6 +106,7 @@ _HOMES = {
     "ValidationReport": "analysis.findings",
     "analyze": "analysis.report",
     "VerificationReport": "verification.report",
+    "compare_models": "analysis.comparison",
     "document_schema": "document",
     "export_model": "export",
     "extract_module": "analysis.extraction",
@@ -128,6 +131,7 @@ __all__ = [
     "Capture",
     "CaptureRequest",
     "Case",
+    "Comparison",
     "ContractError",
     "ExportError",
     "ExportResult",
@@ -168,6 +172,7 @@ __all__ = [
     "VerificationReport",
     "__version__",
     "analyze",
+    "compare_models",
     "document_schema",
     "export_model",
     "extract_module",

@@ -39,7 +39,7 @@ class FileSummary(msgspec.Struct, frozen=True):
     Attributes:
         file: Where it is.
         nodes: How many nodes it has, in bodies and functions too.
-        hierarchy: Where the owners come from: the sidecar, the nodes' own tags, or nowhere.
+        hierarchy: Where the owners come from: ``sidecar``, ``tags``, ``torch metadata``, ``scoped names``, ``none``.
         missing: Why there is no sidecar, in words.
         unowned: Nodes for which the file names no owner; they are counted with the modules they lie between.
         calls: Module calls that own nodes.
@@ -48,7 +48,7 @@ class FileSummary(msgspec.Struct, frozen=True):
 
     file: str
     nodes: int
-    hierarchy: Literal["sidecar", "tags", "none"]
+    hierarchy: str
     missing: str
     unowned: int
     calls: int
@@ -176,7 +176,11 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def comparison_schema() -> dict[str, Any]:
     """The JSON Schema of what `modelexport compare --format json` prints."""
-    return msgspec.json.schema(Comparison)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "modelexport comparison",
+        **msgspec.json.schema(Comparison),
+    }
 
 
 def compare_models(
@@ -335,12 +339,11 @@ class _Report:
             found.append(NodeChange("moved", owner, first, second, ("owner",)))
 
     def _summary(self, side: Outline) -> FileSummary:
-        document = side.file.document
         owned = [owner for owner in side.owners if owner is not None]
         return FileSummary(
             file=str(side.file.path),
             nodes=len(side),
-            hierarchy="sidecar" if document is not None else "tags" if owned else "none",
+            hierarchy=side.origin,
             missing=side.file.missing,
             unowned=len(side) - len(owned),
             calls=len(set(owned)),

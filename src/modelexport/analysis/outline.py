@@ -16,9 +16,11 @@ import onnx
 import onnx_ir as ir
 from onnx import AttributeProto, TensorProto
 
+from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.reading import ModelFile
+from modelexport.recovery import recover_document
 
 # In place of a value where an optional input or output is left out.
 ABSENT = -1
@@ -34,6 +36,8 @@ class Outline:
 
     Attributes:
         file: What was read.
+        document: The hierarchy, from the sidecar or from what torch left in the nodes; None for our own tags alone.
+        origin: Where the owners come from.
         identities: The node's identity in the file.
         operations: Domain, operation and overload.
         attributes: Name and content of each attribute but for bodies, sorted.
@@ -56,6 +60,8 @@ class Outline:
     """
 
     file: ModelFile
+    document: HierarchyDocument | None = None
+    origin: str = "none"
     identities: list[str] = dataclasses.field(default_factory=list)
     operations: list[Key] = dataclasses.field(default_factory=list)
     attributes: list[tuple[tuple[str, Key], ...]] = dataclasses.field(default_factory=list)
@@ -99,7 +105,7 @@ def outline(file: ModelFile) -> Outline:
         _Walk(made).run()
     except (ValueError, TypeError, KeyError) as error:
         raise FileFormatError(f"{file.path} has a tensor that cannot be read: {error}") from error
-    made.owners = _owners(file)
+    made.owners, made.document, made.origin = _hierarchy(file)
     made.readers = [[] for _ in made.identities]
     for node, values in enumerate(made.inputs):
         for slot, value in enumerate(values):
@@ -110,13 +116,22 @@ def outline(file: ModelFile) -> Outline:
     return made
 
 
-def _owners(file: ModelFile) -> list[str | None]:
-    """The call that owns each node: from the sidecar, else from what the nodes say themselves."""
+def _hierarchy(file: ModelFile) -> tuple[list[str | None], HierarchyDocument | None, str]:
+    """The call that owns each node, the document that says so if there is one, and where that comes from."""
     if file.document is not None:
         recorded = {record.id: record.module for record in file.document.nodes}
-        return [recorded.get(identity) for identity, _ in file.nodes]
+        return [recorded.get(identity) for identity, _ in file.nodes], file.document, "sidecar"
     stored = file.stored
-    return [stored[identity].module if identity in stored else None for identity, _ in file.nodes]
+    if stored:
+        owners = [stored[identity].module if identity in stored else None for identity, _ in file.nodes]
+        return owners, None, "tags"
+    try:
+        found = recover_document(file.proto, file.nodes)
+    except FileFormatError:
+        return [None] * len(file.nodes), None, "none"
+    # What was reasoned from neighbours is reasoned here with what both models know.
+    said = {record.id: record.module for record in found.document.nodes if record.kind != "inferred"}
+    return [said.get(identity) for identity, _ in file.nodes], found.document, found.origin
 
 
 def _sorted_nodes(made: Outline) -> list[int]:

@@ -43,8 +43,8 @@ class Ownership:
 
     def tags(self, side: Outline) -> Counter[str]:
         """How many nodes of a model carry each tag, as its file says; nodes without one have the empty tag."""
-        if side.file.document is not None:
-            return Counter(record.tag for record in side.file.document.nodes)
+        if side.document is not None:
+            return Counter(record.tag for record in side.document.nodes)
         counts = Counter(side.file.tag_counts())
         untagged = len(side) - sum(counts.values())
         return counts + Counter({"": untagged})
@@ -66,7 +66,7 @@ class Ownership:
         return found
 
     def _learn(self, side: Outline) -> None:
-        document = side.file.document
+        document = side.document
         if document is not None:
             self._parents.update((call.id, call.parent) for call in document.calls)
             self._call_tags.update((call.id, call.tag) for call in document.calls)

@@ -10,6 +10,7 @@ import typer
 
 from modelexport._version import __version__
 from modelexport.cli.analyze import analyze
+from modelexport.cli.compare import compare
 from modelexport.cli.export import export
 from modelexport.cli.extract import extract
 from modelexport.cli.inspect import inspect
@@ -43,6 +44,7 @@ app.command()(tag)
 app.command()(retag)
 app.command()(tree)
 app.command()(analyze)
+app.command()(compare)
 app.command()(select)
 app.command()(extract)
 app.command()(validate)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from modelexport.analysis.comparison import comparison_schema
 from modelexport.analysis.report import analysis_schema
 from modelexport.analysis.selection import selection_schema
 from modelexport.cli.output import print_json
@@ -19,12 +20,14 @@ class SchemaName(enum.StrEnum):
 
     SIDECAR = "sidecar"
     ANALYZE = "analyze"
+    COMPARE = "compare"
     SELECT = "select"
 
 
 _SCHEMAS: dict[SchemaName, Callable[[], dict[str, Any]]] = {
     SchemaName.SIDECAR: document_schema,
     SchemaName.ANALYZE: analysis_schema,
+    SchemaName.COMPARE: comparison_schema,
     SchemaName.SELECT: selection_schema,
 }
 
