@@ -41,10 +41,10 @@ class Side:
         calls = outline.owners if by_call else [None] * len(outline)
         self.group = [number(("group", call, place)) for call, place in zip(calls, outline.places, strict=True)]
         self.operation = [number(operation) for operation in outline.operations]
-        self._ends: dict[int, Key] = {}
+        self.ends: dict[int, Key] = {}
         for value, ends in outline.ends.items():
             node = outline.producers[value]
-            self._ends[node] = (*self._ends.get(node, ()), (outline.slots[value], ends))
+            self.ends[node] = (*self.ends.get(node, ()), (outline.slots[value], ends))
         # An attribute-less node needs no key of its own.
         self.kind = [
             number((operation, attributes)) if attributes else operation
@@ -97,7 +97,7 @@ class Side:
                     outside = True
             if len(inside) > 1:
                 inside.sort()
-            key = (own[node], groups[node], outside, tuple(inside), self._ends.get(node))
+            key = (own[node], groups[node], outside, tuple(inside), self.ends.get(node))
             found[node] = table.setdefault(key, len(table))
         return found
 
@@ -356,9 +356,11 @@ class Matching:
         waiting: dict[Key, list[int]] = defaultdict(list)
         for b in reversed(self._b.unpaired()):
             waiting[kind_b[b], self._own_inputs(b)].append(b)
+        # Weights alone say nothing: many nodes may take such.
+        telling = {_leaf(self._a, value) for value in self.inputs}
         for a in self._a.unpaired():
             mapped = self._mapped_inputs(a)
-            if _UNPAIRED not in mapped and any(value >= 0 for value in mapped):
+            if _UNPAIRED not in mapped and any(value >= 0 or value in telling for value in mapped):
                 self._join_first(a, [waiting.get((kind_a[a], mapped), [])])
 
     def _pair_before(self, kinds: Callable[[Side], list[int]]) -> None:
@@ -413,12 +415,14 @@ class Matching:
         waiting: dict[Key, list[int]] = defaultdict(list)
         for b in reversed(self._b.unpaired()):
             made = tuple(v for v in self.after.inputs[b] if v != ABSENT and self.after.producers[v] >= 0)
-            waiting[made, tuple(sorted(self.after.readers[b])), self.after.places[b]].append(b)
+            waiting[made, tuple(sorted(self.after.readers[b])), self._b.ends.get(b), self.after.places[b]].append(b)
         for a in self._a.unpaired():
             readers = self._mapped_readers(a)
             made = tuple(v for v in self._mapped_inputs(a) if v == _UNPAIRED or v >= 0)
-            if readers and made and _UNPAIRED not in made:
-                self._join_first(a, [waiting.get((made, readers, self.before.places[a]), [])], self._compatible)
+            ends = self._a.ends.get(a)
+            if readers is not None and (readers or ends) and made and _UNPAIRED not in made:
+                found = waiting.get((made, readers, ends, self.before.places[a]), [])
+                self._join_first(a, [found], self._compatible)
 
 
 def _leaf(side: Side, value: int) -> int:

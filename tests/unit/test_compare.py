@@ -1,0 +1,612 @@
+"""`compare` on exported models and what other tools make of them: which nodes of which modules it says differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from tests.conftest import Exporter
+from tests.support import zoo
+from torch import nn
+
+import modelexport
+from modelexport.analysis.comparison import Comparison, ModuleChange, compare_models, comparison_schema
+from modelexport.artifact import sidecar_path
+from modelexport.cli.main import run
+from modelexport.errors import FileFormatError, InputError
+
+MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """The command within this process."""
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        stdout, stderr = capfd.readouterr()
+        return Outcome(int(ended.value.code or 0), stdout, stderr)
+
+    return call
+
+
+def by_module(found: Comparison) -> dict[str, ModuleChange]:
+    return {module.module: module for module in found.modules if module.differs}
+
+
+def fates(found: Comparison) -> dict[tuple[str, str], Counter[str]]:
+    """For each module and fate, how many nodes of each operation."""
+    counted: dict[tuple[str, str], Counter[str]] = {}
+    for change in found.changes:
+        at = change.after if change.kind == "added" else change.before
+        assert at is not None
+        counted.setdefault((change.module, change.kind), Counter())[at.operation] += 1
+    return counted
+
+
+def consistent(found: Comparison) -> None:
+    """What holds of every comparison."""
+    counts = found.nodes
+    assert counts.same + counts.changed + counts.moved + counts.removed == found.before.nodes
+    assert counts.same + counts.changed + counts.moved + counts.added == found.after.nodes
+    assert sum(module.nodes_before for module in found.modules) == found.before.nodes
+    assert sum(module.nodes_after for module in found.modules) == found.after.nodes
+    assert Counter(change.kind for change in found.changes) == Counter(
+        {kind: n for kind in ("added", "removed", "changed", "moved") if (n := getattr(counts, kind))}
+    )
+    assert sum(tag.before for tag in found.tags) == found.before.nodes
+    assert sum(tag.after for tag in found.tags) == found.after.nodes
+    assert sum(module.bytes_after for module in found.modules) == found.after.weights.bytes
+    # No node has two fates.
+    for side in ("before", "after"):
+        ids = [at.id for change in found.changes if (at := getattr(change, side)) is not None]
+        assert len(ids) == len(set(ids))
+
+
+def saved(model: onnx.ModelProto, path: Path) -> Path:
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with another name for every node and every tensor, bodies included; inputs and outputs keep theirs."""
+    kept = {value.name for value in (*model.graph.input, *model.graph.output)} | {""}
+    names: dict[str, str] = {}
+
+    def new(name: str) -> str:
+        return name if name in kept else names.setdefault(name, f"t{len(names) * 7919 % 100_003}")
+
+    graphs = [model.graph]
+    while graphs:
+        graph = graphs.pop()
+        for node in graph.node:
+            node.name = f"n{id(node) % 1000}"
+            node.input[:] = [new(name) for name in node.input]
+            node.output[:] = [new(name) for name in node.output]
+            graphs += [a.g for a in node.attribute if a.HasField("g")]
+        for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+            item.name = new(item.name)
+    return model
+
+
+# --- before and after --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_is_the_same_as_itself(exported: Exporter, name: str) -> None:
+    path = exported(name).path
+    found = compare_models(path, path)
+    consistent(found)
+    assert found.same
+    assert found.same_topology
+    assert found.same_order
+    assert found.differences == ()
+    assert found.nodes.same == found.before.nodes == len(exported(name).document.nodes)
+    assert found.before.hierarchy == "sidecar"
+    assert by_module(found) == {}
+    assert found.first_difference is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("hierarchy", ["kept", "gone"])
+def test_only_names_differ_when_all_names_are_changed(
+    exported: Exporter, tmp_path: Path, name: str, hierarchy: str
+) -> None:
+    path = exported(name).path
+    model = renamed(onnx.load(path))
+    if hierarchy == "gone":
+        model = modelexport.strip_hierarchy(model)
+        for node in model.graph.node:
+            del node.metadata_props[:]
+    found = compare_models(path, saved(model, tmp_path / "renamed.onnx"))
+    consistent(found)
+    assert found.same_topology
+    assert found.same
+    assert set(found.differences) <= {"names", "metadata"}
+    assert "names" in found.differences
+    assert found.nodes.same == found.before.nodes
+    assert found.nodes.renamed > found.before.nodes // 2
+
+
+@pytest.mark.xdist_group("bert")
+def test_interface_differs_when_an_input_is_renamed(exported: Exporter, tmp_path: Path) -> None:
+    path = exported("bert").path
+    model = onnx.load(path)
+    old = model.graph.input[0].name
+    model.graph.input[0].name = "tokens"
+    for node in model.graph.node:
+        node.input[:] = ["tokens" if name == old else name for name in node.input]
+    found = compare_models(path, saved(model, tmp_path / "m.onnx"))
+    assert found.same_topology
+    assert not found.same
+    assert [change.field for change in found.interface] == ["input 0"]
+
+
+@pytest.mark.xdist_group("bert")
+def test_unoptimized_export_has_more_nodes_and_loses_none(exported: Exporter) -> None:
+    found = compare_models(exported("bert").path, exported("bert", optimize=False).path)
+    consistent(found)
+    assert not found.same_topology
+    # Every node that the optimizer kept is found again; the rest is what it removed.
+    assert found.nodes.removed == 0
+    assert found.nodes.same >= found.before.nodes - 1
+    assert found.nodes.added == found.after.nodes - found.before.nodes
+    module = by_module(found)["embeddings.dropout"]
+    assert (module.nodes_before, module.added, module.class_name) == (0, 1, "Dropout")
+    assert fates(found)["embeddings.dropout", "added"] == {"Identity": 1}
+    # And back.
+    back = compare_models(exported("bert", optimize=False).path, exported("bert").path)
+    assert (back.nodes.added, back.nodes.removed) == (0, found.nodes.added)
+
+
+@pytest.mark.xdist_group("cnn")
+def test_fused_normalization_is_removed_from_its_module(exported: Exporter) -> None:
+    found = compare_models(exported("cnn", optimize=False).path, exported("cnn").path)
+    consistent(found)
+    for block in ("features.0", "features.2"):
+        assert fates(found)[f"{block}.norm", "removed"]["BatchNormalization"] == 1
+        # The convolution is still there, and does the work of both.
+        assert fates(found)[f"{block}.conv", "moved"] == {"Conv": 1}
+    assert found.nodes.added == 0
+    owners = {change.after.module for change in found.changes if change.kind == "moved" and change.after is not None}
+    assert owners == {"features.0.norm", "features.2.norm"}
+
+
+@pytest.mark.xdist_group("bert")
+def test_torchscript_export_is_matched_by_module_though_no_name_is_shared(exported: Exporter, tmp_path: Path) -> None:
+    specimen = zoo.build("bert")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "ts.onnx", strategy="htp")
+    found = compare_models(exported("bert").path, other.onnx_path)
+    consistent(found)
+    assert not found.same_topology
+    assert found.nodes.moved == 0
+    modules = {module.module: module for module in found.modules}
+    for layer in (0, 1):
+        # Each linear layer is a product and a sum for both exporters, whatever comes with them.
+        for linear in ("attention.output.dense", "output.dense"):
+            module = modules[f"encoder.layer.{layer}.{linear}"]
+            assert module.removed == 0
+            assert module.same + module.changed == module.nodes_before == 2
+    assert {(change.field, change.after) for change in found.metadata} >= {("exporter", "torchscript")}
+    assert "opsets" in found.differences
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: int, width: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(zoo.Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder, made = tmp_path_factory.mktemp("stacks"), {}
+
+    def export(layers: int, width: int = 8) -> Path:
+        if (layers, width) not in made:
+            torch.manual_seed(0)
+            path = folder / f"stack_{layers}_{width}.onnx"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                modelexport.export_model(Stack(layers, width).eval(), torch.randn(4, width), path)
+            made[layers, width] = path
+        return made[layers, width]
+
+    return export
+
+
+@pytest.mark.xdist_group("stacks")
+@pytest.mark.parametrize("hierarchy", ["kept", "gone"])
+def test_one_layer_more_is_all_that_is_added(stacks: Callable[..., Path], tmp_path: Path, hierarchy: str) -> None:
+    before, after = stacks(2), stacks(3)
+    if hierarchy == "gone":
+        bare = [modelexport.strip_hierarchy(onnx.load(path)) for path in (before, after)]
+        for model in bare:
+            for node in model.graph.node:
+                del node.metadata_props[:]
+        before, after = (saved(model, tmp_path / f"{number}.onnx") for number, model in enumerate(bare))
+    found = compare_models(before, after)
+    consistent(found)
+    layer = found.after.nodes - found.before.nodes
+    assert layer >= 3
+    assert (found.nodes.added, found.nodes.removed, found.nodes.changed) == (layer, 0, 0)
+    assert found.nodes.same == found.before.nodes
+    if hierarchy == "kept":
+        assert set(by_module(found)) == {"blocks.2", "blocks.2.lin", "blocks.2.norm"}
+        assert found.first_difference is not None
+        assert found.first_difference.module == "blocks.2.lin"
+    else:
+        assert found.before.hierarchy == "none"
+        assert [module.module for module in found.modules] == [""]
+
+
+@pytest.mark.xdist_group("stacks")
+def test_wider_layers_are_changed_in_place(stacks: Callable[..., Path]) -> None:
+    found = compare_models(stacks(2), stacks(2, 16))
+    consistent(found)
+    assert (found.nodes.added, found.nodes.removed, found.nodes.moved) == (0, 0, 0)
+    assert found.nodes.changed == found.before.nodes
+    gemm = next(change for change in found.changes if change.module == "head")
+    assert set(gemm.what) == {"weights"}
+    assert "float[3, 8]" in {change.detail.partition(" → ")[0] for change in found.weights}
+    assert {"shape", "weights"} == {what for change in found.changes for what in change.what}
+    assert found.after.weights.elements > 2 * found.before.weights.elements
+
+
+# --- what other tools write --------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("bert")
+def test_quantized_model_changes_exactly_the_modules_with_weights(exported: Exporter, tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    path, quantized = exported("bert").path, tmp_path / "quantized.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_dynamic(path, quantized)
+    found = compare_models(path, quantized)
+    consistent(found)
+    linear = {module.path for module in exported("bert").document.modules if module.class_name == "Linear"}
+    # A query, a key and a value that read one tensor have it quantized once, in the module around them.
+    around = {f"encoder.layer.{layer}.attention.self" for layer in (0, 1)}
+    embeddings = {f"embeddings.{name}_embeddings" for name in ("word", "position", "token_type")}
+    assert set(by_module(found)) == linear | around | embeddings
+    for path_ in linear:
+        lost, won = fates(found)[path_, "removed"], fates(found)[path_, "added"]
+        assert lost.total() == 1
+        assert lost.keys() <= {"MatMul", "Gemm"}
+        assert won["MatMulInteger"] == 1
+    for path_ in around:
+        assert fates(found)[path_, "added"] == {"DynamicQuantizeLinear": 1}
+    for path_ in embeddings:
+        assert fates(found)[path_, "changed"] == {"Gather": 1}
+    assert found.before.weights.bytes > 3 * found.after.weights.bytes
+    assert found.after.weights.bytes_by_type["int8" if "int8" in found.after.weights.bytes_by_type else "uint8"] > 0
+    assert found.after.hierarchy == "tags"
+    assert found.after.unowned > 0
+
+
+@pytest.mark.xdist_group("cnn")
+@pytest.mark.parametrize("level", ["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"])
+def test_optimized_by_onnxruntime_touches_no_other_module(exported: Exporter, tmp_path: Path, level: str) -> None:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 4
+    path = exported("cnn").path
+    ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    found = compare_models(path, tmp_path / "optimized.onnx")
+    consistent(found)
+    if level == "ORT_ENABLE_BASIC":
+        assert found.nodes.changed == found.nodes.moved == 0
+        return
+    removed = Counter(op for (_, kind), ops in fates(found).items() if kind == "removed" for op in ops.elements())
+    added = Counter(op for (_, kind), ops in fates(found).items() if kind == "added" for op in ops.elements())
+    # Each convolution and the activation behind it became one node.
+    assert removed["Relu"] == added["com.microsoft::FusedConv"] == 2
+    assert "head" not in by_module(found)
+
+
+@pytest.mark.xdist_group("bert")
+def test_plain_torch_export_is_the_same_model(exported: Exporter, tmp_path: Path) -> None:
+    model = modelexport.strip_hierarchy(onnx.load(exported("bert").path))
+    found = compare_models(exported("bert").path, saved(model, tmp_path / "plain.onnx"))
+    consistent(found)
+    assert found.same
+    assert found.after.hierarchy == "torch metadata"
+    assert found.differences == ("metadata",)
+
+
+# --- single changes ----------------------------------------------------------------------------------------------
+
+
+def chain(*operations: str, **attributes: Any) -> onnx.ModelProto:
+    """A model whose nodes follow each other."""
+    nodes, value = [], "x"
+    for number, operation in enumerate(operations):
+        nodes.append(helper.make_node(operation, [value], [f"v{number}"], **attributes.get(operation, {})))
+        value = f"v{number}"
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", value)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def compared(folder: Path, before: onnx.ModelProto, after: onnx.ModelProto, **options: Any) -> Comparison:
+    found = compare_models(saved(before, folder / "before.onnx"), saved(after, folder / "after.onnx"), **options)
+    consistent(found)
+    return found
+
+
+def test_inserted_removed_and_replaced_nodes_are_told_apart(tmp_path: Path) -> None:
+    base = chain("Relu", "Neg", "Exp", "Tanh")
+    inserted = compared(tmp_path, base, chain("Relu", "Neg", "Abs", "Exp", "Tanh"))
+    assert [(c.kind, c.after and c.after.operation) for c in inserted.changes] == [("added", "Abs")]
+    removed = compared(tmp_path, base, chain("Relu", "Exp", "Tanh"))
+    assert [(c.kind, c.before and c.before.operation) for c in removed.changes] == [("removed", "Neg")]
+    replaced = compared(tmp_path, base, chain("Relu", "Neg", "Abs", "Tanh"))
+    assert [(c.kind, c.what, c.detail) for c in replaced.changes] == [("changed", ("operation",), "Exp → Abs")]
+    assert replaced.first_difference == replaced.changes[0]
+    assert replaced.first_difference.before is not None
+    assert replaced.first_difference.before.position == 2
+
+
+def test_attributes_count_unless_they_only_spell_out_a_default(tmp_path: Path) -> None:
+    plain = chain("Relu", "Softmax", "Neg")
+    spelled = compared(tmp_path, plain, chain("Relu", "Softmax", "Neg", Softmax={"axis": -1}))
+    assert spelled.same
+    changed = compared(tmp_path, plain, chain("Relu", "Softmax", "Neg", Softmax={"axis": 0}))
+    assert [(c.what, c.detail) for c in changed.changes] == [(("attributes",), "axis unset → 0")]
+    assert not changed.same_topology
+
+
+def two_branches(crossed: bool = False) -> onnx.ModelProto:
+    base = chain("Relu")
+    del base.graph.node[:]
+    first, second = ("b", "a") if crossed else ("a", "b")
+    base.graph.node.extend(
+        [
+            helper.make_node("Relu", ["x"], ["a"]),
+            helper.make_node("Neg", ["x"], ["b"]),
+            helper.make_node("Sub", [first, second], ["v0"]),
+        ]
+    )
+    return base
+
+
+def test_rewired_node_is_changed_and_another_order_of_nodes_is_not(tmp_path: Path) -> None:
+    crossed = compared(tmp_path, two_branches(), two_branches(crossed=True))
+    assert [(c.kind, c.what) for c in crossed.changes] == [("changed", ("inputs",))]
+    reordered = two_branches()
+    nodes = [reordered.graph.node[position] for position in (1, 0, 2)]
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del reordered.graph.node[:]
+    reordered.graph.node.extend(nodes)
+    found = compared(tmp_path, two_branches(), reordered)
+    assert found.same
+    assert found.same_topology
+    assert not found.same_order
+
+
+@pytest.mark.xdist_group("shared_block")
+def test_another_owner_is_a_move_and_nothing_else(exported: Exporter, tmp_path: Path) -> None:
+    path = exported("shared_block").path
+    moved = tmp_path / "moved.onnx"
+    moved.write_bytes(path.read_bytes())
+    document = json.loads(sidecar_path(path).read_text())
+    node = next(node for node in document["nodes"] if node["module"] == "blk.lin@1")
+    node["module"] = "blk@1"
+    sidecar_path(moved).write_text(json.dumps(document))
+    found = compare_models(path, moved)
+    consistent(found)
+    assert found.differences == ("ownership",)
+    assert found.same_topology
+    assert [(c.kind, c.module, c.after and c.after.module) for c in found.changes] == [("moved", "blk.lin@1", "blk@1")]
+
+
+# --- weights -----------------------------------------------------------------------------------------------------
+
+
+def weighted(folder: Path, name: str, content: np.ndarray, *, external: bool) -> Path:
+    model = chain("Relu")
+    model.graph.node.append(helper.make_node("Add", ["v0", "w"], ["y"]))
+    model.graph.output[0].name = "y"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(content, "w"))
+    path = folder / f"{name}.onnx"
+    onnx.save(
+        model, path, save_as_external_data=external, location=f"{name}.data", size_threshold=0, convert_attribute=False
+    )
+    return path
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_contents_of_weights_are_compared_only_when_asked_for(tmp_path: Path, external: bool) -> None:
+    content = np.arange(1_500_000, dtype=np.float32)
+    changed = content.copy()
+    changed[-3] += 0.5
+    before = weighted(tmp_path, "before", content, external=external)
+    after = weighted(tmp_path, "after", changed, external=not external)
+    assert compare_models(before, after).same
+    found = compare_models(before, after, contents=True)
+    assert found.contents is not None
+    assert (found.contents.compared, found.contents.different) == (1, 1)
+    assert found.contents.weights[0].largest_difference == 0.5
+    assert found.differences == ("weights",)
+    equal = compare_models(before, weighted(tmp_path, "copy", content, external=not external), contents=True)
+    assert equal.same
+    if external:
+        (tmp_path / "before.data").unlink()
+        assert compare_models(before, after).same
+        with pytest.raises(FileFormatError, match="where weight 'w' lies"):
+            compare_models(before, after, contents=True)
+
+
+def test_small_weights_in_the_file_are_compared_always(tmp_path: Path) -> None:
+    before = weighted(tmp_path, "before", np.zeros((2, 3), np.float32), external=False)
+    after = weighted(tmp_path, "after", np.ones((2, 3), np.float32), external=False)
+    found = compare_models(before, after)
+    assert found.same_topology
+    assert found.differences == ("weights",)
+    assert [(w.kind, w.before) for w in found.weights] == [("values", "w")]
+
+
+# --- what is printed and written ---------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("bert")
+def test_json_fits_its_published_schema_and_exit_code_says_same_or_not(
+    exported: Exporter, command: Callable[..., Outcome]
+) -> None:
+    path, other = exported("bert").path, exported("bert", optimize=False).path
+    same, different = (command("compare", path, each, "--format", "json") for each in (path, other))
+    assert (same.code, different.code) == (0, 1)
+    published = json.loads(command("schema", "compare").stdout)
+    assert published == json.loads(json.dumps(comparison_schema()))
+    for outcome in (same, different):
+        jsonschema.validate(json.loads(outcome.stdout), published)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**json.loads(same.stdout), "same": "yes"}, published)
+    content = json.loads(different.stdout)
+    assert len(content["changes"]) == sum(content["nodes"][kind] for kind in ("added", "removed", "changed", "moved"))
+
+
+@pytest.mark.xdist_group("bert")
+def test_terminal_shows_the_modules_and_how_many_more_there_are(
+    exported: Exporter, command: Callable[..., Outcome]
+) -> None:
+    path, other = exported("bert").path, exported("bert", optimize=False).path
+    found = compare_models(path, other)
+    outcome = command("compare", path, other, "--limit", "3")
+    assert outcome.code == 1
+    assert "different: topology" in outcome.stdout
+    assert f"{found.nodes.same:,} the same" in outcome.stdout
+    assert f"… and {len(by_module(found)) - 3} more" in outcome.stdout
+    assert f"… and {len(found.changes) - 3} more" in outcome.stdout
+    assert re.search(r"^ +embeddings +BertEmbeddings +4 +26 ", outcome.stdout, re.MULTILINE)
+    assert "the same" in command("compare", path, path).stdout.splitlines()[3]
+
+
+class Page(html.parser.HTMLParser):
+    """Collects the elements and the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+HOSTILE = "\x1b]0;owned\x07\x9b31m<img src=x onerror=alert(1)>|`[a](http://e.vil)`@you</table><script>x</script>\n# h"
+
+
+def hostile(*operations: str) -> onnx.ModelProto:
+    model = chain(*operations)
+    last = model.graph.node[-1]
+    last.op_type, last.domain = HOSTILE, HOSTILE
+    last.output[0] = model.graph.output[0].name = HOSTILE
+    model.producer_name = HOSTILE
+    model.opset_import.append(helper.make_opsetid(HOSTILE, 1))
+    model.metadata_props.add(key=HOSTILE, value=HOSTILE)
+    return model
+
+
+def test_hostile_names_are_harmless_in_every_form(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+    before, after = saved(chain("Relu"), tmp_path / "a.onnx"), saved(hostile("Relu", "Neg"), tmp_path / "b.onnx")
+    shown = command("compare", before, after, "--report", tmp_path / "r.html").stdout
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+    assert "onerror" in shown
+
+    page = Page((tmp_path / "r.html").read_text())
+    assert "onerror=alert(1)" in page.text
+    tags = Counter(tag for tag, _ in page.elements)
+    assert not tags.keys() & {"script", "img", "a", "link", "iframe"}
+    policy = next(attrs["content"] for tag, attrs in page.elements if attrs.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert not [attrs for _, attrs in page.elements if any(name.startswith("on") for name in attrs)]
+
+    marked = command("compare", before, after, "--format", "markdown").stdout
+    assert "<" not in marked
+    assert "http://" not in marked
+    assert not re.search(r"(?<!\\)[`\[\]]", marked)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", marked)
+    # Headings are ours alone, and all rows of a table have as many cells as its head.
+    assert all(line.startswith(("# a", "## ")) for line in marked.splitlines() if line.startswith("#"))
+    rows = [len(re.findall(r"(?<!\\)\|", line)) for line in marked.splitlines() if line.startswith("|")]
+    assert set(rows) <= {4, 5, 6, 14}
+
+    content = command("compare", before, after, "--format", "json").stdout
+    assert content.isascii()
+    assert "\x1b" not in content
+    assert json.loads(content)["metadata"][0]["after"] == HOSTILE
+
+
+def test_report_form_follows_its_ending(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+    before, after = saved(chain("Relu", "Neg"), tmp_path / "a.onnx"), saved(chain("Relu", "Abs"), tmp_path / "b.onnx")
+    for name in ("r.json", "r.md", "r.html"):
+        outcome = command("compare", before, after, "--report", tmp_path / name)
+        assert outcome.code == 1
+        assert f"wrote {tmp_path / name}" in outcome.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["nodes"]["changed"] == 1
+    assert "| changed | (root) | Neg v1 | Abs v1 | Neg → Abs |" in (tmp_path / "r.md").read_text().replace("\\", "")
+    assert "<td>Neg → Abs</td>" in (tmp_path / "r.html").read_text()
+
+
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+    before = saved(chain("Relu"), tmp_path / "a.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    report = tmp_path / "r.html"
+    for arguments, words in (
+        ((before, tmp_path / "none.onnx", "--report", report), "is not a file"),
+        ((before, tmp_path / "broken.onnx", "--report", report), "cannot be read as an ONNX model"),
+        ((before, before, "--report", tmp_path / "r.pdf"), "its ending says no form"),
+        ((before, before, "--report", tmp_path / "no" / "r.md"), "no folder"),
+    ):
+        outcome = command("compare", *arguments)
+        assert outcome.code == 2
+        assert words in outcome.stderr
+        assert "Traceback" not in outcome.stderr
+    assert not report.exists()
+    with pytest.raises(InputError):
+        compare_models(tmp_path / "none.onnx", before)
+
+
+def test_help_shows_examples(command: Callable[..., Outcome]) -> None:
+    assert "modelexport compare " in command("compare", "--help").stdout.partition("Example")[2]
