@@ -68,6 +68,13 @@ def net_with_inputs() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Net(), (torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)),)
 
 
+def seeded_net() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """With the same weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return net_with_inputs()
+
+
 def talkative() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     print("a factory may print what it likes")  # noqa: T201  what a user's factory does
     return net_with_inputs()

@@ -182,7 +182,7 @@ def test_torch_is_not_imported_by_what_needs_no_model(bert: Exported, tmp_path: 
 
 
 def test_help_shows_examples(command: Callable[..., Outcome]) -> None:
-    for name in ("export", "tree", "schema", "analyze", "select"):
+    for name in ("export", "tree", "schema", "analyze", "select", "verify"):
         assert f"modelexport {name} " in command(name, "--help").stdout.partition("Example")[2]
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from modelexport.document import HierarchyDocument
@@ -32,7 +33,7 @@ class Side(enum.StrEnum):
 
 
 class Place(NamedTuple):
-    """A tensor at the boundary of a call."""
+    """A tensor at the boundary of a call; one in the body of a loop or branch has an identity of `body_call`."""
 
     call: str
     side: Side
@@ -56,12 +57,15 @@ class ModuleRun:
         seen: The tensors at each place.
         values: The content of those that were to be kept; narrow floats as 32-bit ones, complex numbers as pairs.
         unreadable: Why the content of a place that was to be kept could not be.
+        calls: How often each module was called, by path, the bodies of loops and branches aside.
+        body_calls: How often each was called in such bodies.
     """
 
     seen: dict[Place, Sighting] = dataclasses.field(default_factory=dict)
     values: dict[Place, np.ndarray] = dataclasses.field(default_factory=dict)
     unreadable: dict[Place, str] = dataclasses.field(default_factory=dict)
-    calls: set[str] = dataclasses.field(default_factory=set)
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    body_calls: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 class ModuleRunner:
@@ -104,6 +108,7 @@ class ModuleRunner:
             stack.enter_context(evaluation_mode(self._model))
             stack.enter_context(buffers_restored(self._model))
             stack.enter_context(fused_layers_off())
+            stack.enter_context(_bodies_shown(watch))
             stack.enter_context(torch.no_grad())
             stack.enter_context(_hooked(self._model, watch))
             try:
@@ -116,36 +121,42 @@ class ModuleRunner:
         return watch.run
 
 
+def body_call(path: str, index: int = 0) -> str:
+    """The identity of a call in the body of a loop or branch, which exporters number apart from the others."""
+    return f"{path}@body {index}"
+
+
 class _Watch:
     def __init__(self, arguments: Mapping[str, Any], keep: Collection[Place]) -> None:
         self.run = ModuleRun()
         self._arguments = arguments
         self._keep = frozenset(keep)
-        self._stack: list[CallId] = []
-        self._counts: Counter[str] = Counter()
+        # Paths and identities of the calls that run.
+        self._stack: list[tuple[str, str]] = []
+        self.bodies = 0
         self._numbers: dict[tuple[object, ...], int] = {}
         self._kept: dict[int, np.ndarray] = {}
         # While these are held, no other memory gets the same identity.
         self._memory: dict[int, StorageWeakRef] = {}
 
     def enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        call = CallId(path, self._counts[path])
-        self._counts[path] += 1
-        self._stack.append(call)
-        self.run.calls.add(str(call))
+        counts = self.run.body_calls if self.bodies else self.run.calls
+        call = body_call(path, counts[path]) if self.bodies else str(CallId(path, counts[path]))
+        counts[path] += 1
+        self._stack.append((path, call))
         self._see(call, Side.INPUT, named_arguments(self._arguments.get(path, ()), args, kwargs))
 
     def leave(self, path: str, result: object) -> None:
-        if not any(call.path == path for call in self._stack):
+        if not any(path == running for running, _ in self._stack):
             return
         # A call that ended in an exception which its caller caught never came here: it goes with this one.
-        while (call := self._stack.pop()).path != path:
+        while (ended := self._stack.pop())[0] != path:
             pass
-        self._see(call, Side.OUTPUT, named_results(result))
+        self._see(ended[1], Side.OUTPUT, named_results(result))
 
-    def _see(self, call: CallId, side: Side, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _see(self, call: str, side: Side, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
-            place = Place(str(call), side, name)
+            place = Place(call, side, name)
             number = self._number(tensor)
             size = int(tensor.numel() * max(tensor.element_size(), 4 if tensor.is_floating_point() else 1))
             self.run.seen[place] = Sighting(number, size, str(tensor.dtype).removeprefix("torch."))
@@ -208,6 +219,26 @@ def _hooked(model: torch.nn.Module, watch: _Watch) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _bodies_shown(watch: _Watch) -> Iterator[None]:
+    """torch compiles loops and branches to run them, and that shows no calls: let them run as they are written."""
+    original: Any = HigherOrderOperator.__call__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.bodies += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            watch.bodies -= 1
+
+    with torch.compiler.set_stance("force_eager"):
+        HigherOrderOperator.__call__ = noted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            HigherOrderOperator.__call__ = original  # type: ignore[method-assign]
 
 
 def _hooks(path: str, watch: _Watch) -> tuple[Callable[..., None], Callable[..., None]]:

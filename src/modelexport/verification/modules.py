@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from modelexport.hierarchy import ROOT_CALL
 from modelexport.inputs import normalize_inputs
 from modelexport.loading import LoadedModel, load
 from modelexport.verification.difference import Difference, Tolerance, compare
-from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side
+from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
 from modelexport.verification.onnx_process import OnnxProcess
 from modelexport.verification.report import (
     CallVerification,
@@ -72,7 +73,7 @@ def verify_modules(
         progress: Called before each call is compared.
 
     Returns:
-        A record for each call, the worst first. ``assert report.passed, report`` is all that a test needs.
+        A record for each call, the worst first. ``assert report.passed, str(report)`` is all that a test needs.
 
     Raises:
         InputError: The model, the inputs or the hierarchy do not fit the file, or onnxruntime is not installed.
@@ -148,14 +149,15 @@ class _Verification:
         root = next((call for call in self._document.calls if call.id == str(ROOT_CALL)), None)
         entering = [Place(root.id, Side.INPUT, tensor.name) for tensor in root.inputs] if root is not None else []
         self._first = self._runner.run(entering)
+        self._seen_as, self._unmatched = self._identities()
         arguments = {place.name: array for place, array in self._first.values.items()}
         self._whole = WholeRun(self._model, self._folder, root, arguments)
         self._shown = {
-            tensor.tensor: Place(call.id, side, tensor.name)
+            tensor.tensor: self._place(call, side, tensor.name)
             for call in self._document.calls
             for side, boundary in ((Side.OUTPUT, call.outputs), (Side.INPUT, call.inputs))
             for tensor in boundary
-            if tensor.tensor is not None and Place(call.id, side, tensor.name) in self._first.seen
+            if tensor.tensor is not None and self._place(call, side, tensor.name) in self._first.seen
         }
 
     def verify(self, select: str | None, memory_bytes: int, progress: VerificationProgress) -> VerificationReport:
@@ -183,9 +185,8 @@ class _Verification:
 
     def _task(self, call: CallRecord) -> _Task:
         task = _Task(call)
-        if call.id not in self._first.calls:
-            why = "PyTorch's run on these inputs does not show this call: it did not happen, or inside of control flow"
-            task.refusal = ExtractionError(call.id, "not_run", why)
+        if call.id in self._unmatched:
+            task.refusal = ExtractionError(call.id, "not_run", self._unmatched[call.id])
             return task
         boundary = [(tensor.name, tensor.tensor) for tensor in call.outputs]
         # A module may be given a tensor when it is exported and none when it runs: a mask that masks nothing, say.
@@ -197,7 +198,7 @@ class _Verification:
         else:
             boundary = [(tensor.name, tensor.value.name) for tensor in cut.outputs]
             for tensor in cut.inputs:
-                name, place = tensor.value.name or "", Place(call.id, Side.INPUT, tensor.name)
+                name, place = tensor.value.name or "", self._place(call, Side.INPUT, tensor.name)
                 if tensor.is_argument and (place in self._first.seen or tensor.name not in recorded):
                     task.places.append(place)
                 elif name in self._shown:
@@ -205,10 +206,37 @@ class _Verification:
                 elif self._whole.has(name):
                     task.tensors.append(name)
         for name, tensor_name in boundary:
-            task.places.append(Place(call.id, Side.OUTPUT, name))
+            task.places.append(self._place(call, Side.OUTPUT, name))
             if tensor_name is not None and self._whole.has(tensor_name):
                 task.tensors.append(tensor_name)
         return task
+
+    def _identities(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The calls of PyTorch's run that the document's calls are, and why some are none.
+
+        Exporters number the calls in the bodies of loops and branches after the others, each body once. PyTorch runs
+        a body as often as it goes, or not at all.
+        """
+        found: dict[str, str] = {}
+        unmatched: dict[str, str] = {}
+        traced = Counter(call.path for call in self._document.calls)
+        for call in self._document.calls:
+            outside, inside = self._first.calls[call.path], self._first.body_calls[call.path]
+            if call.index < outside <= traced[call.path]:
+                found[call.id] = call.id
+            elif not outside + inside:
+                unmatched[call.id] = "PyTorch did not call this module on these inputs: it may be in a branch not taken"
+            elif traced[call.path] - outside == 1 and inside:
+                found[call.id] = body_call(call.path)
+            else:
+                unmatched[call.id] = (
+                    f"PyTorch called this module {outside + inside} times on these inputs, and the export "
+                    f"{traced[call.path]} times: nobody knows which is which"
+                )
+        return found, unmatched
+
+    def _place(self, call: CallRecord, side: Side, name: str) -> Place:
+        return Place(self._seen_as.get(call.id, call.id), side, name)
 
     def _compare(self, task: _Task, run: ModuleRun, whole: Mapping[str, np.ndarray]) -> CallVerification:
         call, refusal = task.call, task.refusal
@@ -239,7 +267,7 @@ class _Verification:
         introduced, inherited, total = (
             _worst(getattr(tensor, kind) for tensor in tensors) for kind in ("introduced", "inherited", "total")
         )
-        unread = [why for place, why in run.unreadable.items() if place.call == call.id]
+        unread = [why for place, why in run.unreadable.items() if place.call == self._seen_as.get(call.id)]
         return CallVerification(
             call=call.id,
             tag=call.tag,
@@ -268,7 +296,7 @@ class _Verification:
         notes: list[str] = []
         for port, value in zip(ports, values, strict=True):
             what = f"its argument {port.argument!r}" if port.argument is not None else f"{port.tensor!r}"
-            place = Place(task.call.id, Side.INPUT, port.argument or "")
+            place = self._place(task.call, Side.INPUT, port.argument or "")
             array = run.values.get(place if place in task.places else task.elsewhere.get(port.tensor, place))
             if array is None and place not in task.places:
                 array = whole.get(port.tensor)
@@ -288,7 +316,7 @@ class _Verification:
     ) -> tuple[TensorVerification, ...]:
         found = []
         for name, tensor in outputs:
-            place = Place(call.id, Side.OUTPUT, name)
+            place = self._place(call, Side.OUTPUT, name)
             true = run.values.get(place)
             if true is None:
                 continue
