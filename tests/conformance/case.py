@@ -72,7 +72,7 @@ class Case:
     Attributes:
         title: The failure, in words.
         build: Gives the model and its example inputs; a list of further inputs may follow, to be judged as well.
-        calls: The calls that each call makes, in order.
+        calls: The calls that each call makes, in order; None where they are too many to write down.
         expects: Who must be named for what.
         removed: Calls that ran operators of which a file keeps none, by pattern on the file.
         unsupported: Why a strategy cannot meet a criterion, by patterns ``strategy:file`` and the criterion.
@@ -85,7 +85,7 @@ class Case:
 
     title: str
     build: Callable[[], tuple[Any, ...]]
-    calls: Mapping[str, tuple[str, ...]]
+    calls: Mapping[str, tuple[str, ...]] | None
     expects: tuple[Expect, ...] = ()
     removed: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     unsupported: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
