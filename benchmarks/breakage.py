@@ -125,7 +125,8 @@ def break_file(file: File, folder: Path, moves: int) -> Row | str:
 
 
 def _count(evidence: Evidence, moves: list[tuple[str, str]]) -> Count:
-    return Count(sum(node in _suspects(evidence, {node: owner}) for node, owner in moves), len(moves))
+    claims = Claims(evidence.document, evidence.flow, evidence.calls)
+    return Count(sum(node in evidence.suspects_when_moved(node, owner, claims) for node, owner in moves), len(moves))
 
 
 def _count_at_once(evidence: Evidence, moves: int) -> Count:

@@ -15,6 +15,7 @@ from tests.support.breaking import read_document, with_owners, write_artifact
 
 import modelexport
 from modelexport.analysis.findings import Severity
+from modelexport.analysis.repairing import repair
 from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.validation import RULES, validate
 from modelexport.artifact import sidecar_path
@@ -230,6 +231,55 @@ def test_sarif_holds_to_its_form(artifact: Artifact) -> None:
     (result,) = run["results"]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "stores-agree"
     assert result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == artifact.document.nodes[0].id
+
+
+def _lose_doc_strings(artifact: Artifact) -> None:
+    for node in artifact.model.graph.node:
+        node.doc_string = ""
+    artifact.save_model()
+
+
+def _lose_properties(artifact: Artifact) -> None:
+    for node in artifact.model.graph.node:
+        kept = [entry for entry in node.metadata_props if "modelexport" not in entry.key]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+    artifact.save_model()
+
+
+@pytest.mark.parametrize("losing", [_lose_doc_strings, _lose_properties, _stores_differ, _no_tag])
+def test_repair_writes_the_nodes_stores_from_the_sidecar(
+    artifact: Artifact, losing: Callable[[Artifact], None]
+) -> None:
+    before = artifact.path.read_bytes()
+    losing(artifact)
+    assert validate(artifact.path).findings
+    done = repair(artifact.path)
+    assert done.origin == "sidecar"
+    assert validate(artifact.path, check_contamination=True).findings == ()
+    assert onnx.load_from_string(before).graph == onnx.load(artifact.path).graph
+
+
+@pytest.mark.parametrize("losing", [_no_sidecar, _damaged_sidecar, _other_graph, _unowned])
+def test_repair_makes_a_sidecar_from_what_the_nodes_say(artifact: Artifact, losing: Callable[[Artifact], None]) -> None:
+    losing(artifact)
+    done = repair(artifact.path)
+    assert done.origin == "doc_string"
+    assert done.missing
+    assert validate(artifact.path, check_contamination=True).is_valid
+    again = read_document(artifact.path)
+    assert {n.id: n.module for n in again.nodes} == {n.id: n.module for n in artifact.document.nodes}
+
+
+def test_repair_has_to_have_something_to_go_by(artifact: Artifact) -> None:
+    _no_sidecar(artifact)
+    bare = modelexport.strip_hierarchy(artifact.model)
+    for node in bare.graph.node:
+        del node.metadata_props[:]
+    artifact.path.write_bytes(bare.SerializeToString())
+    with pytest.raises(InputError, match="none of our stores to repair from"):
+        repair(artifact.path)
+    assert artifact.path.read_bytes() == bare.SerializeToString()
 
 
 # The parts of the SARIF 2.1.0 schema that a log like ours uses; what it marks as required is required here.

@@ -8,6 +8,7 @@ No operator, node or module is known by its name.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,6 +92,7 @@ class Claims:
         # Whether the node does the work of several calls; whether its owner was reasoned to be around them all.
         self.shared: list[bool] = []
         self.common: list[bool] = []
+        self.inferred: list[bool] = []
         for identity in flow.ids:
             record = records.get(identity)
             numbers = calls.numbers
@@ -98,12 +100,25 @@ class Claims:
             others = record.contributors if record is not None else ()
             kind = record.kind if record is not None else Kind.INFERRED
             self.shared.append(kind in (Kind.FUSED, Kind.MERGED))
+            self.inferred.append(kind == Kind.INFERRED)
             self.common.append(kind == Kind.INFERRED and bool(others))
             self.contributors.append(tuple(numbers[other] for other in others if other in numbers))
 
         self._owned: dict[int, list[int]] = {}
         for node, owner in enumerate(self.owners):
             self._owned.setdefault(owner, []).append(node)
+
+    def with_owner(self, node: int, owner: int) -> Claims:
+        """These claims with another owner for one node."""
+        other = copy.copy(self)
+        other.owners = list(self.owners)
+        other.owners[node] = owner
+        other.contributors = list(self.contributors)
+        other.contributors[node] = tuple(call for call in self.contributors[node] if call != owner)
+        other._owned = dict(self._owned)
+        other._owned[self.owners[node]] = [n for n in self.owned(self.owners[node]) if n != node]
+        other._owned[owner] = sorted((*self.owned(owner), node))
+        return other
 
     def owned(self, call: int) -> list[int]:
         """The nodes that the call was claimed to own, whatever was tried out since."""
@@ -122,7 +137,11 @@ class Witness(Protocol):
         ...
 
     def candidates(self, node: int) -> Iterable[int]:
-        """The calls that may own it: those that computed what it makes."""
+        """The calls that may own it."""
+        ...
+
+    def computed_by(self, node: int) -> Sequence[int]:
+        """The calls that computed the values it makes, those that only passed them on left out."""
         ...
 
 
@@ -206,7 +225,7 @@ class FlowJudge:
             return
         if self._witness is not None and maker != NOBODY:
             # The exporter keeps one of several equal nodes; where the values come from is the witness's to judge.
-            makers = tuple(self._witness.candidates(maker))
+            makers = self._witness.computed_by(maker)
             if makers and self._may_flow(makers, tensor, claims.of(reader)):
                 return
         nodes = (maker, reader) if maker != NOBODY else (reader,)
@@ -250,7 +269,7 @@ class FlowJudge:
     def _missing_where_it_left(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
         """What left a call was made inside of it, or had entered it."""
         if self.flow.constant[tensor] or (
-            self._witness is not None and claims.owners[node] in self._witness.candidates(node)
+            self._witness is not None and claims.owners[node] in self._witness.computed_by(node)
         ):
             # A constant may come from anywhere; and where two calls computed the same, one node may stand for both.
             return
@@ -368,6 +387,9 @@ class FlowJudge:
         if all(self.flow.constant[tensor] for tensor in self.flow.makes[node]):
             # Exporters lift constants out of bodies.
             return
+        if claims.inferred[node]:
+            # Who reasons from weights knows the module, and not which of its calls.
+            return
         for call in self.calls.chain(claims.owners[node]):
             elsewhere = [
                 other
@@ -397,6 +419,9 @@ class FlowJudge:
         """Where several calls share a node, its owner is one whose work it does: the result is there or leaves it."""
         if not claims.contributors[node] or not claims.shared[node]:
             return
+        if all(self.flow.constant[tensor] for tensor in self.flow.makes[node]):
+            # A constant that several calls made alike stays the first one's, also where its own use was folded away.
+            return
         owner = (claims.owners[node],)
         uses = [(tensor, reader) for tensor in self.flow.makes[node] for reader in self.flow.readers[tensor]]
         if uses and not any(self._may_flow(owner, tensor, claims.of(reader)) for tensor, reader in uses):
@@ -407,16 +432,43 @@ class FlowJudge:
 
     # --- the whole file ----------------------------------------------------------------------------------------
 
-    def judge(self, claims: Claims) -> list[Suspicion]:
+    def affected_by(self, moved: Iterable[int], claims: Claims) -> set[int]:
+        """The nodes for which something may change when these get another owner."""
+        flow = self.flow
+        found: set[int] = set()
+        for node in moved:
+            found.add(node)
+            found.update(self._held.get(node, ()))
+            for tensor in flow.reads[node]:
+                if tensor in flow.weights:
+                    found.update(flow.readers[tensor])
+                elif flow.makers[tensor] != NOBODY:
+                    # A constant that serves nobody any more is told of with all that read it.
+                    found.add(flow.makers[tensor])
+                    found.update(flow.readers[tensor] if self._free[tensor] else ())
+            for tensor in flow.makes[node]:
+                found.update(flow.readers[tensor])
+            if flow.holders[node] != NOBODY:
+                found.add(flow.holders[node])
+            if self._has_bodies:
+                for call in self.calls.chain(claims.owners[node]):
+                    found.update(claims.owned(call))
+        return found
+
+    def judge(self, claims: Claims, among: Iterable[int] | None = None) -> list[Suspicion]:
         """The nodes that are owned by the wrong call, as far as the file shows it.
 
         A tensor that goes where it cannot go has two ends, and one wrong owner spoils all ends around it. So the
         node is taken for wrong for which another owner mends most; with that one in place, the rest is looked at
         again.
+
+        Args:
+            claims: Who is said to own what.
+            among: The nodes to look at; None stands for all.
         """
         owners = list(claims.owners)
         pending: list[tuple[int, int]] = []
-        for node in range(len(self.flow.ids)):
+        for node in range(len(self.flow.ids)) if among is None else sorted(among):
             if next(self.contradictions(node, claims), None) is not None:
                 heapq.heappush(pending, (-self._weigh(node, claims).gain, node))
         suspicions: list[Suspicion] = []

@@ -53,6 +53,13 @@ class Evidence:
         calls = CallIndex(document, flow)
         return cls(document, flow, calls, FlowJudge(flow, calls, document.modules))
 
+    def suspects_when_moved(self, node: str, owner: str, claims: Claims) -> set[str]:
+        """Which nodes would be doubted if this one had another owner, in a file where none is doubted now."""
+        number = self.flow.ids.index(node)
+        moved = claims.with_owner(number, self.calls.numbers[owner])
+        among = self.judge.affected_by([number], claims) | self.judge.affected_by([number], moved)
+        return {self.flow.ids[suspicion.node] for suspicion in self.judge.judge(moved, among)}
+
     def suspicions(self, claims: Claims | None = None) -> list[Suspicion]:
         """The nodes whose owner the file contradicts; by default with the owners that the document claims."""
         return self.judge.judge(claims if claims is not None else Claims(self.document, self.flow, self.calls))

@@ -205,16 +205,17 @@ def _look_up(name: str, scopes: list[dict[str, int]]) -> int | None:
 
 
 def _add_types(flow: FlowGraph, model: onnx.ModelProto, inferred: InferredTypes) -> None:
-    known = _value_types(model.graph)
+    known = value_types(model.graph)
     wanted = {flow.names[tensor] for makes in flow.makes for tensor in makes} & flow.numbers.keys()
     if not wanted <= known.keys():
         # What the file says goes first: inference may know less of a dynamic shape.
         found = inferred()
-        known = {**(_value_types(found) if found is not None else {}), **known}
+        known = {**(value_types(found) if found is not None else {}), **known}
     flow.types = {number: known[name] for name, number in flow.numbers.items() if name in known}
 
 
-def _value_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
+def value_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
+    """The types that a graph says its tensors have."""
     found: dict[str, TensorType] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind = value.type.tensor_type

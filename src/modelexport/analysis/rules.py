@@ -18,6 +18,8 @@ from modelexport.graph import graph_hash
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, CallId, CallTree, ModuleCall, parent_path
 from modelexport.tags import TagScheme
 
+# How the exporter of a document is named that was put together from what nodes say.
+RECOVERED = "recovered from"
 # One segment or more, each begun by a slash, none of them empty.
 _TAG = re.compile(r"(?:/[^/\x00-\x1f]+)+")
 
@@ -169,18 +171,25 @@ def check_stores_agree(subject: Subject) -> Iterator[Breach]:
 def check_tags_exist(subject: Subject) -> Iterator[Breach]:
     """Every tag is the one that the tree of modules gives to the call."""
     document = _document(subject)
-    scheme = TagScheme(document.tree(), document.tag_view)
-    calls = _call_tree(document)
-    expected = {call.id: scheme.tag(_identity(call), calls) for call in document.calls}
-    for call in document.calls:
-        if call.tag != expected[call.id]:
-            yield Breach(f"the call {call.id!r} has the tag {call.tag!r}, and the tree gives {expected[call.id]!r}")
+    expected = {call.id: call.tag for call in document.calls}
+    if not document.exporter.startswith(RECOVERED):
+        # A tree that was put together from tags has the modules that tags show, and no more.
+        yield from _tags_of_the_tree(document)
     for record in document.nodes:
         tag = expected.get(record.module)
         if tag is None:
             yield Breach(f"its owner {record.module!r} is no call", record.id)
         elif record.tag != tag:
             yield Breach(f"it has the tag {record.tag!r}, and its owner's is {tag!r}", record.id)
+
+
+def _tags_of_the_tree(document: HierarchyDocument) -> Iterator[Breach]:
+    scheme = TagScheme(document.tree(), document.tag_view)
+    calls = _call_tree(document)
+    for call in document.calls:
+        expected = scheme.tag(_identity(call), calls)
+        if call.tag != expected:
+            yield Breach(f"the call {call.id!r} has the tag {call.tag!r}, and the tree gives {expected!r}")
     for module in document.modules:
         if module.tag != scheme.module_tag(module.path):
             yield Breach(f"the module {module.path!r} has the tag {module.tag!r}, which the tree does not give it")
@@ -220,42 +229,35 @@ def check_hierarchy(subject: Subject) -> Iterator[Breach]:
 def check_boundaries(subject: Subject) -> Iterator[Breach]:
     """Tensors of boundaries are in the graph, and look there as they were seen."""
     document = _document(subject)
-    flow = subject.evidence.flow
     for call in document.calls:
         for boundary in (*call.inputs, *call.outputs):
             if boundary.tensor is None:
                 continue
-            number = flow.numbers.get(boundary.tensor)
-            if number is None:
+            if boundary.tensor not in subject.tensors:
                 yield Breach(f"{boundary.tensor!r} at the boundary of {call.id!r} is no tensor of the graph")
-            elif not may_be(boundary.info, flow.types.get(number)):
+            elif not may_be(boundary.info, subject.types.get(boundary.tensor)):
                 yield Breach(
                     f"{boundary.tensor!r} at the boundary of {call.id!r} was {boundary.info} when it was recorded, "
-                    f"and is {flow.types[number]} in the graph"
+                    f"and is {subject.types[boundary.tensor]} in the graph"
                 )
 
 
 def check_tensors(subject: Subject) -> Iterator[Breach]:
-    """Who makes and reads a tensor is who owns the nodes that do."""
-    document = _document(subject)
-    if not document.tensors:
+    """Who makes and reads a tensor of the main graph is who owns the nodes that do."""
+    makers = {tensor.id: tensor.producer for tensor in _document(subject).tensors}
+    readers = {tensor.id: tensor.consumers for tensor in _document(subject).tensors}
+    if not makers:
         return
-    flow = subject.evidence.flow
-    records = subject.records
-    known = {tensor.id: tensor for tensor in document.tensors}
-    for name, number in flow.numbers.items():
-        tensor = known.get(name)
-        maker = flow.makers[number]
-        record = records.get(flow.ids[maker]) if maker >= 0 else None
-        if tensor is None:
+    for identity, node in subject.main_nodes:
+        record = subject.records.get(identity)
+        if record is None:
             continue
-        # A weight may be what a call's nodes were folded to: then it has a maker, and no node.
-        if record is not None and tensor.producer != record.module:
-            yield Breach(f"{name!r} is said to be made by {tensor.producer!r}, and its node is of {record.module!r}")
-        readers = [records[flow.ids[reader]] for reader in flow.readers[number] if flow.ids[reader] in records]
-        missing = {reader.module for reader in readers} - set(tensor.consumers)
-        if missing:
-            yield Breach(f"{name!r} is read by {sorted(missing)}, which are not among its consumers")
+        for name in node.output:
+            if name in makers and makers[name] != record.module:
+                yield Breach(f"{name!r} is said to be made by {makers[name]!r}, and its node is of {record.module!r}")
+        for name in node.input:
+            if name in readers and record.module not in readers[name]:
+                yield Breach(f"{name!r} is read by {record.module!r}, which is not among its consumers", identity)
 
 
 def check_owners(subject: Subject) -> Iterator[Breach]:

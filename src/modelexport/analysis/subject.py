@@ -9,6 +9,7 @@ import onnx
 
 from modelexport.analysis.confined import Examination, examine
 from modelexport.analysis.contamination_cases import Evidence
+from modelexport.analysis.dataflow import TensorType, value_types
 from modelexport.artifact import sidecar_path
 from modelexport.carriers import NodeStores, read_node_stores, read_sidecar
 from modelexport.document import HierarchyDocument, NodeRecord
@@ -52,6 +53,31 @@ class Subject:
     def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
         """The nodes with their identities."""
         return identified_proto_nodes(self.model)
+
+    @cached_property
+    def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:
+        """Those of the main graph."""
+        if len(self.nodes) == len(self.model.graph.node):
+            return self.nodes
+        # A node's identity ends with its first output; behind it stand those of its bodies, then those of functions.
+        own = {id(node) for node in self.model.graph.node}
+        return [(identity, node) for identity, node in self.nodes if id(node) in own]
+
+    @cached_property
+    def tensors(self) -> set[str]:
+        """The names of the tensors of the main graph."""
+        graph = self.model.graph
+        names = {value.name for value in graph.input}
+        names.update(weight.name for weight in graph.initializer)
+        names.update(weight.values.name for weight in graph.sparse_initializer)
+        for node in graph.node:
+            names.update(node.output)
+        return names
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """What the file itself says of the types of tensors."""
+        return value_types(self.model.graph)
 
     @cached_property
     def stores(self) -> list[NodeStores]:

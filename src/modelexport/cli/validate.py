@@ -12,9 +12,10 @@ import typer
 from rich.text import Text
 
 from modelexport.analysis.findings import Finding, Severity, ValidationReport
+from modelexport.analysis.repairing import repair as repair_file
 from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.validation import validate as validate_file
-from modelexport.cli.output import print_json, printable, result_console
+from modelexport.cli.output import message_console, print_json, printable, result_console
 from modelexport.cli.running import choose_inputs, silence_libraries
 from modelexport.errors import InputError
 
@@ -48,6 +49,9 @@ def validate(
     baseline: Annotated[
         Path | None, typer.Option(help="A file that must have the same graph, our metadata aside.")
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First write missing stores of FILE from those that are there.")
+    ] = False,
     output_format: Annotated[
         ReportFormat, typer.Option("--format", help="For people, for programs, or SARIF for code hosts.")
     ] = ReportFormat.HUMAN,
@@ -63,8 +67,12 @@ def validate(
         modelexport validate model.onnx --check-contamination --model my_package.models:make_net
 
         modelexport validate model.onnx --baseline plain.onnx --format sarif
+
+        modelexport validate model.onnx --repair
     """
     _check_options(model, inputs, input_shape, check_contamination)
+    if repair:
+        _repair(file)
     report = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
     if model is not None:
         report = _judged_with_model(report, file, model, inputs, input_shape)
@@ -85,6 +93,14 @@ def _check_options(model: str | None, inputs: Path | None, shapes: list[str] | N
         raise InputError("--inputs and --input-shape are for running a model: give --model too")
     if inputs is not None and shapes:
         raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+
+
+def _repair(file: Path) -> None:
+    done = repair_file(file)
+    console = message_console()
+    console.print(printable(f"repaired from {done.origin}: {', '.join(map(str, done.files))}"), markup=False)
+    for missing in done.missing:
+        console.print(printable(f"  not known: {missing}"), markup=False)
 
 
 def _judged_with_model(

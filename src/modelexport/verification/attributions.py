@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
 
 from modelexport.analysis.call_index import ROOT, CallIndex, Side
 from modelexport.analysis.contamination import Claims, Contradiction, FlowJudge
@@ -58,14 +59,8 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
     """What file, document and a run of each say about the owners of nodes."""
     from_file = subject.evidence
     args, kwargs = normalize_inputs(example_inputs, None)
-    made: list[tuple[Fingerprint, str]] = []
-
-    def witness(tensor: torch.Tensor, call: str) -> None:
-        found = _fingerprint(tensor)
-        if found is not None:
-            made.append((found, call))
-
-    run = run_eagerly(model, args, kwargs, witness=witness)
+    results = _Results()
+    run = run_eagerly(model, args, kwargs, witness=results)
     feeds = _feeds(subject, run, (args, kwargs))
     tensors: dict[int, Fingerprint] = {}
 
@@ -77,11 +72,37 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
     for name, value in feeds.items():
         receive(name, value)
     run_onnx(subject.path, feeds, receive)
-    values = ValueWitness(from_file.flow, from_file.calls, made, run, tensors)
+    claims = Claims(from_file.document, from_file.flow, from_file.calls)
+    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors, claims)
     _check_same_model(subject, model, values)
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
     judge = FlowJudge(from_file.flow, calls, from_file.document.modules, values)
     return Evidence(from_file.document, from_file.flow, calls, judge)
+
+
+class _Results:
+    """What operators made, as fingerprints: by those that computed new values, and by those that passed some on."""
+
+    def __init__(self) -> None:
+        self.computed: list[tuple[Fingerprint, str]] = []
+        self.passed: list[tuple[Fingerprint, str]] = []
+        # The fingerprints of tensors that are still there, each with the version of the tensor that it was taken of.
+        self._taken: Any = WeakIdKeyDictionary()
+
+    def __call__(self, tensor: torch.Tensor, call: str, read: list[torch.Tensor]) -> None:
+        found = self._of(tensor)
+        if found is None or not found.telling:
+            return
+        sources = (self._of(other) for other in read if other.numel() == found.size)
+        moved = any(source is not None and source.same_values(found) for source in sources)
+        (self.passed if moved else self.computed).append((found, call))
+
+    def _of(self, tensor: torch.Tensor) -> Fingerprint | None:
+        version, found = self._taken.get(tensor, (None, None))
+        if version != tensor._version:
+            found = _fingerprint(tensor)
+            self._taken[tensor] = (tensor._version, found)
+        return cast("Fingerprint | None", found)
 
 
 class ValueWitness:
@@ -98,30 +119,45 @@ class ValueWitness:
         self,
         flow: FlowGraph,
         calls: CallIndex,
-        made: Iterable[tuple[Fingerprint, str]],
+        results: _Results,
         run: EagerRun,
         tensors: Mapping[int, Fingerprint],
+        claims: Claims,
     ) -> None:
         self.flow = flow
         self._calls = calls
         self._tensors = tensors
-        numbers = calls.numbers
-        index = FingerprintIndex((found, numbers[call]) for found, call in made if call in numbers and found.telling)
+        # PyTorch runs one branch, and a loop's body several times: calls in bodies are counted otherwise there.
+        self._in_bodies = {calls.records[call].path for call in _calls_in_bodies(flow, calls, claims)}
         self.telling = {tensor for tensor, found in tensors.items() if found.telling}
-        self._computed = {tensor: frozenset(n for _, n in index.find(tensors[tensor])) for tensor in self.telling}
+        self._computed = self._by_call(results.computed)
+        self._passed = self._by_call(results.passed)
         self.known = {tensor for tensor, by in self._computed.items() if by}
         by_value = FingerprintIndex((tensors[tensor], tensor) for tensor in self.telling)
-        self._handled: dict[int, set[int]] = {}
+        self._handled: dict[int, frozenset[int]] = {}
+        self._copies: dict[int, bool] = {}
         self.inputs: dict[int, Side] = {}
         self.outputs: dict[int, Side] = {}
         for call in run.calls.values():
-            number = numbers.get(call.id)
-            if number is not None and number != ROOT:
+            number = self._number(call.id)
+            if number not in (_UNKNOWN, ROOT):
                 self.inputs[number] = self._side(number, call.arguments, calls.inputs[number], by_value)
                 self.outputs[number] = self._side(number, call.results, calls.outputs[number], by_value)
 
+    def _by_call(self, made: list[tuple[Fingerprint, str]]) -> dict[int, frozenset[int]]:
+        """For each tensor that says something the calls with results of the same values."""
+        index = FingerprintIndex((found, self._number(call)) for found, call in made)
+        found = {tensor: frozenset(n for _, n in index.find(self._tensors[tensor])) for tensor in self.telling}
+        return {tensor: frozenset() if _UNKNOWN in by else by for tensor, by in found.items()}
+
+    def _number(self, call: str) -> int:
+        """The call's number; a call in a branch may be another one of its module than the call of that name here."""
+        number = self._calls.numbers.get(call, _UNKNOWN)
+        return _UNKNOWN if number != _UNKNOWN and self._calls.records[number].path in self._in_bodies else number
+
     def _side(self, call: int, seen: Mapping[str, torch.Tensor], recorded: Side, by_value: FingerprintIndex) -> Side:
         """One side of a boundary: what was recorded, and the tensors that hold what was seen there."""
+        complete = bool(recorded.tensors) and not recorded.unnamed
         found = set(recorded.tensors)
         unnamed: list[TensorInfo | None] = []
         for tensor in seen.values():
@@ -130,12 +166,17 @@ class ValueWitness:
                 continue
             same = by_value.find(fingerprint) if fingerprint.telling else []
             for _, number in same:
-                self._handled.setdefault(number, set()).add(call)
+                self._handled[number] = self._handled.get(number, frozenset()) | {call}
+            if complete:
+                continue
             exact = [number for other, number in same if other.same(fingerprint)]
             found.update(exact)
             if not exact:
                 # Its values say nothing, or the graph does not have it: any tensor that looks like it may be it.
                 unnamed.append(TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        if complete:
+            # Equal values elsewhere in the graph say nothing against a tensor that was recorded by its name.
+            return recorded
         # What was recorded and not seen in this run (a mask that masks nothing) may still be there.
         missing = max(len(recorded.tensors) + len(recorded.unnamed) - len(seen), 0)
         return Side(frozenset(found), (*unnamed, *recorded.unnamed[:missing]))
@@ -143,14 +184,18 @@ class ValueWitness:
     def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
         """A result that only other calls computed."""
         for tensor in self.flow.makes[node]:
-            computed = self._computed.get(tensor)
-            if not computed or self._is_among(node, computed, claims):
-                continue
-            if self._passes_on(node, tensor) and self._is_among(node, self._handled.get(tensor, ()), claims):
-                # It only lays out anew what was there before: eager PyTorch need not have run an operator for it.
-                continue
-            names = ", ".join(sorted(self._calls.ids[call] or "(root)" for call in computed))
-            yield Contradiction((node,), f"the values of {self.flow.names[tensor]!r} were computed by {names}")
+            allowed = self._makers(node, tensor)
+            if allowed and not self._is_among(node, allowed, claims):
+                names = ", ".join(sorted(self._calls.ids[call] or "(root)" for call in self._computed[tensor]))
+                yield Contradiction((node,), f"the values of {self.flow.names[tensor]!r} were computed by {names}")
+
+    def _makers(self, node: int, tensor: int) -> frozenset[int]:
+        """The calls that may own the node by what it makes; none where its values say nothing."""
+        computed = self._computed.get(tensor, frozenset())
+        if not computed or not self._passes_on(node, tensor):
+            return computed
+        # It only lays out anew what was there before: eager PyTorch need not have run an operator for it.
+        return computed | self._passed[tensor] | self._handled.get(tensor, frozenset())
 
     def _is_among(self, node: int, calls: Iterable[int], claims: Claims) -> bool:
         if claims.common[node]:
@@ -159,6 +204,11 @@ class ValueWitness:
 
     def _passes_on(self, node: int, tensor: int) -> bool:
         """Whether something that the node reads, near or far, has the same values."""
+        if tensor not in self._copies:
+            self._copies[tensor] = self._has_same_source(node, tensor)
+        return self._copies[tensor]
+
+    def _has_same_source(self, node: int, tensor: int) -> bool:
         wanted = self._tensors[tensor]
         waiting, seen = list(self.flow.reads[node]), set()
         while waiting:
@@ -174,13 +224,27 @@ class ValueWitness:
                 waiting.extend(self.flow.reads[maker])
         return False
 
-    def candidates(self, node: int) -> Iterable[int]:
-        """The calls that computed what the node makes."""
+    def computed_by(self, node: int) -> Sequence[int]:
+        """The calls that computed the values which the node makes."""
         return [call for tensor in self.flow.makes[node] for call in sorted(self._computed.get(tensor, ()))]
+
+    def candidates(self, node: int) -> Iterable[int]:
+        """The calls that computed what the node makes, or passed it on where it does no more."""
+        return [call for tensor in self.flow.makes[node] for call in sorted(self._makers(node, tensor))]
+
+
+def _calls_in_bodies(flow: FlowGraph, calls: CallIndex, claims: Claims) -> set[int]:
+    """The calls that ran in a body of a node, as far as the owners of nodes there tell."""
+    found: set[int] = set()
+    for node, holder in enumerate(flow.holders):
+        if holder >= 0:
+            found.update(call for owner in claims.of(node) for call in calls.between(owner, claims.owners[holder]))
+    return found
 
 
 # So many tensors are looked through for one that a node only passes on.
 _FAR = 32
+_UNKNOWN = -1
 
 
 def _fingerprint(tensor: torch.Tensor) -> Fingerprint | None:

@@ -55,8 +55,8 @@ class EagerRun:
     result: Any
 
 
-# Called with each tensor that an operator made, and the call that ran it.
-Witness = Callable[[torch.Tensor, str], None]
+# Called with each tensor that an operator made, the call that ran it, and the other tensors that it read.
+Witness = Callable[[torch.Tensor, str, list[torch.Tensor]], None]
 
 
 def run_eagerly(
@@ -143,7 +143,7 @@ class _Watch(TorchDispatchMode):
             given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, torch.Tensor) and id(leaf) in given:
-                    self._witness(leaf, call)
+                    self._witness(leaf, call, [leaf])
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -157,9 +157,11 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._witness is not None and self._running and not self._looking:
             with self._aside():
+                read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
                 for leaf in pytree.tree_leaves(result):
                     if isinstance(leaf, torch.Tensor) and leaf.numel():
-                        self._witness(leaf, self._running[-1])
+                        # An operator that works in place returns what it read, with other values by now.
+                        self._witness(leaf, self._running[-1], [other for other in read if other is not leaf])
         return result
 
 
