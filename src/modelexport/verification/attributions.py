@@ -166,7 +166,8 @@ class ValueWitness:
                 continue
             same = by_value.find(fingerprint) if fingerprint.telling else []
             for _, number in same:
-                self._handled[number] = self._handled.get(number, frozenset()) | {call}
+                # The call that made this one had it in its hands, too.
+                self._handled[number] = self._handled.get(number, frozenset()) | {call, self._calls.parents[call]}
             if complete:
                 continue
             exact = [number for other, number in same if other.same(fingerprint)]
