@@ -1,0 +1,155 @@
+"""What the README, the guide and the help of every command say can be typed: it runs as it stands."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import modelexport
+from modelexport.cli.main import app
+from modelexport.sources.model_source import load_model
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("examples"), pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).parent.parent.parent
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# Commands that find something end with 1; it is what the example is about.
+_FINDS = ("compare",)
+
+
+def run(line: str) -> None:
+    words = shlex.split(line)
+    assert words[0] == "modelexport", line
+    done = CliRunner().invoke(app, words[1:], catch_exceptions=False, standalone_mode=False)
+    code = done.exit_code or done.return_value or 0
+    assert code in ((0, 1) if words[1] in _FINDS else (0,)), f"{line}\n{done.output}"
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def commands(text: str) -> list[str]:
+    lines = (line.removeprefix("$ ").split("  #")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line.startswith("modelexport ")]
+
+
+# A package of the user's own.
+_PACKAGE = """
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x)) + x
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blk = Block()
+
+    def forward(self, x):
+        return self.blk(self.blk(x)).mean(dim=(2, 3))
+
+
+def make_net():
+    torch.manual_seed(0)
+    return Net(), torch.randn(1, 3, 32, 32)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder but for a package of the user's own."""
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").write_text("")
+    (tmp_path / "my_package" / "models.py").write_text(_PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+def test_guide_runs_from_the_first_line_to_the_last(here: Path) -> None:
+    for language, text in blocks("docs/guide.md"):
+        if language == "python":
+            exec(compile(text, "docs/guide.md", "exec"), {})
+        else:
+            for line in commands(text):
+                run(line)
+    assert (here / "optimized-tagged_hierarchy.json").is_file()
+    assert list((here / "layers").glob("*.onnx"))
+
+
+def test_readme_runs_and_prints_what_it_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = blocks("README.md")
+    code = next(text for language, text in found if language == "python")
+    shown = found[found.index(("python", code)) + 1][1]
+    exec(compile(code, "README.md", "exec"), {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert [line.split() for line in shown.splitlines()] == printed
+    for path in here.glob("net*"):
+        path.unlink()
+    own = code.partition("result = ")[0]
+    (here / "my_package" / "models.py").write_text(f"{own}\n\ndef make_net():\n    return Net()\n")
+    lines = [line for language, text in found if language != "python" for line in commands(text)]
+    assert len(lines) >= 2
+    for line in lines:
+        run(line)
+
+
+def examples() -> list[str]:
+    found = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        lines = [line.strip() for line in (command.help or "").splitlines()]
+        own = [line for line in lines if line.startswith("modelexport ")]
+        found += own or [f"the help of {name} has no example"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the examples speak of."""
+    folder = tmp_path_factory.mktemp("examples")
+    sourced = load_model("builtin:bert-tiny")
+    modelexport.export_model(sourced.model, sourced.example_inputs, folder / "bert.onnx", strategy="fx")
+    plain = modelexport.strip_hierarchy(onnx.load(folder / "bert.onnx"))
+    for name in ("plain", "optimized", "quantized"):
+        onnx.save(plain, folder / f"{name}.onnx")
+    for name in ("model", "before", "after", "a", "b"):
+        shutil.copy(folder / "bert.onnx", folder / f"{name}.onnx")
+        shutil.copy(folder / "bert_hierarchy.json", folder / f"{name}_hierarchy.json")
+    return folder
+
+
+@pytest.mark.parametrize("line", examples())
+def test_example_in_the_help_of_a_command_runs(here: Path, material: Path, line: str) -> None:
+    words = shlex.split(line)
+    given = material.iterdir() if words[1] not in ("export", "inspect") else ()
+    for path in given:
+        (here / path.name).symlink_to(path) if path.suffix == ".data" else shutil.copy(path, here / path.name)
+    if "my_package" in line or "net.onnx" in line:
+        model, inputs = importlib.import_module("my_package.models").make_net()
+        np.savez(here / "inputs.npz", x=inputs.numpy())
+        if words[1] != "export":
+            for name in ("net", "model"):
+                modelexport.export_model(model, inputs, here / f"{name}.onnx", strategy="fx")
+            onnx.save(modelexport.strip_hierarchy(onnx.load(here / "net.onnx")), here / "plain.onnx")
+    run(line.partition(" > ")[0])
