@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import modelexport
 from modelexport.inputs import normalize_inputs
 from tests.support import zoo
 from tests.support.plain import fresh_generated_code
+from tests.support.registry import table_made_once
 
 # One thread for each worker and each process it starts: with one for each core, the threads of one worker wait for
 # those of the other, and tracing a small model takes several times as long.
@@ -99,6 +100,12 @@ def _groups_are_kept(request: pytest.FixtureRequest) -> None:
     grouped = [item for item in request.session.items if item.get_closest_marker("xdist_group") is not None]
     if getattr(request.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in grouped):
         pytest.fail("pytest-xdist does not keep the tests of one model together: see pytest in pyproject.toml")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_translation_table() -> Iterator[None]:
+    with table_made_once():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import modelexport
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export
 from tests.conformance.case import FILES, all_cases
-from tests.support.registry import table_made_once
 
 pytestmark = pytest.mark.integration
 
@@ -19,9 +17,8 @@ _LEAST_COMPARED = 1
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with table_made_once():
-        yield Bench(tmp_path_factory.mktemp("conformance"))
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("conformance"))
 
 
 @pytest.fixture

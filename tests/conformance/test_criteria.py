@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -14,15 +14,13 @@ from tests.conformance.bench import Bench, Claim, Column
 from tests.conformance.case import all_cases
 from tests.conformance.raw import read_dynamo, read_torchscript
 from tests.support.bodies import expose_bodies, walk_nodes
-from tests.support.registry import table_made_once
 
 pytestmark = [pytest.mark.sanity, pytest.mark.xdist_group("conformance_criteria")]
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with table_made_once():
-        yield Bench(tmp_path_factory.mktemp("criteria"))
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("criteria"))
 
 
 def _column(bench: Bench, name: str, strategy: str = "fx", file: str = "dynamo") -> Column:

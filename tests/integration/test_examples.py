@@ -133,7 +133,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = modelexport.strip_hierarchy(onnx.load(folder / "bert.onnx"))
     for name in ("plain", "optimized", "quantized"):
         onnx.save(plain, folder / f"{name}.onnx")
-    for name in ("model", "before", "after", "a", "b"):
+    for name in ("model", "old", "new", "before", "after", "a", "b"):
         shutil.copy(folder / "bert.onnx", folder / f"{name}.onnx")
         shutil.copy(folder / "bert_hierarchy.json", folder / f"{name}_hierarchy.json")
     return folder
