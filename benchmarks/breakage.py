@@ -10,12 +10,13 @@ import argparse
 import copy
 import dataclasses
 import logging
-import random
+import multiprocessing
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,31 +174,43 @@ def write(page: Path, rows: list[Row], moves: int) -> None:
     page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n`make breakage` ({versions}). {explained}\n\n{table(rows)}\n")
 
 
+def _break_and_tell(file: File, moves: int) -> Row | str:
+    _be_quiet()
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        row = break_file(file, Path(folder), moves)
+    label = f"{file.model:20} {file.strategy:12} {file.variant:12}"
+    if isinstance(row, str):
+        print(f"{label} not exported: {row}", flush=True)
+    else:
+        rates = " ".join(f"{kind} {row.counts[kind]!s:>5}" for kind in KINDS)
+        seconds = time.perf_counter() - started
+        print(f"{label} {row.nodes:4} nodes, alarms {row.alarms}, {rates}, {seconds:.0f} s", flush=True)
+    return row
+
+
+def _be_quiet() -> None:
+    warnings.simplefilter("ignore")
+    for name in ("torch.onnx", "onnxscript", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def main() -> int:
     """Break the files, print the rates, and say by the exit code whether they are good enough."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=[], help="names of the tests' models; nine:NAME for the nine")
     parser.add_argument("--moves", type=int, default=100)
     parser.add_argument("--every-variant", action="store_true", help="dynamic shapes and raw graphs too")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--write", type=Path, help="the page to put the table into")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    for name in ("torch.onnx", "onnxscript", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    random.seed(_SEED)
-    rows = []
-    for file in files(options.models, options.every_variant):
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            row = break_file(file, Path(folder), options.moves)
-        label = f"{file.model:20} {file.strategy:12} {file.variant:12}"
-        if isinstance(row, str):
-            print(f"{label} not exported: {row}", flush=True)
-            continue
-        rows.append(row)
-        rates = " ".join(f"{kind} {row.counts[kind]!s:>5}" for kind in KINDS)
-        seconds = time.perf_counter() - started
-        print(f"{label} {row.nodes:4} nodes, alarms {row.alarms}, {rates}, {seconds:.0f} s", flush=True)
+    _be_quiet()
+    wanted = list(files(options.models, options.every_variant))
+    # Processes of their own: torch keeps the state of its exporters in globals.
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        broken = list(pool.map(_break_and_tell, wanted, [options.moves] * len(wanted)))
+    rows = [row for row in broken if isinstance(row, Row)]
     print(table(rows).splitlines()[-1])
     if options.write is not None:
         write(options.write, rows, options.moves)

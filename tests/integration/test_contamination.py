@@ -48,10 +48,23 @@ def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic
     path = exported(name, dynamic=dynamic, optimize=optimize).path
     document = read_document(path)
     evidence = Evidence.gather(onnx.load(path, load_external_data=False), document)
+    claims = Claims(document, evidence.flow, evidence.calls)
     for moves in (random_moves(document, _MOVES, seed=4), near_moves(document, _MOVES, seed=5)):
-        found = [node for node, owner in moves if node in _suspects(evidence, {node: owner})]
+        found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
         rate = len(found) / len(moves)
         assert rate >= (_ENOUGH if name not in _HARD else 0.5), f"{len(found)} of {len(moves)}"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("cond", "with_methods", "vit")]
+)
+def test_looking_around_a_moved_node_finds_what_looking_everywhere_finds(exported: Exporter, name: str) -> None:
+    path = exported(name, optimize=False).path
+    document = read_document(path)
+    evidence = Evidence.gather(onnx.load(path, load_external_data=False), document)
+    claims = Claims(document, evidence.flow, evidence.calls)
+    for node, owner in (*random_moves(document, 15, seed=8), *near_moves(document, 15, seed=9)):
+        assert evidence.suspects_when_moved(node, owner, claims) == _suspects(evidence, {node: owner})
 
 
 def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:

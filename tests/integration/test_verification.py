@@ -17,7 +17,6 @@ from tests.support.breaking import near_moves, random_moves, read_document, with
 from tests.support.eager_calls import record_calls
 
 from modelexport.analysis.contamination import Claims
-from modelexport.analysis.contamination_cases import Evidence
 from modelexport.analysis.subject import Subject
 from modelexport.errors import FileFormatError, InputError
 from modelexport.verification.attributions import gather_evidence, judge_attributions
@@ -40,14 +39,10 @@ def test_wrong_owners_are_found_and_right_ones_are_not_doubted(exported: Exporte
     ours = exported(name, optimize=optimize)
     evidence = gather_evidence(Subject(ours.path), ours.specimen.model, ours.specimen.inputs)
     assert evidence.suspicions() == []
+    claims = Claims(evidence.document, evidence.flow, evidence.calls)
     for moves in (random_moves(evidence.document, _MOVES, seed=4), near_moves(evidence.document, _MOVES, seed=5)):
-        found = [node for node, owner in moves if node in _suspects(evidence, {node: owner})]
+        found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
         assert len(found) / len(moves) >= (_ENOUGH if name not in _HARD else 0.6), f"{len(found)} of {len(moves)}"
-
-
-def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
-    claims = Claims(with_owners(evidence.document, owners), evidence.flow, evidence.calls)
-    return {evidence.flow.ids[suspicion.node] for suspicion in evidence.suspicions(claims)}
 
 
 @pytest.mark.xdist_group("nested_outputs")
@@ -180,6 +175,8 @@ def test_fingerprints_know_layouts_apart_and_values_again() -> None:
     assert taken.same_values(turned)
     assert not taken.same(turned)
     assert not taken.same_values(other)
+    assert taken.is_moved(turned)
+    assert not taken.is_moved(noisy)
     assert [number for _, number in FingerprintIndex([(noisy, 1), (other, 2), (turned, 3)]).find(taken)] == [1, 3]
     mask = take_fingerprint(np.where(array > 0, 0.0, np.finfo(np.float32).min))
     assert mask is not None

@@ -94,7 +94,7 @@ class _Results:
         if found is None or not found.telling:
             return
         sources = (self._of(other) for other in read if other.numel() == found.size)
-        moved = any(source is not None and source.same_values(found) for source in sources)
+        moved = any(source is not None and source.is_moved(found) for source in sources)
         (self.passed if moved else self.computed).append((found, call))
 
     def _of(self, tensor: torch.Tensor) -> Fingerprint | None:
@@ -218,7 +218,7 @@ class ValueWitness:
                 continue
             seen.add(source)
             found = self._tensors.get(source)
-            if found is not None and found.same_values(wanted):
+            if found is not None and found.is_moved(wanted):
                 return True
             maker = self.flow.makers[source]
             if maker >= 0 and len(seen) < _FAR and (found is None or found.size >= wanted.size):

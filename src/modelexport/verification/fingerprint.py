@@ -51,6 +51,10 @@ class Fingerprint:
         """Whether both hold the same numbers but for noise, in whatever layout."""
         return self.kind == other.kind and self.size == other.size and self._near(self.ranks, other.ranks, other)
 
+    def is_moved(self, other: Fingerprint) -> bool:
+        """Whether one is the other laid out anew or not: then the numbers are the same to the last bit."""
+        return self.kind == other.kind and self.size == other.size and np.array_equal(self.ranks, other.ranks)
+
     def same(self, other: Fingerprint) -> bool:
         """Whether both are the same tensor but for noise."""
         return self.shape == other.shape and self.same_values(other) and self._near(self.places, other.places, other)
