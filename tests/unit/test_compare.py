@@ -6,6 +6,7 @@ import dataclasses
 import html.parser
 import json
 import re
+import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -422,6 +423,16 @@ def test_rewired_node_is_changed_and_another_order_of_nodes_is_not(tmp_path: Pat
     assert not found.same_order
 
 
+def test_output_made_by_another_node_is_another_topology(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+    before, after = two_branches(), two_branches()
+    before.graph.output[0].name, after.graph.output[0].name = "a", "b"
+    found = compared(tmp_path, before, after)
+    assert found.nodes.same == 3
+    assert "topology" in found.differences
+    outcome = command("compare", tmp_path / "before.onnx", tmp_path / "after.onnx")
+    assert "first difference: an output of the model comes from another node" in outcome.stdout
+
+
 @pytest.mark.xdist_group("shared_block")
 def test_another_owner_is_a_move_and_nothing_else(exported: Exporter, tmp_path: Path) -> None:
     path = exported("shared_block").path
@@ -687,6 +698,21 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, command
     assert not report.exists()
     with pytest.raises(InputError):
         compare_models(tmp_path / "none.onnx", before)
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    path = saved(chain("Relu"), tmp_path / "a.onnx")
+    script = f"""
+import sys
+from modelexport.cli.main import run
+sys.argv = ["modelexport", "compare", {str(path)!r}, {str(path)!r}]
+try:
+    run()
+except SystemExit as ended:
+    assert not ended.code
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
 
 
 def test_help_shows_examples(command: Callable[..., Outcome]) -> None:

@@ -9,6 +9,9 @@ from modelexport.analysis.matching import Matching
 from modelexport.analysis.outline import ABSENT, Outline, tensor_bytes
 from modelexport.hierarchy import ROOT_PATH, parent_path
 
+# Calls within calls beyond this count as the root's.
+_DEEPEST = 200
+
 
 class Ownership:
     """Owners of the nodes of both models.
@@ -114,17 +117,18 @@ class Ownership:
         """The innermost call that both are, or ran inside of."""
         if first in (second, ROOT_PATH):
             return first
-        outer = set(self._chain(first))
+        outer = self._chain(first)
         return next((call for call in self._chain(second) if call in outer), ROOT_PATH)
 
-    def _chain(self, call: str) -> list[str]:
-        chain: list[str] = []
+    def _chain(self, call: str) -> dict[str, None]:
+        """The call and those it ran inside of, innermost first."""
+        chain: dict[str, None] = {}
         current: str | None = call
-        # A sidecar may lie about who called whom.
-        while current is not None and current not in chain:
-            chain.append(current)
-            above = self._parents.get(current, ABSENT)
-            current = parent_path(_path(current)) if isinstance(above, int) else above
+        # A sidecar may lie about who called whom: in circles, or without end.
+        while current is not None and current not in chain and len(chain) < _DEEPEST:
+            chain[current] = None
+            known = current in self._parents
+            current = self._parents[current] if known else parent_path(_path(current))
         return chain
 
 

@@ -124,6 +124,8 @@ def _verdict(found: Comparison) -> list[str]:
     if first is not None:
         places = [f"{_node_text(at)} (node {at.position})" for at in (first.before, first.after) if at is not None]
         lines.append(f"first difference: {first.kind} in {first.module or _ROOT}: {' → '.join(places)}")
+    elif not found.same_topology:
+        lines.append("first difference: an output of the model comes from another node")
     if not found.same_order:
         lines.append("the nodes that both have stand in another order")
     for side, summary in (("before", found.before), ("after", found.after)):
