@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark retag conformance breakage clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark extraction retag conformance breakage clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
@@ -82,6 +82,10 @@ conformance: $(DEV_STAMP)  ## Score every known failure of provenance beside tor
 
 breakage: $(DEV_STAMP)  ## Break attributions on purpose, count what is found, and write docs/contamination.md
 	$(BIN)/python benchmarks/breakage.py --every-variant --write docs/contamination.md
+
+extraction: $(DEV_STAMP)  ## Extract every call of every test model, compare with PyTorch, and write docs/extraction.md
+	$(BIN)/python benchmarks/extraction.py
+	$(BIN)/python benchmarks/extraction_rates.py --write docs/extraction.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -120,12 +120,16 @@ def judge_extractions(path: Path, truth: Truth, feeds: dict[str, np.ndarray]) ->
 
 def _differences(submodel: Submodel, made: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[str]:
     wrong = []
+    known = {port.argument for port in submodel.outputs}
     for port in submodel.outputs:
-        # A call whose boundary was not recorded names its one result itself.
+        one = made[port.name].astype(np.float32)
         if port.argument not in expected:
-            wrong.append(f"{port.name} is no result of the module")
+            # pytree, which names the truth, has other names for what is inside of caches: then the values have to tell.
+            others = [array for name, array in expected.items() if name not in known and array.shape == one.shape]
+            if not any(np.allclose(one, array, rtol=RTOL, atol=ATOL) for array in others):
+                wrong.append(f"{port.name} is no result of the module")
             continue
-        one, other = made[port.name].astype(np.float32), expected[port.argument]
+        other = expected[port.argument]
         if one.shape != other.shape:
             wrong.append(f"{port.name} has shape {one.shape}, not {other.shape}")
         elif not np.allclose(one, other, rtol=RTOL, atol=ATOL, equal_nan=True):

@@ -102,6 +102,15 @@ class Cutter:
         }
 
     @functools.cached_property
+    def makers(self) -> dict[str, str]:
+        """The calls that computed weights, for weights that were computed when the graph was folded."""
+        return {
+            record.id: record.producer
+            for record in self.document.tensors
+            if record.source == "weight" and record.producer is not None
+        }
+
+    @functools.cached_property
     def _changing(self) -> set[ir.Value]:
         return depends_on_inputs(self.model)
 

@@ -16,6 +16,7 @@ from modelexport.document import (
     HierarchyDocument,
     NodeRecord,
     Producer,
+    TensorRecord,
     tensor_records,
 )
 from modelexport.errors import ExtractionError
@@ -257,12 +258,16 @@ class _Builder:
     def _document(self, model: ir.Model, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> HierarchyDocument:
         source = self._cutter.document
         nodes = identified_nodes(model)
-        known = {record.id: record for record in source.nodes}
         call = self._cut.call
         added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
+        # Functions come whole and under their own names, so that their nodes are known by these.
+        whole = {node for function in model.functions.values() for node in function.all_nodes()}
+        known = {record.id: record for record in source.nodes} if whole else {}
         records = tuple(
             msgspec.structs.replace(
-                self._originals.get(node) or known.get(identity, added), id=identity, op=operation(node)
+                known[identity] if node in whole else self._originals.get(node, added),
+                id=identity,
+                op=operation(node),
             )
             for identity, node in nodes
         )
@@ -278,10 +283,15 @@ class _Builder:
             tensors=(),
             extracted=ExtractionRecord(call.id, source.graph_hash, self._cut.notes),
         )
-        tensors = identified_tensors(model, nodes)
-        return msgspec.structs.replace(
-            document, tensors=tensor_records(tensors, records, document.tree(), self._axes())
-        )
+        tensors = tensor_records(identified_tensors(model, nodes), records, document.tree(), self._axes())
+        return msgspec.structs.replace(document, tensors=tuple(self._with_maker(tensor, calls) for tensor in tensors))
+
+    def _with_maker(self, tensor: TensorRecord, calls: Iterable[CallRecord]) -> TensorRecord:
+        """A weight that was computed when the graph was folded keeps who computed it, where that call is here too."""
+        maker = self._cutter.makers.get(tensor.id) if tensor.source == "weight" else None
+        if maker is None or all(call.id != maker for call in calls):
+            return tensor
+        return msgspec.structs.replace(tensor, producer=maker)
 
     def _axes(self) -> dict[str, str]:
         recorded = {record.id: record.axis for record in self._cutter.document.tensors if record.axis is not None}

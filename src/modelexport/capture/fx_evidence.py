@@ -340,14 +340,33 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
         names.update(value.name for value in node.outputs if value.name)
     signature = program.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    renamed = _renamed_ends(program, model)
     found: dict[str, str | None] = {}
     for node in reversed(program.graph.nodes):
         name = states.get(node.name, node.name)
         if name in names:
             found[node.name] = name
+        elif node.name in renamed:
+            found[node.name] = renamed[node.name]
         else:
             passed_on = (found.get(user.name) for user in node.users if user not in emitted)
             found[node.name] = next((tensor for tensor in passed_on if tensor is not None), None)
+    return found
+
+
+def _renamed_ends(program: torch.export.ExportedProgram, model: ir.Model) -> dict[str, str]:
+    """Values of the program that are inputs or results of the model, under the names that the model gives them.
+
+    Callers choose these names, and the exporter gives them last; the order stays.
+    """
+    users = set(program.graph_signature.user_inputs)
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in users]
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    found: dict[str, str] = {}
+    for nodes, values in ((inputs, model.graph.inputs), (_flat(output.args), model.graph.outputs)):
+        if len(nodes) == len(values):
+            pairs = zip(nodes, values, strict=True)
+            found.update({n.name: v.name for n, v in pairs if isinstance(n, torch.fx.Node) and v.name})
     return found
 
 

@@ -1,0 +1,222 @@
+"""How many module calls can be cut out and give PyTorch's results, model by model; writes docs/extraction.md's table.
+
+Every model of the tests and every conformance case is exported, every call that ran an operator in eager PyTorch is
+extracted and run in onnxruntime on what the PyTorch module really got, and compared with what it really returned.
+
+    python benchmarks/extraction_rates.py [--only PATTERN] [--keep results.jsonl] [--write docs/extraction.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import fnmatch
+import json
+import logging
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.conformance import bench
+from tests.conformance.case import all_cases
+from tests.support import nine, zoo
+from tests.support.extraction_check import ATOL, RTOL, Outcome, eager_truth, judge_extractions
+from tests.support.plain import fresh_generated_code
+
+import modelexport
+from modelexport.errors import ModelExportError
+from modelexport.inputs import normalize_inputs
+
+BEGIN, END = "<!-- written by benchmarks/extraction_rates.py: begin -->", "<!-- end -->"
+# The TorchScript exporter folds and fuses whatever it is told: its files count among the optimized ones.
+COLUMNS = ("fx, optimize=False", "fx", "htp")
+_KINDS = {"fx, optimize=False": "dynamo-raw", "fx": "dynamo", "htp": "torchscript"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model, its inputs, and how it is exported for each column; None where an exporter cannot take it."""
+
+    name: str
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    export: Callable[[str, Path], Any]
+
+
+def subjects() -> Iterator[Subject]:
+    for label, source in (("", zoo), ("nine: ", nine)):
+        for name in source.names() if source is zoo else nine.NAMES:
+            yield _of_specimen(f"{label}{name}", source.build(name))
+    for name, case in all_cases().items():
+        model, inputs = case.specimen()
+        args, kwargs = inputs[0]
+
+        def export(column: str, path: Path, case: Any = case, inputs: Any = inputs) -> Any:
+            if not case.applies(_KINDS[column]):
+                return None
+            model, _ = case.specimen()
+            return bench.export(model, inputs[0], path, case, _KINDS[column])
+
+        yield Subject(f"case: {name}", model, args, kwargs, export)
+
+
+def _of_specimen(name: str, specimen: zoo.Specimen) -> Subject:
+    args, kwargs = normalize_inputs(specimen.inputs, None)
+
+    def export(column: str, path: Path) -> Any:
+        fresh_generated_code()
+        strategy = column.partition(",")[0]
+        optimize = column != "fx, optimize=False"
+        return modelexport.export_model(specimen.model, specimen.inputs, path, strategy=strategy, optimize=optimize)
+
+    return Subject(name, specimen.model, args, kwargs, export)
+
+
+@dataclasses.dataclass
+class Row:
+    """What came of one model in one column."""
+
+    outcomes: list[Outcome]
+    problem: str = ""
+
+    def text(self) -> str:
+        if self.problem:
+            return self.problem
+        counts = Counter(outcome.status for outcome in self.judged)
+        parts = [f"{counts['equal']} of {len(self.judged)}"]
+        if counts["refused"]:
+            parts.append(f"{counts['refused']} fused")
+        if counts["differs"]:
+            parts.append(f"**{counts['differs']} differ**")
+        if len(self.judged) < len(self.outcomes):
+            parts.append(f"{len(self.outcomes) - len(self.judged)} not in the file")
+        return ", ".join(parts)
+
+    @property
+    def judged(self) -> list[Outcome]:
+        """The calls of which the file has something: what no result needs is not exported, and cannot be cut out."""
+        return [outcome for outcome in self.outcomes if outcome.reason != "no_operation"]
+
+
+def judge(subject: Subject, column: str, truth: Any, folder: Path) -> Row:
+    path = folder / f"model-{COLUMNS.index(column)}.onnx"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if subject.export(column, path) is None:
+                return Row([], "not exportable")
+    except ModelExportError:
+        return Row([], "not exportable")
+    tensors = torch.utils._pytree.tree_leaves((subject.args, subject.kwargs))
+    leaves = [leaf.numpy() for leaf in tensors if isinstance(leaf, torch.Tensor)]
+    graph = onnx.load(path, load_external_data=False).graph
+    feeds = {value.name: leaf for value, leaf in zip(graph.input, leaves, strict=False)}
+    return Row(judge_extractions(path, truth, feeds))
+
+
+def measure(only: str, kept: Path | None) -> dict[str, dict[str, Row]]:
+    for name in ("torch.onnx", "onnxscript", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    found = _read(kept)
+    for subject in subjects():
+        if subject.name in found:
+            continue
+        if not fnmatch.fnmatch(subject.name, only):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            truth = eager_truth(copy.deepcopy(subject.model), subject.args, subject.kwargs)
+            rows = {column: judge(subject, column, truth, Path(folder)) for column in COLUMNS}
+        found[subject.name] = rows
+        if kept is not None:
+            with kept.open("a") as file:
+                content = {column: dataclasses.asdict(row) for column, row in rows.items()}
+                file.write(json.dumps({"name": subject.name, "rows": content}) + "\n")
+        print(f"{subject.name:36} " + " | ".join(rows[column].text() for column in COLUMNS), flush=True)
+    return found
+
+
+def _read(kept: Path | None) -> dict[str, dict[str, Row]]:
+    """What earlier runs with the same file have found."""
+    found: dict[str, dict[str, Row]] = {}
+    for line in kept.read_text().splitlines() if kept is not None and kept.exists() else ():
+        entry = json.loads(line)
+        found[entry["name"]] = {
+            column: Row([Outcome(**outcome) for outcome in row["outcomes"]], row["problem"])
+            for column, row in entry["rows"].items()
+        }
+    return found
+
+
+def report(found: dict[str, dict[str, Row]]) -> str:
+    lines = [BEGIN, "", f"| model | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+    lines += [f"| {name} | {' | '.join(rows[c].text() for c in COLUMNS)} |" for name, rows in found.items()]
+    lines.append("")
+    lines += [_summary(column, [o for rows in found.values() for o in rows[column].judged]) for column in COLUMNS]
+    lines += ["", f"Equal means rtol {RTOL}, atol {ATOL} in float32.", *_differences(found), "", END]
+    return "\n".join(lines)
+
+
+def _summary(column: str, outcomes: list[Outcome]) -> str:
+    def share(of: list[Outcome]) -> str:
+        equal = sum(outcome.status == "equal" for outcome in of)
+        return f"{equal} of {len(of)} ({equal / max(len(of), 1):.1%})"
+
+    complete = [outcome for outcome in outcomes if outcome.complete]
+    refused = Counter(outcome.reason for outcome in outcomes if outcome.status == "refused")
+    different = sum(outcome.status == "differs" for outcome in outcomes)
+    return (
+        f"- **{column}**: {share(outcomes)} calls equal PyTorch; of those whose boundary tensors are all still there, "
+        f"{share(complete)}. Refused: {', '.join(f'{n} {reason}' for reason, n in refused.items()) or 'none'}; "
+        f"different: {different}."
+    )
+
+
+def _differences(found: dict[str, dict[str, Row]]) -> list[str]:
+    told = [
+        f"- {name}, {column}, `{outcome.call or '(root)'}`: {outcome.detail}"
+        for name, rows in found.items()
+        for column in COLUMNS
+        for outcome in rows[column].judged
+        if outcome.status == "differs"
+    ]
+    refusals = sorted(
+        {
+            f"- {name}, {column}, `{outcome.call or '(root)'}`: {outcome.detail}"
+            for name, rows in found.items()
+            for column in COLUMNS
+            for outcome in rows[column].judged
+            if outcome.status == "refused"
+        }
+    )
+    lines = ["", "Different:", "", *told] if told else []
+    return [*lines, "", "Refused, with what the refusal says:", "", *refusals] if refusals else lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="*", help="a pattern on the models' names")
+    parser.add_argument("--keep", type=Path, help="a file to keep results in, and to go on from")
+    parser.add_argument("--write", type=Path, help="the page to write the table into")
+    options = parser.parse_args()
+    text = report(measure(options.only, options.keep))
+    if options.write is None:
+        print(text)
+        return
+    page = options.write.read_text()
+    before, _, rest = page.partition(BEGIN)
+    options.write.write_text(before + text + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()
