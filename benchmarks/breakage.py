@@ -28,7 +28,7 @@ from tests.support import nine, zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, with_owners
 
 import modelexport
-from modelexport.analysis.contamination import Claims
+from modelexport.analysis.claims import Claims
 from modelexport.analysis.contamination_cases import Evidence, contamination_findings
 from modelexport.analysis.findings import Severity
 from modelexport.analysis.subject import Subject

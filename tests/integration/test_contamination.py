@@ -10,7 +10,7 @@ from tests.conftest import Exporter
 from tests.support import zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, read_document, with_owners, write_artifact
 
-from modelexport.analysis.contamination import Claims
+from modelexport.analysis.claims import Claims
 from modelexport.analysis.contamination_cases import Evidence
 from modelexport.analysis.validation import validate
 

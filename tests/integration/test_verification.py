@@ -16,7 +16,7 @@ from tests.support import zoo
 from tests.support.breaking import near_moves, random_moves, read_document, with_owners, write_artifact
 from tests.support.eager_calls import record_calls
 
-from modelexport.analysis.contamination import Claims
+from modelexport.analysis.claims import Claims
 from modelexport.analysis.subject import Subject
 from modelexport.errors import FileFormatError, InputError
 from modelexport.verification.attributions import gather_evidence, judge_attributions

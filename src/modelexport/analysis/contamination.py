@@ -8,18 +8,16 @@ No operator, node or module is known by its name.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import onnx
 
-from modelexport.analysis.call_index import ELEMENTS, ROOT, CallIndex
-from modelexport.analysis.dataflow import NOBODY, FlowGraph, TensorType
-from modelexport.attribution import Kind
-from modelexport.document import HierarchyDocument, ModuleRecord
+from modelexport.analysis.call_index import ROOT, CallIndex
+from modelexport.analysis.claims import Claims, Contradiction, Suspicion, Weighed, Witness
+from modelexport.analysis.dataflow import NOBODY, FlowGraph
+from modelexport.analysis.weights import lost_weights, weight_holders
+from modelexport.document import ModuleRecord
 from modelexport.hierarchy import contains
 
 # Contributors beyond these are looked up, not tried one by one: a mask may serve a hundred layers.
@@ -41,110 +39,6 @@ _WHOLE_NUMBERS = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Contradiction:
-    """What cannot be as the document says.
-
-    Attributes:
-        nodes: The nodes whose owner may be the wrong one.
-        reason: What contradicts, in words.
-    """
-
-    nodes: tuple[int, ...]
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Suspicion:
-    """A node whose owner is contradicted, and the owners that nothing contradicts.
-
-    Attributes:
-        node: The node.
-        supported: The calls that the evidence supports, likeliest first.
-        reasons: What contradicts the owner it has.
-        rivals: Other nodes of which one may be wrong instead of this.
-    """
-
-    node: int
-    supported: tuple[int, ...]
-    reasons: tuple[str, ...]
-    rivals: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Weighed:
-    reasons: list[Contradiction]
-    gain: int
-    supported: tuple[int, ...]
-
-    def suspicion(self, node: int) -> Suspicion:
-        rivals = tuple(sorted({other for reason in self.reasons for other in reason.nodes} - {node}))
-        return Suspicion(node, self.supported, tuple(dict.fromkeys(r.reason for r in self.reasons)), rivals)
-
-
-class Claims:
-    """For each node the call that owns it and those that contributed; owners can be tried out."""
-
-    def __init__(self, document: HierarchyDocument, flow: FlowGraph, calls: CallIndex) -> None:
-        records = {record.id: record for record in document.nodes}
-        self.owners: list[int] = []
-        self.contributors: list[tuple[int, ...]] = []
-        # Whether the node does the work of several calls; whether its owner was reasoned to be around them all.
-        self.shared: list[bool] = []
-        self.common: list[bool] = []
-        self.inferred: list[bool] = []
-        for identity in flow.ids:
-            record = records.get(identity)
-            numbers = calls.numbers
-            self.owners.append(numbers.get(record.module, ROOT) if record is not None else ROOT)
-            others = record.contributors if record is not None else ()
-            kind = record.kind if record is not None else Kind.INFERRED
-            self.shared.append(kind in (Kind.FUSED, Kind.MERGED))
-            self.inferred.append(kind == Kind.INFERRED)
-            self.common.append(kind == Kind.INFERRED and bool(others))
-            self.contributors.append(tuple(numbers[other] for other in others if other in numbers))
-
-        self._owned: dict[int, list[int]] = {}
-        for node, owner in enumerate(self.owners):
-            self._owned.setdefault(owner, []).append(node)
-
-    def with_owner(self, node: int, owner: int) -> Claims:
-        """These claims with another owner for one node."""
-        other = copy.copy(self)
-        other.owners = list(self.owners)
-        other.owners[node] = owner
-        other.contributors = list(self.contributors)
-        other.contributors[node] = tuple(call for call in self.contributors[node] if call != owner)
-        other._owned = dict(self._owned)
-        other._owned[self.owners[node]] = [n for n in self.owned(self.owners[node]) if n != node]
-        other._owned[owner] = sorted((*self.owned(owner), node))
-        return other
-
-    def owned(self, call: int) -> list[int]:
-        """The nodes that the call was claimed to own, whatever was tried out since."""
-        return self._owned.get(call, [])
-
-    def of(self, node: int) -> tuple[int, ...]:
-        """The owner, then the contributors."""
-        return (self.owners[node], *self.contributors[node])
-
-
-class Witness(Protocol):
-    """Evidence from elsewhere than the file, such as a run of the model."""
-
-    def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """What contradicts the owner of a node."""
-        ...
-
-    def candidates(self, node: int) -> Iterable[int]:
-        """The calls that may own it."""
-        ...
-
-    def computed_by(self, node: int) -> Sequence[int]:
-        """The calls that computed the values it makes, those that only passed them on left out."""
-        ...
-
-
 class FlowJudge:
     """Says what the file contradicts; built once for a file, to judge any claims about it."""
 
@@ -154,8 +48,8 @@ class FlowJudge:
         self.flow = flow
         self.calls = calls
         self._witness = witness
-        self._holders = _weight_holders(flow, modules)
-        self._lost = _lost_weights(flow, modules)
+        self._holders = weight_holders(flow, modules)
+        self._lost = lost_weights(flow, modules)
         self._paths = [record.path for record in calls.records]
         self._called = set(self._paths)
         self._has_bodies = any(flow.bodies)
@@ -493,7 +387,7 @@ class FlowJudge:
             claims.owners[:] = owners
         return suspicions
 
-    def _weigh(self, node: int, claims: Claims) -> _Weighed:
+    def _weigh(self, node: int, claims: Claims) -> Weighed:
         """How much would be mended by another owner for this node, and by which."""
         reasons = list(self.contradictions(node, claims))
         owner = claims.owners[node]
@@ -505,9 +399,9 @@ class FlowJudge:
         scores.pop(owner, None)
         fewest = min(scores.values(), default=len(reasons))
         if fewest >= len(reasons):
-            return _Weighed(reasons, 0, ())
+            return Weighed(reasons, 0, ())
         supported = tuple(candidate for candidate, score in scores.items() if score == fewest)
-        return _Weighed(reasons, len(reasons) - fewest, supported)
+        return Weighed(reasons, len(reasons) - fewest, supported)
 
     def _candidates(self, node: int, claims: Claims) -> list[int]:
         """The calls around the node, likeliest first: of its neighbours, and their callers."""
@@ -523,33 +417,3 @@ class FlowJudge:
             found.update(dict.fromkeys(self.calls.chain(call)))
         found[ROOT] = None
         return list(found)
-
-
-def _weight_holders(flow: FlowGraph, modules: Sequence[ModuleRecord]) -> dict[int, tuple[str, ...]]:
-    """For each weight that the document knows, the modules that hold it: its own, and those it is tied to."""
-    found: dict[str, list[str]] = {}
-    tied: dict[str, str] = {}
-    for module in modules:
-        for name in (*module.parameters, *module.buffers):
-            for path in (module.path, *module.aliases):
-                found.setdefault(f"{path}.{name}" if path else name, []).append(module.path)
-        for name, other in module.tied_parameters.items():
-            tied[f"{module.path}.{name}" if module.path else name] = other
-    for name, other in tied.items():
-        together = list(dict.fromkeys([*found.get(name, []), *found.get(other, [])]))
-        found[name] = found[other] = together
-    return {tensor: tuple(found[flow.names[tensor]]) for tensor in flow.weights if flow.names[tensor] in found}
-
-
-def _lost_weights(flow: FlowGraph, modules: Sequence[ModuleRecord]) -> dict[TensorType, set[str]]:
-    """The modules with a weight that the graph has under no name of its own, by the type of that weight."""
-    found: dict[TensorType, set[str]] = {}
-    kept = {flow.names[tensor] for tensor in flow.weights}
-    for module in modules:
-        for name, info in (*module.parameters.items(), *module.buffers.items()):
-            names = (f"{path}.{name}" if path else name for path in (module.path, *module.aliases))
-            element = ELEMENTS.get(info.dtype)
-            if element is not None and kept.isdisjoint(names):
-                shape = tuple(axis if isinstance(axis, int) else None for axis in info.shape)
-                found.setdefault(TensorType(element, shape), set()).add(module.path)
-    return found

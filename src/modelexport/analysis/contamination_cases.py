@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import onnx
 
 from modelexport.analysis.call_index import CallIndex
-from modelexport.analysis.contamination import Claims, FlowJudge, Suspicion
+from modelexport.analysis.claims import Claims, Suspicion
+from modelexport.analysis.contamination import FlowJudge
 from modelexport.analysis.dataflow import FlowGraph, InferredTypes, read_flow
 from modelexport.analysis.findings import Case, Finding, Severity
 from modelexport.document import HierarchyDocument, NodeRecord

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from modelexport.analysis.call_index import ROOT, CallIndex, Side
-from modelexport.analysis.contamination import Claims, Contradiction, FlowJudge
+from modelexport.analysis.claims import Claims, Contradiction
+from modelexport.analysis.contamination import FlowJudge
 from modelexport.analysis.contamination_cases import RULE, Evidence, contamination_findings
 from modelexport.analysis.dataflow import FlowGraph
 from modelexport.analysis.findings import RuleReport, ValidationReport
