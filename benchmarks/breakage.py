@@ -171,7 +171,8 @@ def write(page: Path, rows: list[Row], moves: int) -> None:
         "*random*: the new owner is any other call of the model. *near*: it is the caller, a callee or a call beside. "
         "*at once*: a tenth of the nodes in one file. False alarms are errors on the file as it was exported."
     )
-    page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n`make breakage` ({versions}). {explained}\n\n{table(rows)}\n")
+    command = f"`benchmarks/breakage.py --write {page}`; `make breakage` adds dynamic shapes and raw graphs"
+    page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n{command} ({versions}). {explained}\n\n{table(rows)}\n")
 
 
 def _break_and_tell(file: File, moves: int) -> Row | str:
