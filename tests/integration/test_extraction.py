@@ -359,7 +359,18 @@ def test_without_a_sidecar_the_nodes_themselves_lead_to_the_module(
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_model_without_any_hierarchy_is_refused(exported: Exporter) -> None:
-    bare = modelexport.strip_hierarchy(onnx.load(exported("shared_block").path))
+def test_file_of_torch_itself_can_be_cut_by_what_torch_recorded(exported: Exporter) -> None:
+    ours = exported("shared_block")
+    bare = modelexport.strip_hierarchy(onnx.load(ours.path))
+    submodel = modelexport.Extractor(bare).extract("out")
+    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)["out"]
+    (port,) = submodel.inputs
+    made = run_submodel(submodel, {port.name: eager.inputs["input"]})
+    np.testing.assert_allclose(made["output"], eager.outputs["output"], rtol=1e-4, atol=1e-5)
+
+
+def test_model_without_any_hierarchy_is_refused() -> None:
+    value = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "bare", value[:1], value[1:])
     with pytest.raises(InputError, match="carries no hierarchy"):
-        modelexport.extract_module(bare, "blk")
+        modelexport.extract_module(onnx.helper.make_model(graph), "blk")

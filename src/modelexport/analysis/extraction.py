@@ -12,14 +12,15 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.analysis.cutting import Cut, Cutter
-from modelexport.analysis.stored import document_from_stores
 from modelexport.analysis.submodel import Submodel, build_submodel
 from modelexport.analysis.targets import find_call
 from modelexport.carriers import read_sidecar
 from modelexport.document import CallRecord, HierarchyDocument, decode_document
-from modelexport.errors import ExtractionError, InputError
+from modelexport.errors import ExtractionError, FileFormatError, InputError
 from modelexport.graph import graph_hash
 from modelexport.loading import LoadedModel, load
+from modelexport.reading import read_proto
+from modelexport.recovery import recover_document
 
 # What a graph and what a hierarchy can be given as.
 ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
@@ -180,8 +181,17 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
     if isinstance(source, LoadedModel) and source.document is not None:
         return model, source.document, ""
     reason = source.missing if isinstance(source, LoadedModel) else "no sidecar was given"
-    document = document_from_stores(model)
-    return model, document, f"{reason}: names of arguments and results, aliases and what never ran are not known"
+    proto = read_proto(source.path, weights=False) if isinstance(source, LoadedModel) else ir.to_proto(model)
+    try:
+        found = recover_document(proto, model=model)
+    except FileFormatError as error:
+        raise InputError(
+            f"the model carries no hierarchy ({error}): export it with modelexport, tag it first (modelexport tag), or "
+            "give the hierarchy that belongs to it"
+        ) from error
+    said = "; ".join(found.missing)
+    missing = f"{reason}, so that names of arguments and results are not known{f'; {said}' if said else ''}"
+    return model, found.document, missing
 
 
 def _read_hierarchy(hierarchy: HierarchySource) -> HierarchyDocument:
