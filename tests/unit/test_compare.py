@@ -2,118 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import html.parser
 import json
-import re
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
-from typing import Any
 
-import jsonschema
 import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 from tests.conftest import Exporter
 from tests.support import zoo
+from tests.support.comparing import by_module, chain, compared, consistent, fates, renamed, saved, two_branches
 from torch import nn
 
 import modelexport
-from modelexport.analysis.comparison import Comparison, ModuleChange, compare_models, comparison_schema
+from modelexport.analysis.comparison import compare_models
 from modelexport.artifact import sidecar_path
-from modelexport.cli.main import run
-from modelexport.errors import FileFormatError, InputError
+from modelexport.errors import FileFormatError
 
 MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """The command within this process."""
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        stdout, stderr = capfd.readouterr()
-        return Outcome(int(ended.value.code or 0), stdout, stderr)
-
-    return call
-
-
-def by_module(found: Comparison) -> dict[str, ModuleChange]:
-    return {module.module: module for module in found.modules if module.differs}
-
-
-def fates(found: Comparison) -> dict[tuple[str, str], Counter[str]]:
-    """For each module and fate, how many nodes of each operation."""
-    counted: dict[tuple[str, str], Counter[str]] = {}
-    for change in found.changes:
-        at = change.after if change.kind == "added" else change.before
-        assert at is not None
-        counted.setdefault((change.module, change.kind), Counter())[at.operation] += 1
-    return counted
-
-
-def consistent(found: Comparison) -> None:
-    """What holds of every comparison."""
-    counts = found.nodes
-    assert counts.same + counts.changed + counts.moved + counts.removed == found.before.nodes
-    assert counts.same + counts.changed + counts.moved + counts.added == found.after.nodes
-    assert sum(module.nodes_before for module in found.modules) == found.before.nodes
-    assert sum(module.nodes_after for module in found.modules) == found.after.nodes
-    assert Counter(change.kind for change in found.changes) == Counter(
-        {kind: n for kind in ("added", "removed", "changed", "moved") if (n := getattr(counts, kind))}
-    )
-    assert sum(tag.before for tag in found.tags) == found.before.nodes
-    assert sum(tag.after for tag in found.tags) == found.after.nodes
-    assert sum(module.bytes_after for module in found.modules) == found.after.weights.bytes
-    # No node has two fates.
-    for side in ("before", "after"):
-        ids = [at.id for change in found.changes if (at := getattr(change, side)) is not None]
-        assert len(ids) == len(set(ids))
-
-
-def saved(model: onnx.ModelProto, path: Path) -> Path:
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with another name for every node and every tensor, bodies included; inputs and outputs keep theirs."""
-    kept = {value.name for value in (*model.graph.input, *model.graph.output)} | {""}
-    names: dict[str, str] = {}
-
-    def new(name: str) -> str:
-        return name if name in kept else names.setdefault(name, f"t{len(names) * 7919 % 100_003}")
-
-    graphs = [model.graph]
-    while graphs:
-        graph = graphs.pop()
-        for node in graph.node:
-            node.name = f"n{id(node) % 1000}"
-            node.input[:] = [new(name) for name in node.input]
-            node.output[:] = [new(name) for name in node.output]
-            graphs += [a.g for a in node.attribute if a.HasField("g")]
-        for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-            item.name = new(item.name)
-    return model
 
 
 # --- before and after --------------------------------------------------------------------------------------------
@@ -356,23 +266,6 @@ def test_plain_torch_export_is_the_same_model(exported: Exporter, tmp_path: Path
 # --- single changes ----------------------------------------------------------------------------------------------
 
 
-def chain(*operations: str, **attributes: Any) -> onnx.ModelProto:
-    """A model whose nodes follow each other."""
-    nodes, value = [], "x"
-    for number, operation in enumerate(operations):
-        nodes.append(helper.make_node(operation, [value], [f"v{number}"], **attributes.get(operation, {})))
-        value = f"v{number}"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", value)]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-
-
-def compared(folder: Path, before: onnx.ModelProto, after: onnx.ModelProto, **options: Any) -> Comparison:
-    found = compare_models(saved(before, folder / "before.onnx"), saved(after, folder / "after.onnx"), **options)
-    consistent(found)
-    return found
-
-
 def test_inserted_removed_and_replaced_nodes_are_told_apart(tmp_path: Path) -> None:
     base = chain("Relu", "Neg", "Exp", "Tanh")
     inserted = compared(tmp_path, base, chain("Relu", "Neg", "Abs", "Exp", "Tanh"))
@@ -395,20 +288,6 @@ def test_attributes_count_unless_they_only_spell_out_a_default(tmp_path: Path) -
     assert not changed.same_topology
 
 
-def two_branches(crossed: bool = False) -> onnx.ModelProto:
-    base = chain("Relu")
-    del base.graph.node[:]
-    first, second = ("b", "a") if crossed else ("a", "b")
-    base.graph.node.extend(
-        [
-            helper.make_node("Relu", ["x"], ["a"]),
-            helper.make_node("Neg", ["x"], ["b"]),
-            helper.make_node("Sub", [first, second], ["v0"]),
-        ]
-    )
-    return base
-
-
 def test_rewired_node_is_changed_and_another_order_of_nodes_is_not(tmp_path: Path) -> None:
     crossed = compared(tmp_path, two_branches(), two_branches(crossed=True))
     assert [(c.kind, c.what) for c in crossed.changes] == [("changed", ("inputs",))]
@@ -421,16 +300,6 @@ def test_rewired_node_is_changed_and_another_order_of_nodes_is_not(tmp_path: Pat
     assert found.same
     assert found.same_topology
     assert not found.same_order
-
-
-def test_output_made_by_another_node_is_another_topology(tmp_path: Path, command: Callable[..., Outcome]) -> None:
-    before, after = two_branches(), two_branches()
-    before.graph.output[0].name, after.graph.output[0].name = "a", "b"
-    found = compared(tmp_path, before, after)
-    assert found.nodes.same == 3
-    assert "topology" in found.differences
-    outcome = command("compare", tmp_path / "before.onnx", tmp_path / "after.onnx")
-    assert "first difference: an output of the model comes from another node" in outcome.stdout
 
 
 @pytest.mark.xdist_group("shared_block")
@@ -447,84 +316,6 @@ def test_another_owner_is_a_move_and_nothing_else(exported: Exporter, tmp_path: 
     assert found.differences == ("ownership",)
     assert found.same_topology
     assert [(c.kind, c.module, c.after and c.after.module) for c in found.changes] == [("moved", "blk.lin@1", "blk@1")]
-
-
-# --- any graph ---------------------------------------------------------------------------------------------------
-
-OPERATIONS = ("Add", "Sub", "Mul", "Relu", "Neg")
-
-
-@st.composite
-def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """A model of a few binary and unary nodes, wired at random; many of them are alike."""
-    model = chain()
-    known = ["x"]
-    for number in range(draw(st.integers(1, 9))):
-        operation = draw(st.sampled_from(OPERATIONS))
-        inputs = [draw(st.sampled_from(known)) for _ in range(2 if operation in OPERATIONS[:3] else 1)]
-        model.graph.node.append(helper.make_node(operation, inputs, [f"v{number}"]))
-        known.append(f"v{number}")
-    model.graph.output[0].name = draw(st.sampled_from(known[1:]))
-    return model
-
-
-def expressions(model: onnx.ModelProto) -> tuple[Counter[str], str]:
-    """What each node computes, written out, and what the model gives: another way to tell graphs apart."""
-    known = {"x": "x"}
-    for node in model.graph.node:
-        known[node.output[0]] = f"{node.op_type}({','.join(known[name] for name in node.input)})"
-    return Counter(known.values()), known[model.graph.output[0].name]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(graphs(), st.randoms(use_true_random=False))
-def test_any_graph_is_the_same_under_other_names_and_in_another_order(
-    tmp_path: Path, model: onnx.ModelProto, random: Random
-) -> None:
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    # Any order in which what is read was made before.
-    waiting, made, nodes = list(other.graph.node), {"x"}, []
-    while waiting:
-        node = random.choice([each for each in waiting if made.issuperset(each.input)])
-        waiting.remove(node)
-        made.add(node.output[0])
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    del other.graph.node[:]
-    other.graph.node.extend(nodes)
-    found = compared(tmp_path, model, renamed(other))
-    assert found.same_topology
-    assert found.nodes.same == len(model.graph.node)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(graphs(), graphs())
-def test_graphs_that_compute_something_else_never_have_the_same_topology(
-    tmp_path: Path, first: onnx.ModelProto, second: onnx.ModelProto
-) -> None:
-    found = compared(tmp_path, first, second)
-    if expressions(first) != expressions(second):
-        assert not found.same_topology
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(graphs(), st.randoms(use_true_random=False))
-def test_one_edge_or_operation_that_differs_is_found(tmp_path: Path, model: onnx.ModelProto, random: Random) -> None:
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    position = random.randrange(len(other.graph.node))
-    node = other.graph.node[position]
-    if random.random() < 0.5:
-        node.op_type = random.choice([op for op in OPERATIONS if (op in OPERATIONS[:3]) == (len(node.input) == 2)])
-    else:
-        known = ["x", *(each.output[0] for each in other.graph.node[:position])]
-        node.input[random.randrange(len(node.input))] = random.choice(known)
-    found = compared(tmp_path, model, other)
-    if expressions(model) != expressions(other):
-        assert not found.same_topology
-        assert found.nodes.same < len(model.graph.node) or model.graph.output != other.graph.output
-    elif model == other:
-        assert found.same
 
 
 # --- weights -----------------------------------------------------------------------------------------------------
@@ -571,149 +362,3 @@ def test_small_weights_in_the_file_are_compared_always(tmp_path: Path) -> None:
     assert found.same_topology
     assert found.differences == ("weights",)
     assert [(w.kind, w.before) for w in found.weights] == [("values", "w")]
-
-
-# --- what is printed and written ---------------------------------------------------------------------------------
-
-
-@pytest.mark.xdist_group("bert")
-def test_json_fits_its_published_schema_and_exit_code_says_same_or_not(
-    exported: Exporter, command: Callable[..., Outcome]
-) -> None:
-    path, other = exported("bert").path, exported("bert", optimize=False).path
-    same, different = (command("compare", path, each, "--format", "json") for each in (path, other))
-    assert (same.code, different.code) == (0, 1)
-    published = json.loads(command("schema", "compare").stdout)
-    assert published == json.loads(json.dumps(comparison_schema()))
-    for outcome in (same, different):
-        jsonschema.validate(json.loads(outcome.stdout), published)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**json.loads(same.stdout), "same": "yes"}, published)
-    content = json.loads(different.stdout)
-    assert len(content["changes"]) == sum(content["nodes"][kind] for kind in ("added", "removed", "changed", "moved"))
-
-
-@pytest.mark.xdist_group("bert")
-def test_terminal_shows_the_modules_and_how_many_more_there_are(
-    exported: Exporter, command: Callable[..., Outcome]
-) -> None:
-    path, other = exported("bert").path, exported("bert", optimize=False).path
-    found = compare_models(path, other)
-    outcome = command("compare", path, other, "--limit", "3")
-    assert outcome.code == 1
-    assert "different: topology" in outcome.stdout
-    assert f"{found.nodes.same:,} the same" in outcome.stdout
-    assert f"… and {len(by_module(found)) - 3} more" in outcome.stdout
-    assert f"… and {len(found.changes) - 3} more" in outcome.stdout
-    assert re.search(r"^ +embeddings +BertEmbeddings +4 +26 ", outcome.stdout, re.MULTILINE)
-    assert "the same" in command("compare", path, path).stdout.splitlines()[3]
-
-
-class Page(html.parser.HTMLParser):
-    """Collects the elements and the text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-HOSTILE = "\x1b]0;owned\x07\x9b31m<img src=x onerror=alert(1)>|`[a](http://e.vil)`@you</table><script>x</script>\n# h"
-
-
-def hostile(*operations: str) -> onnx.ModelProto:
-    model = chain(*operations)
-    last = model.graph.node[-1]
-    last.op_type, last.domain = HOSTILE, HOSTILE
-    last.output[0] = model.graph.output[0].name = HOSTILE
-    model.producer_name = HOSTILE
-    model.opset_import.append(helper.make_opsetid(HOSTILE, 1))
-    model.metadata_props.add(key=HOSTILE, value=HOSTILE)
-    return model
-
-
-def test_hostile_names_are_harmless_in_every_form(tmp_path: Path, command: Callable[..., Outcome]) -> None:
-    before, after = saved(chain("Relu"), tmp_path / "a.onnx"), saved(hostile("Relu", "Neg"), tmp_path / "b.onnx")
-    shown = command("compare", before, after, "--report", tmp_path / "r.html").stdout
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
-    assert "onerror" in shown
-
-    page = Page((tmp_path / "r.html").read_text())
-    assert "onerror=alert(1)" in page.text
-    tags = Counter(tag for tag, _ in page.elements)
-    assert not tags.keys() & {"script", "img", "a", "link", "iframe"}
-    policy = next(attrs["content"] for tag, attrs in page.elements if attrs.get("http-equiv"))
-    assert policy is not None
-    assert policy.startswith("default-src 'none'; style-src 'sha256-")
-    assert not [attrs for _, attrs in page.elements if any(name.startswith("on") for name in attrs)]
-
-    marked = command("compare", before, after, "--format", "markdown").stdout
-    assert "<" not in marked
-    assert "http://" not in marked
-    assert not re.search(r"(?<!\\)[`\[\]]", marked)
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", marked)
-    # Headings are ours alone, and all rows of a table have as many cells as its head.
-    assert all(line.startswith(("# a", "## ")) for line in marked.splitlines() if line.startswith("#"))
-    rows = [len(re.findall(r"(?<!\\)\|", line)) for line in marked.splitlines() if line.startswith("|")]
-    assert set(rows) <= {4, 5, 6, 14}
-
-    content = command("compare", before, after, "--format", "json").stdout
-    assert content.isascii()
-    assert "\x1b" not in content
-    assert json.loads(content)["metadata"][0]["after"] == HOSTILE
-
-
-def test_report_form_follows_its_ending(tmp_path: Path, command: Callable[..., Outcome]) -> None:
-    before, after = saved(chain("Relu", "Neg"), tmp_path / "a.onnx"), saved(chain("Relu", "Abs"), tmp_path / "b.onnx")
-    for name in ("r.json", "r.md", "r.html"):
-        outcome = command("compare", before, after, "--report", tmp_path / name)
-        assert outcome.code == 1
-        assert f"wrote {tmp_path / name}" in outcome.stderr
-    assert json.loads((tmp_path / "r.json").read_text())["nodes"]["changed"] == 1
-    assert "| changed | (root) | Neg v1 | Abs v1 | Neg → Abs |" in (tmp_path / "r.md").read_text().replace("\\", "")
-    assert "<td>Neg → Abs</td>" in (tmp_path / "r.html").read_text()
-
-
-def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, command: Callable[..., Outcome]) -> None:
-    before = saved(chain("Relu"), tmp_path / "a.onnx")
-    (tmp_path / "broken.onnx").write_bytes(b"no model")
-    report = tmp_path / "r.html"
-    for arguments, words in (
-        ((before, tmp_path / "none.onnx", "--report", report), "is not a file"),
-        ((before, tmp_path / "broken.onnx", "--report", report), "cannot be read as an ONNX model"),
-        ((before, before, "--report", tmp_path / "r.pdf"), "its ending says no form"),
-        ((before, before, "--report", tmp_path / "no" / "r.md"), "no folder"),
-    ):
-        outcome = command("compare", *arguments)
-        assert outcome.code == 2
-        assert words in outcome.stderr
-        assert "Traceback" not in outcome.stderr
-    assert not report.exists()
-    with pytest.raises(InputError):
-        compare_models(tmp_path / "none.onnx", before)
-
-
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    path = saved(chain("Relu"), tmp_path / "a.onnx")
-    script = f"""
-import sys
-from modelexport.cli.main import run
-sys.argv = ["modelexport", "compare", {str(path)!r}, {str(path)!r}]
-try:
-    run()
-except SystemExit as ended:
-    assert not ended.code
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=120)
-
-
-def test_help_shows_examples(command: Callable[..., Outcome]) -> None:
-    assert "modelexport compare " in command("compare", "--help").stdout.partition("Example")[2]
