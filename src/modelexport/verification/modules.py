@@ -230,8 +230,8 @@ class _Verification:
                 found[call.id] = body_call(call.path)
             else:
                 unmatched[call.id] = (
-                    f"PyTorch called this module {outside + inside} times on these inputs, and the export "
-                    f"{traced[call.path]} times: nobody knows which is which"
+                    f"calls of this module on these inputs: {outside + inside} in PyTorch and {traced[call.path]} in the "
+                    "export, and nobody knows which is which"
                 )
         return found, unmatched
 
