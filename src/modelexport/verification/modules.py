@@ -230,8 +230,8 @@ class _Verification:
                 found[call.id] = body_call(call.path)
             else:
                 unmatched[call.id] = (
-                    f"calls of this module on these inputs: {outside + inside} in PyTorch and {traced[call.path]} in the "
-                    "export, and nobody knows which is which"
+                    f"calls of this module: {outside + inside} in PyTorch on these inputs and {traced[call.path]} in "
+                    "the export, and nobody knows which is which"
                 )
         return found, unmatched
 

@@ -65,6 +65,8 @@ def _run(runtime: Any, header: Mapping[str, Any], arrays: dict[str, np.ndarray])
     # The graph as it is in the file: what the runtime would make of it is not what is looked at.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    # Each graph runs once: weights laid out anew for speed would be a second copy of them for nothing.
+    options.add_session_config_entry("session.disable_prepacking", "1")
     if header["folder"]:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", header["folder"])
     model = arrays.pop("model").tobytes()
