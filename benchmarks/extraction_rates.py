@@ -128,9 +128,11 @@ def judge(subject: Subject, column: str, truth: Any, folder: Path) -> Row:
 def measure(only: str, kept: Path | None) -> dict[str, dict[str, Row]]:
     for name in ("torch.onnx", "onnxscript", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    found = _read(kept)
+    known = _read(kept)
+    found: dict[str, dict[str, Row]] = {}
     for subject in subjects():
-        if subject.name in found:
+        if subject.name in known:
+            found[subject.name] = known[subject.name]
             continue
         if not fnmatch.fnmatch(subject.name, only):
             continue

@@ -260,10 +260,11 @@ class Cutter:
             if self.records[node].kind == "fused":
                 culprits |= self._strangers(call, node)
         if not culprits:
-            # Nothing is recorded as fused: name who now does what the call's boundary used to part.
-            readers = [use.node for node in nodes for value in node.outputs for use in value.uses()]
-            makers = [p for value in further if (p := value.producer()) is not None]
-            for node in [*makers, *nodes, *readers]:
+            # Nothing is recorded as fused: name who makes what the call now starts from, or who reads what it makes.
+            makers = [producer for value in further if (producer := value.producer()) is not None]
+            made = [value for node in nodes for value in node.outputs]
+            made = [value for value in made if value in self._changing] or made
+            for node in makers or [use.node for value in made for use in value.uses()]:
                 culprits |= self._strangers(call, node)
         named = sorted(culprits, key=lambda c: (len(c), c))
         shown = ", ".join(_shown(c) for c in named[:_NAMED_CALLS]) + (", …" if len(named) > _NAMED_CALLS else "")

@@ -239,7 +239,13 @@ class _TracedValues:
                     if one is traced and isinstance(other, torch.fx.Node):
                         return other
                 continue
-            for node in self._from(user):
+            made = self._from(user)
+            if not made and user.all_input_nodes == [traced] and _same_shape(traced, user):
+                # It returned its input as well: its own readers tell.
+                found = self._seen_by_users(user, since)
+                if found is not None:
+                    return found
+            for node in made:
                 if len(node.args) != len(user.args):
                     continue
                 for one, other in zip(user.args, node.args, strict=True):
