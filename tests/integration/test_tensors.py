@@ -119,11 +119,12 @@ def test_mask_that_all_layers_read_names_every_one_of_them(exported: Exporter) -
 
 @pytest.mark.xdist_group("bert")
 def test_weights_say_which_parameter_they_are(exported: Exporter) -> None:
-    ours = exported("bert")
+    ours = exported("bert", optimize=False)
     parameters = {tensor.parameter for tensor in ours.document.tensors if tensor.source == "weight"}
+    stored = {tensor.name for tensor in onnx.load(ours.path).graph.initializer}
     named = {name for name, _ in ours.specimen.model.named_parameters()}
-    assert named & parameters == named - {name for name in named if name not in parameters}
-    assert len(named & parameters) > 0.9 * len(named)
+    assert named & stored <= parameters
+    assert len(named & stored) > 0.9 * len(named)
     assert all(tensor.parameter is None for tensor in ours.document.tensors if tensor.source != "weight")
 
 
