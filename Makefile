@@ -52,8 +52,8 @@ test: lint  ## Run every check: lint, types, import rule, tests (PYTEST_ARGS=...
 must: $(DEV_STAMP)  ## Run the tests of the three rules that nothing may break
 	$(BIN)/pytest -m must $(PYTEST_ARGS)
 
-fuzz: $(DEV_STAMP)  ## Read 100,000 mutated files and sidecars in every way (FUZZ=... for another number)
-	MODELEXPORT_FUZZ=$(FUZZ) $(BIN)/pytest tests/unit/test_fuzz.py $(PYTEST_ARGS)
+fuzz: $(DEV_STAMP)  ## Give 100,000 broken files to every reader; goes on where it stopped (FUZZ=... for another number)
+	$(BIN)/python -m tests.fuzz.run --count $(FUZZ)
 
 lint: $(DEV_STAMP)  ## Check style, formatting, types and the import rule
 	$(BIN)/ruff check .

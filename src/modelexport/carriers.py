@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import msgspec
 import onnx
@@ -19,6 +19,7 @@ from modelexport._version import __version__
 from modelexport.document import HierarchyDocument, NodeRecord, decode_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import identified_nodes, identified_proto_nodes
+from modelexport.hierarchy import MAX_DEPTH
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 
 PREFIX = "pkg.modelexport."
@@ -93,9 +94,11 @@ def read_doc_string(text: str | None) -> StoredHierarchy | None:
     if not isinstance(text, str) or not text.startswith("{"):
         return None
     try:
-        return msgspec.json.decode(text, type=StoredHierarchy)
+        stored = msgspec.json.decode(text, type=StoredHierarchy)
     except (msgspec.MsgspecError, RecursionError):
         return None
+    # All modules around this one are made from its path: a few bytes of a stranger could ask for any amount of memory.
+    return stored if stored.module.count(".") <= MAX_DEPTH else None
 
 
 class NodeStores(msgspec.Struct, frozen=True):
@@ -118,8 +121,12 @@ class NodeStores(msgspec.Struct, frozen=True):
 
 def read_node_stores(node: onnx.NodeProto) -> NodeStores:
     """The two stores in a node."""
-    properties = {entry.key: entry.value for entry in node.metadata_props if entry.key.startswith(PREFIX)}
-    text = node.doc_string
+    # Protobuf gives text that is not UTF-8 as bytes.
+    properties = {
+        entry.key: entry.value for entry in node.metadata_props if _is_ours(entry.key) and isinstance(entry.value, str)
+    }
+    said: object = node.doc_string
+    text = said if isinstance(said, str) else ""
     stored = read_doc_string(text)
     return NodeStores(
         doc_string=stored,
@@ -128,6 +135,10 @@ def read_node_stores(node: onnx.NodeProto) -> NodeStores:
         kind=properties.get(KIND_KEY),
         damaged=stored is None and text.startswith('{"hierarchy_'),
     )
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(PREFIX)
 
 
 def has_node_properties(model: onnx.ModelProto) -> bool:
@@ -186,7 +197,7 @@ def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelP
 
 def _strip_mapping(properties: object) -> None:
     if isinstance(properties, dict):
-        for key in [key for key in properties if key.startswith(PREFIX)]:
+        for key in [key for key in properties if _is_ours(key)]:
             del properties[key]
 
 
@@ -201,12 +212,10 @@ def _strip_proto(model: onnx.ModelProto) -> None:
                 node.doc_string = stored.doc_string
 
 
-def _strip_entries(entries: object) -> None:
-    kept = [entry for entry in entries if not entry.key.startswith(PREFIX)]  # type: ignore[attr-defined]
-    if len(kept) != len(entries):  # type: ignore[arg-type]
-        copies = [type(entry)(key=entry.key, value=entry.value) for entry in kept]
-        del entries[:]  # type: ignore[attr-defined]
-        entries.extend(copies)  # type: ignore[attr-defined]
+def _strip_entries(entries: Any) -> None:
+    # Not copied: protobuf reads entries that are not UTF-8, and makes none.
+    for position in reversed([position for position, entry in enumerate(entries) if _is_ours(entry.key)]):
+        del entries[position]
 
 
 def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:

@@ -15,6 +15,7 @@ from modelexport.attribution import Attribution
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import GraphTensor
 from modelexport.hierarchy import (
+    MAX_DEPTH,
     ROOT_PATH,
     BoundaryTensor,
     CallId,
@@ -400,16 +401,44 @@ def _misfit(document: HierarchyDocument) -> str | None:
     orphan = next((path for path in paths if (parent_path(path) or ROOT_PATH) not in paths), None)
     if orphan is not None:
         return f"the module around {orphan!r} is missing"
-    calls = {call.id for call in document.calls}
+    deep = next((path for path in paths if path.count(".") > MAX_DEPTH), None)
+    if deep is not None:
+        return f"the module {deep[:80]!r}… lies in more than {MAX_DEPTH} others"
+    calls = {call.id: call for call in document.calls}
+    if len(calls) < len(document.calls):
+        return "it has two calls of one name"
     for call in document.calls:
+        if call.index < 0 or call.id != str(CallId(call.path, call.index)):
+            return f"call {call.id!r} is not number {call.index} of {call.path!r}"
         if call.path not in paths:
             return f"call {call.id!r} is of no module"
         if call.parent is not None and call.parent not in calls:
             return f"call {call.id!r} was made by {call.parent!r}, which is no call"
+    endless = _endless_call(calls)
+    if endless is not None:
+        return f"call {endless!r} has more than {MAX_DEPTH} callers around it, or is its own"
     for node in document.nodes:
         unknown = next((name for name in (node.module, *node.contributors, *node.context) if name not in calls), None)
         if unknown is not None:
             return f"node {node.id!r} belongs to {unknown!r}, which is no call"
+    return None
+
+
+def _endless_call(calls: Mapping[str, CallRecord]) -> str | None:
+    """A call whose callers go round in a circle, or on for too long."""
+    depths: dict[str, int] = {}
+    for name in calls:
+        way: list[str] = []
+        current: str | None = name
+        while current is not None and current not in depths:
+            way.append(current)
+            if len(way) > MAX_DEPTH:
+                return name
+            current = calls[current].parent
+        below = depths[current] if current is not None else 0
+        depths.update((passed, depth) for depth, passed in enumerate(reversed(way), start=below + 1))
+        if depths[name] > MAX_DEPTH:
+            return name
     return None
 
 

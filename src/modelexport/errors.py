@@ -96,8 +96,9 @@ class ExtractionError(ModelExportError):
     Attributes:
         target: What was asked for.
         reason: Which kind of refusal: ``unknown`` (there is no such module), ``several`` (it picks more than one call),
-            ``never_called``, ``no_operation`` (the call left nothing in the graph), ``fused`` (its boundary is gone) or
-            ``unknown_boundary`` (nothing tells where the call begins and ends).
+            ``never_called``, ``no_operation`` (the call left nothing in the graph), ``fused`` (its boundary is gone),
+            ``unknown_boundary`` (nothing tells where the call begins and ends) or ``broken_graph`` (it is not a valid
+            graph, or its nodes are out of order).
         fused_with: The calls that it is fused with.
         enclosing: The smallest call around it that can be cut out, where there is one.
     """

@@ -105,9 +105,10 @@ def _tensors(model: ir.Model) -> Iterator[object]:
             if attribute.is_ref():
                 continue
             if attribute.type == ir.AttributeType.TENSOR:
-                yield attribute.as_tensor()
+                # Not `as_tensor`, whose check of the type asks tensors of no known type for their size.
+                yield attribute.value
             elif attribute.type == ir.AttributeType.TENSORS:
-                yield from attribute.as_tensors()
+                yield from attribute.value
     for graph in graphs:
         yield from (value.const_value for value in graph.initializers.values())
 

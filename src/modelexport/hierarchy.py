@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 ROOT_PATH = ""
-_INDEXED = re.compile(r"@\d+$")
+# Modules around a module, calls around a call: Python's own stack ends before.
+MAX_DEPTH = 500
+# Not any number of digits: Python refuses to read one of thousands.
+_INDEXED = re.compile(r"@[0-9]{1,18}$")
 
 
 @dataclasses.dataclass(frozen=True, order=True, slots=True)

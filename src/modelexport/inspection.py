@@ -20,6 +20,7 @@ from modelexport.errors import FileFormatError
 from modelexport.limits import ReadLimits
 
 _FunctionKey = tuple[str, str, str]
+_TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
 # How many members of a circle an error names.
 _NAMED = 8
 
@@ -36,13 +37,16 @@ def check_model(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
         FileFormatError: Says what is wrong, and where.
     """
     _check_names(file, "the model", (), _model_names(proto))
-    for where, nodes, names in _graphs(proto):
+    for where, nodes, names in _graphs(proto, file):
         _check_names(file, where, nodes, names)
         _check_order(file, where, nodes)
     _check_functions(proto, file, limits)
     folder = DataFolder(file, limits)
-    for owner, tensor in external_tensors(proto):
-        folder.check(owner, tensor)
+    for owner, tensor in _tensors(proto):
+        if tensor.data_type not in _TYPES:
+            raise FileFormatError(f"{file} has a tensor of no known type ({tensor.data_type}) in {owner}")
+        if _is_external(tensor):
+            folder.check(owner, tensor)
 
 
 # --- names and order -------------------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def check_model(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
 _Graph = tuple[str, Sequence[onnx.NodeProto], Iterable[str]]
 
 
-def _graphs(proto: onnx.ModelProto) -> Iterator[_Graph]:
+def _graphs(proto: onnx.ModelProto, file: Path) -> Iterator[_Graph]:
     """Every list of nodes with words for where it is and names declared beside it: main graph, bodies, functions."""
     waiting: list[_Graph] = [
         (f"function {_text(function.name)}", function.node, [*function.input, *function.output])
@@ -63,6 +67,10 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[_Graph]:
         for node in current[1]:
             for attribute in node.attribute:
                 bodies = _bodies(attribute)
+                if bodies and not _is_said_to_hold_them(attribute):
+                    raise FileFormatError(
+                        f"{file} has a body in {_text(attribute.name)} of {_label(node)}, which is not said to hold one"
+                    )
                 where = f"{_text(attribute.name)} of {_label(node)}" if bodies else ""
                 waiting.extend((where, body.node, _declared(body)) for body in bodies)
 
@@ -80,6 +88,14 @@ def _bodies(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     return [*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs]
 
 
+def _is_said_to_hold_them(attribute: onnx.AttributeProto) -> bool:
+    """Whether a reader that goes by the type of an attribute finds the bodies that are in it, and no others."""
+    if attribute.ref_attr_name:
+        return False
+    kind = onnx.AttributeProto.GRAPHS if attribute.graphs else onnx.AttributeProto.GRAPH
+    return attribute.type == kind and not (attribute.graphs and attribute.HasField("g"))
+
+
 def _check_names(file: Path, where: str, nodes: Iterable[onnx.NodeProto], names: Iterable[str]) -> None:
     """Protobuf hands out a name that is not UTF-8 as bytes, which nothing downstream expects."""
     try:
@@ -87,6 +103,8 @@ def _check_names(file: Path, where: str, nodes: Iterable[onnx.NodeProto], names:
             "".join((*node.input, *node.output, node.op_type, node.domain, node.overload, node.name))
             for attribute in node.attribute:
                 "".join((attribute.name, attribute.ref_attr_name))
+            if len(node.attribute) > 1 and len({attribute.name for attribute in node.attribute}) < len(node.attribute):
+                raise FileFormatError(f"{file} has an attribute twice in {_label(node)}: readers take either")
         "".join(names)
     except TypeError as error:
         raise FileFormatError(f"{file} has a name that is not UTF-8 in {where}: it is damaged, or not ONNX") from error
@@ -144,6 +162,8 @@ def _circle(nodes: Sequence[onnx.NodeProto]) -> list[int]:
 def _check_functions(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
     """Find functions that call themselves, and sum up what a file unfolds to without unfolding it."""
     functions = {(f.domain, f.name, f.overload): _uses(f.node) for f in proto.functions}
+    if len(functions) < len(proto.functions):
+        raise FileFormatError(f"{file} has two functions of one name: readers take either")
     if not functions:
         return
     sizes: dict[_FunctionKey, int] = {}
@@ -194,8 +214,12 @@ def _uses(nodes: Sequence[onnx.NodeProto]) -> tuple[int, dict[_FunctionKey, int]
 def external_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Every tensor whose content is said to lie in another file, wherever it is, with words for where."""
     for where, tensor in _tensors(proto):
-        if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if _is_external(tensor):
             yield where, tensor
+
+
+def _is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.external_data) or tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -214,7 +238,10 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
         node, attributes = holders.pop() if holders else (None, ())
         for attribute in attributes:
             graphs.extend(_bodies(attribute))
-            tensors = [*([attribute.t] if attribute.HasField("t") else ()), *attribute.tensors]
+            # One that is said to be there and is not is read as a tensor without a type.
+            missing = attribute.type == onnx.AttributeProto.TENSOR and not attribute.ref_attr_name
+            single = attribute.HasField("t") or missing
+            tensors = [*([attribute.t] if single else ()), *attribute.tensors]
             sparse_tensors = [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else ())]
             for sparse in (*sparse_tensors, *attribute.sparse_tensors):
                 tensors += [sparse.values, sparse.indices]

@@ -26,6 +26,7 @@ from modelexport.document import (
 from modelexport.errors import FileFormatError
 from modelexport.graph import graph_hash, identified_proto_nodes, identified_tensors
 from modelexport.hierarchy import (
+    MAX_DEPTH,
     ROOT_CALL,
     ROOT_PATH,
     CallId,
@@ -192,7 +193,7 @@ def _ours(
     contributor_tags: tuple[str, ...] = (),
     method: str = "",
 ) -> _Clue | None:
-    if not tag.startswith("/") or kind not in _CONFIDENCE:
+    if not tag.startswith("/") or kind not in _CONFIDENCE or module.count(".") > MAX_DEPTH:
         return None
     owner = CallId.parse(module)
     # After fusion torch's metadata is often of another module than the owner.
@@ -205,7 +206,7 @@ def _weights(proto: onnx.ModelProto) -> dict[str, TensorInfo]:
     return {
         tensor.name: TensorInfo(tuple(tensor.dims), _dtype(tensor.data_type))
         for tensor in proto.graph.initializer
-        if "." in tensor.name and "::" not in tensor.name and "/" not in tensor.name
+        if 0 < tensor.name.count(".") <= MAX_DEPTH and "::" not in tensor.name and "/" not in tensor.name
     }
 
 

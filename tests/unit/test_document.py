@@ -29,7 +29,7 @@ from modelexport.document import (
 )
 from modelexport.errors import FileFormatError, ModelExportError
 from modelexport.export import export_model
-from modelexport.hierarchy import BoundaryTensor, ForwardArgument, TensorInfo
+from modelexport.hierarchy import BoundaryTensor, CallId, ForwardArgument, TensorInfo
 from modelexport.result import ExportResult
 from modelexport.tags import TagView
 
@@ -106,8 +106,9 @@ def coherent(document: HierarchyDocument) -> HierarchyDocument:
     paths = ["", *(module.path for module in children)]
     top = CallRecord(id="", path="", index=0, tag="/Root")
     made = [
-        msgspec.structs.replace(call, id=f"call {i}", path=paths[i % len(paths)], parent="")
-        for i, call in enumerate(document.calls)
+        msgspec.structs.replace(call, id=str(CallId(path, i)), path=path, index=i, parent="")
+        for i, call in enumerate(document.calls, start=1)
+        for path in [paths[i % len(paths)]]
     ]
     names = ["", *(call.id for call in made)]
     return msgspec.structs.replace(

@@ -89,7 +89,8 @@ class Cutter:
     @functools.cached_property
     def tensor_ids(self) -> dict[ir.Value, str]:
         """The identities of the graph's tensors."""
-        return {value: identity for identity, value in self.values.items()}
+        # Not `values` the other way round: in a file that names two tensors the same, it has one of them.
+        return {tensor.value: tensor.id for tensor in identified_tensors(self.model, self.nodes)}
 
     @functools.cached_property
     def infos(self) -> dict[str, TensorInfo]:

@@ -17,7 +17,7 @@ from modelexport.analysis.targets import find_call
 from modelexport.carriers import read_sidecar
 from modelexport.document import CallRecord, HierarchyDocument, decode_document
 from modelexport.errors import ExtractionError, FileFormatError, InputError
-from modelexport.graph import graph_hash
+from modelexport.graph import graph_hash, identified_nodes
 from modelexport.loading import LoadedModel, load
 from modelexport.reading import read_proto
 from modelexport.recovery import recover_document
@@ -177,6 +177,8 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
         document = _read_hierarchy(hierarchy)
         if document.graph_hash != graph_hash(model):
             raise InputError("the hierarchy describes another graph than the model: give the one it was exported with")
+        if {record.id for record in document.nodes} != {identity for identity, _ in identified_nodes(model)}:
+            raise InputError("the hierarchy does not have the nodes of the model: give the one it was exported with")
         return model, document, ""
     if isinstance(source, LoadedModel) and source.document is not None:
         return model, source.document, ""
@@ -213,7 +215,9 @@ def _subgraph(cutter: Cutter, cut: Cut) -> ModuleSubgraph:
     made = [value for node in cut.slice.nodes for value in node.outputs if value.name]
 
     def names(values: object) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(cutter.tensor_ids[value] for value in values))  # type: ignore[attr-defined]
+        # A broken file can have values that are no tensor of any of its graphs.
+        found = (cutter.tensor_ids.get(value, value.name) for value in values)  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys(name for name in found if name))
 
     edge = [
         node

@@ -19,7 +19,7 @@ from onnx import AttributeProto, TensorProto
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
-from modelexport.reading import ModelFile
+from modelexport.reading import ModelFile, hash_file
 from modelexport.recovery import recover_document
 
 # In place of a value where an optional input or output is left out.
@@ -126,7 +126,7 @@ def _hierarchy(file: ModelFile) -> tuple[list[str | None], HierarchyDocument | N
         owners = [stored[identity].module if identity in stored else None for identity, _ in file.nodes]
         return owners, None, "tags"
     try:
-        found = recover_document(file.proto, file.nodes)
+        found = recover_document(file.proto, file.nodes, digest=hash_file(file.path, file.proto, file.nodes))
     except FileFormatError:
         return [None] * len(file.nodes), None, "none"
     # What was reasoned from neighbours is reasoned here with what both models know.
@@ -326,7 +326,10 @@ def small_content(tensor: TensorProto) -> object:
         return tuple(tensor.string_data)
     if tensor.raw_data:
         return tensor.raw_data
-    return onnx.numpy_helper.to_array(tensor).tobytes()
+    try:
+        return onnx.numpy_helper.to_array(tensor).tobytes()
+    except Exception:  # noqa: BLE001  onnx raises whatever it meets where content and shape do not fit
+        return tensor.SerializeToString(deterministic=True)
 
 
 @functools.lru_cache(4096)

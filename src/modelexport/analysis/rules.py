@@ -14,8 +14,8 @@ from modelexport.analysis.findings import Case, Severity
 from modelexport.analysis.subject import Subject
 from modelexport.carriers import has_node_properties, strip_hierarchy
 from modelexport.document import CallRecord, HierarchyDocument
-from modelexport.graph import graph_hash
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, CallId, CallTree, ModuleCall, parent_path
+from modelexport.reading import hash_file
 from modelexport.tags import TagScheme
 
 # How the exporter of a document is named that was put together from what nodes say.
@@ -99,7 +99,7 @@ def check_sidecar(subject: Subject) -> Iterator[Breach]:
 def check_belongs(subject: Subject) -> Iterator[Breach]:
     """The sidecar describes this graph."""
     document = _document(subject)
-    if document.graph_hash != graph_hash(subject.model, subject.nodes):
+    if document.graph_hash != hash_file(subject.path, subject.model, subject.nodes):
         yield Breach(f"the sidecar {subject.sidecar.name} describes another graph than {subject.path.name}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 import onnx_ir as ir
@@ -24,6 +25,8 @@ from modelexport.graph import graph_bodies, graph_hash, identified_nodes, identi
 from modelexport.hierarchy import BoundaryTensor, TensorInfo, ancestor_paths
 
 _ADDED = "added when the module was cut out, for its inputs and results"
+
+_Copy = TypeVar("_Copy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,7 @@ class _Builder:
             domain=source.domain,
             model_version=source.model_version,
             doc_string=source.doc_string,
-            functions=[function.clone() for function in self._functions()],
+            functions=[self._cloned(function.clone) for function in self._functions()],
             metadata_props=dict(source.metadata_props),
         )
         document = self._document(model, inputs, outputs)
@@ -115,13 +118,24 @@ class _Builder:
             name=cut.call.id or self._cutter.model.graph.name,
             opset_imports=self._cutter.model.graph.opset_imports,
         )
-        graph = view.clone()
+        graph = self._cloned(view.clone)
         self._copies.update(zip(given, graph.inputs, strict=True))
         self._copies.update({value: graph.initializers[str(value.name)] for value in kept if value not in given})
         for node, copy in _paired(zip(cut.slice.nodes, graph, strict=True)):
             self._originals[copy] = self._cutter.records[node]
             self._copies.update(zip(node.outputs, copy.outputs, strict=True))
         return graph
+
+    def _cloned(self, clone: Callable[[], _Copy]) -> _Copy:
+        try:
+            return clone()
+        except Exception as error:
+            raise ExtractionError(
+                self._cut.call.id,
+                "broken_graph",
+                "the graph around it reads a tensor that nothing makes, or reads it before it is made; "
+                "modelexport validate names the place",
+            ) from error
 
     def _name_inputs(self, graph: ir.Graph) -> tuple[Port, ...]:
         taken: set[str] = set()

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from modelexport import artifact
 from modelexport.analysis.submodel import Port, Submodel
 from modelexport.document import encode_document
+from modelexport.errors import ExtractionError, ModelExportError
 from modelexport.graph import graph_bodies
 from modelexport.saving import save_inline
 
@@ -44,13 +45,14 @@ def write_submodel(
     Raises:
         InputError: The path cannot be used.
         StorageError: The files could not be written; what was there before is untouched.
+        ExtractionError: The model holds what no file can.
     """
     target = artifact.check_target(Path(path), force=overwrite)
     sidecar = artifact.sidecar_path(target)
     weights = [value.const_value for value in submodel.model.graph.initializers.values()]
     size = sum(weight.nbytes for weight in weights if weight is not None)
     apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
-    with artifact.stage(target, force=overwrite) as staging:
+    with artifact.stage(target, force=overwrite) as staging, _serializing(submodel):
         staged = staging.path(target.name)
         data_name = None
         if apart and size:
@@ -60,6 +62,23 @@ def write_submodel(
                 save_inline(submodel.model, staged)
         staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+
+
+@contextlib.contextmanager
+def _serializing(submodel: Submodel) -> Iterator[None]:
+    """Files can hold what nothing can write: text that is not UTF-8, a tensor whose content does not fit its shape."""
+    try:
+        yield
+    except (OSError, ModelExportError):
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        raise ExtractionError(
+            submodel.call.id, "broken_graph", f"the model holds what cannot be written ({reason:.200})"
+        ) from error
 
 
 def _write_apart(model: ir.Model, staged: Path, target: Path) -> str:

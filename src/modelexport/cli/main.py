@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from typing import Any
 
@@ -78,6 +79,8 @@ def run() -> None:
         # Names in a model may have letters that the terminal has not.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # It says in a model's own words, escape sequences and all, what is odd about the model.
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     try:
         sys.exit(app(standalone_mode=False))
     except (typer.Abort, KeyboardInterrupt):

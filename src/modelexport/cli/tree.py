@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.tree import Tree
 from modelexport.analysis.statistics import ModuleStatistics, count_modules
 from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console
 from modelexport.errors import FileFormatError
-from modelexport.hierarchy import parent_path
+from modelexport.hierarchy import MAX_DEPTH, parent_path
 from modelexport.reading import ModelFile, read_model
 
 
@@ -96,16 +97,16 @@ def _module_tree(modules: list[ModuleStatistics]) -> Tree:
 def _tag_tree(counts: dict[str, int], depth: int | None) -> Tree:
     top = Tree(Text(_counted(sum(counts.values()), "node"), style="cyan"))
     branches: dict[tuple[str, ...], Tree] = {(): top}
+    most = MAX_DEPTH if depth is None else min(MAX_DEPTH, depth + 1)
+    inside: Counter[tuple[str, ...]] = Counter()
     for tag in sorted(counts):
-        segments = tuple(tag.split("/")[1:])
+        segments = tuple(tag.split("/", most + 1)[1 : most + 1])
         for length in range(1, len(segments) + 1):
-            way = segments[:length]
-            if way in branches or (depth is not None and length > depth + 1):
-                continue
-            inside = sum(n for other, n in counts.items() if tuple(other.split("/")[1:])[:length] == way)
-            label = Text(printable(way[-1]), style="bold")
-            label.append(f"  {_counted(inside, 'node')}", style="cyan")
-            branches[way] = branches[way[:-1]].add(label)
+            inside[segments[:length]] += counts[tag]
+    for way, nodes in inside.items():
+        label = Text(printable(way[-1]), style="bold")
+        label.append(f"  {_counted(nodes, 'node')}", style="cyan")
+        branches[way] = branches[way[:-1]].add(label)
     return top
 
 

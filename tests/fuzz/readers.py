@@ -1,0 +1,227 @@
+"""Every way in which a file is read: library calls and commands, each giving as text what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import msgspec
+import onnx_ir as ir
+import typer
+
+import modelexport
+from modelexport.analysis import validation
+from modelexport.analysis.comparison import compare_models
+from modelexport.analysis.confined import Examination
+from modelexport.analysis.extraction import Extractor
+from modelexport.analysis.retagging import retag
+from modelexport.analysis.sarif import as_sarif
+from modelexport.analysis.selection import select
+from modelexport.analysis.subject import Subject
+from modelexport.artifact import sidecar_path
+from modelexport.carriers import read_sidecar, strip_hierarchy
+from modelexport.cli import analyze as analyze_command
+from modelexport.cli import compare as compare_command
+from modelexport.cli import extract as extract_command
+from modelexport.cli import select as select_command
+from modelexport.cli import tree as tree_command
+from modelexport.cli import validate as validate_command
+from modelexport.cli.output import OutputFormat, print_json
+from modelexport.recovery import find_hierarchy
+from tests.fuzz import nasty
+from tests.fuzz.cases import Case, Workspace
+
+# The two rules that ask onnx itself, in a process of their own: tests/unit/test_confined.py, and every so often here.
+CONFINED = frozenset({"onnx-checker", "shape-inference"})
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SAFE_NAME = re.compile(r"(?!(?i:con|nul|aux|prn)\b)[\w@-][\w.@-]{0,199}")
+_MOST_CALLS = 3
+
+
+class UnsafeOutputError(Exception):
+    """What is printed could do something to whoever prints it."""
+
+
+def _load(case: Case, workspace: Workspace, draw: Random) -> str:
+    loaded = modelexport.load(case.path)
+    loaded.tag_counts()
+    said = []
+    for graph in (loaded.model.graph, *(function.graph for function in loaded.model.functions.values())):
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                # What onnx_ir makes of a tensor is its own; that it comes from the folder is ours.
+                with contextlib.suppress(Exception):
+                    said.append(value.const_value.tobytes().decode("latin-1"))
+    return "".join(said)
+
+
+def _read_model(case: Case, workspace: Workspace, draw: Random) -> str:
+    file = modelexport.read_model(case.path)
+    strip_hierarchy(file.proto)
+    return f"{file.tag_counts()} {file.missing}"
+
+
+def _sidecar(case: Case, workspace: Workspace, draw: Random) -> str:
+    path = sidecar_path(case.path)
+    if path.is_symlink() or not path.is_file():
+        return ""
+    document = read_sidecar(path)
+    for module in document.modules[:5]:
+        document.module_information(module.path)
+    return f"{document.kinds} {document.coverage} {len(document.tree())}"
+
+
+def _recover(case: Case, workspace: Workspace, draw: Random) -> str:
+    file = modelexport.read_model(case.path)
+    found = find_hierarchy(dataclasses.replace(file, document=None))
+    return msgspec.json.encode(found.document).decode()
+
+
+def _tree(case: Case, workspace: Workspace, draw: Random) -> str:
+    with _printed() as text:
+        for form in (OutputFormat.HUMAN, OutputFormat.JSON):
+            tree_command.tree(case.path, draw.choice((None, 0, 2)), draw.random() < 0.5, form)
+    return _harmless(text.getvalue())
+
+
+def _analyze(case: Case, workspace: Workspace, draw: Random) -> str:
+    selector = draw.choice((None, None, "class:*", "op:Gemm or blk", nasty.name(draw)))
+    report = analyze_command.analyze_file(case.path, selector=selector, depth=None, resolution=draw.random() < 0.5)
+    forms = analyze_command.AnalysisFormat
+    json.loads(analyze_command._as_text(report, forms.JSON))
+    _safe_cells(analyze_command._as_text(report, forms.CSV))
+    return _harmless(analyze_command._as_text(report, forms.SUMMARY) + analyze_command._as_text(report, forms.DETAILED))
+
+
+def _select(case: Case, workspace: Workspace, draw: Random) -> str:
+    found = select(case.path, draw.choice(("*", "class:*", "op:*", "not blk", nasty.name(draw))))
+    forms = select_command.SelectionFormat
+    json.loads(select_command._as_text(found, forms.JSON))
+    text = select_command._as_text(found, draw.choice([form for form in forms if form is not forms.NAMES]))
+    json.loads(text)
+    return _harmless(select_command._as_text(found, forms.NAMES))
+
+
+def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
+    baseline = case.path if draw.random() < 0.1 else None
+    subject = Subject(case.path, baseline)
+    # In this process, types come from the file alone: what onnx infers is asked for elsewhere.
+    confined = case.number % 100 == 0
+    if not confined:
+        subject.examined = Examination("", "", None)
+    rules = [rule for rule in validation.RULES if confined or rule.id not in CONFINED]
+    report = validation.check(subject, rules)
+    with _printed() as text:
+        validate_command._show(report)
+    _harmless(text.getvalue())
+    with _printed() as text:
+        print_json(report.as_dict())
+        print_json(as_sarif(report))
+    return text.getvalue()
+
+
+def _extract(case: Case, workspace: Workspace, draw: Random) -> str:
+    extractor = Extractor(case.path)
+    calls = [call.id for call in extractor.document.calls]
+    said = []
+    for target in (*draw.sample(calls, min(_MOST_CALLS, len(calls))), nasty.name(draw)):
+        with contextlib.suppress(modelexport.ModelExportError):
+            submodel = extractor.extract(target)
+            said.append(str(submodel.notes))
+            extractor.subgraph(target)
+    return "".join(said)
+
+
+def _extract_files(case: Case, workspace: Workspace, draw: Random) -> str:
+    folder = workspace.results / "submodels"
+    with _printed() as text:
+        extract_command._extract_many(case.path, "*", folder, force=False, output_format=OutputFormat.HUMAN)
+    for path in folder.iterdir():
+        if not _SAFE_NAME.fullmatch(path.name):
+            raise UnsafeOutputError(f"a file is named {path.name[:80]!r}")
+    return _harmless(text.getvalue()) + _written(folder)
+
+
+def _compare(case: Case, workspace: Workspace, draw: Random) -> str:
+    files = [case.path, workspace.tagged(case.seed)]
+    draw.shuffle(files)
+    found = compare_models(*files, contents=draw.random() < 0.3)
+    page = compare_command.render(found, "html", 100) + compare_command.render(found, "markdown", 100)
+    if "<script>alert" in page:
+        raise UnsafeOutputError("a name is part of the page's own HTML")
+    json.loads(compare_command.render(found, "json", 100))
+    return _harmless(compare_command.render(found, "human", 100)) + page
+
+
+def _retag_onto(case: Case, workspace: Workspace, draw: Random) -> str:
+    report = retag(case.path, workspace.tagged(case.seed), workspace.results / "onto.onnx")
+    return json.dumps(report.as_dict()) + _written(workspace.results)
+
+
+def _retag_from(case: Case, workspace: Workspace, draw: Random) -> str:
+    report = retag(workspace.tagged(case.seed), case.path, workspace.results / "from.onnx")
+    return json.dumps(report.as_dict()) + _written(workspace.results)
+
+
+Reader = Callable[[Case, Workspace, Random], str]
+READERS: dict[str, Reader] = {
+    "load": _load,
+    "read_model": _read_model,
+    "sidecar": _sidecar,
+    "recover": _recover,
+    "tree": _tree,
+    "analyze": _analyze,
+    "select": _select,
+    "validate": _validate,
+    "extract": _extract,
+    "extract files": _extract_files,
+    "compare": _compare,
+    "retag onto": _retag_onto,
+    "retag from": _retag_from,
+}
+# In a test run, those that take long get one of so many inputs: projecting, matching, and writing files.
+SPARSELY = {"extract files": 12, "compare": 2, "retag onto": 4, "retag from": 2}
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[io.StringIO]:
+    text = io.StringIO()
+    with (
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(text),
+        contextlib.suppress(typer.Exit),
+    ):
+        yield text
+
+
+def _harmless(text: str) -> str:
+    found = _CONTROL.search(text)
+    if found:
+        raise UnsafeOutputError(f"{found[0]!r} in {text[max(0, found.start() - 40) : found.end() + 40]!r}")
+    return text
+
+
+def _safe_cells(text: str) -> None:
+    for row in csv.reader(io.StringIO(text, newline="")):
+        for cell in row:
+            if cell[:1] in ("=", "+", "@", "\t", "\r") or (cell[:1] == "-" and not _is_number(cell)):
+                raise UnsafeOutputError(f"a spreadsheet takes {cell[:40]!r} for a formula")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _written(folder: Path) -> str:
+    return "".join(path.read_bytes().decode("latin-1") for path in sorted(folder.iterdir()) if path.is_file())
