@@ -238,11 +238,6 @@ class FlowJudge:
         uses = [(tensor, reader) for tensor in makes for reader in self.flow.readers[tensor]]
         if not uses or any(tensor in self.flow.results for tensor in makes):
             return
-        readers = {claims.owners[reader] for _, reader in uses}
-        owner = claims.owners[node]
-        if not self.flow.reads[node] and owner not in readers and all(self.calls.encloses(r, owner) for r in readers):
-            # Tracers keep the first of equal constants: it may have been a callee's, whose own use was folded away.
-            return
         if not any(self._may_flow(claims.of(node), tensor, claims.of(reader)) for tensor, reader in uses):
             # With several readers of one call it is not one of those that is wrong.
             suspects = (node, uses[0][1]) if len(uses) == 1 else (node,)

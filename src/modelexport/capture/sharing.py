@@ -52,6 +52,7 @@ class _SharerFinder:
         self._bereft = bereft
         self._chains = {call.id: frozenset(calls.chain(call.id)) for call in calls}
         self._given = {call.id: {tensor.tensor for tensor in call.inputs} for call in calls}
+        self._made = {call.id: {tensor.tensor for tensor in call.outputs} for call in calls}
         self._returned: dict[str | None, set[CallId]] = {}
         for call in calls:
             for tensor in call.outputs:
@@ -71,13 +72,22 @@ class _SharerFinder:
     def reading(self, tensor: str | None, reader: CallId, owner: CallId) -> set[CallId]:
         """The call that made a tensor like this one for the reader; none where the reader has it from the owner."""
         call: CallId | None = reader
-        while call is not None and self._is_apart(call, owner):
+        while call is not None and owner not in self._chains[call]:
+            if call in self._chains[owner]:
+                # One that called the owner has what was returned to it, and nothing else of what went on inside.
+                returned = self._made[self._callee(call, owner)]
+                return set() if tensor in returned or None in returned else {call}
             if tensor not in self._given[call]:
                 # A callee that returned it made it. An argument whose tensor is not known may be this very one.
                 had = any(call in self._chains[other] for other in self._returned.get(tensor, ()))
                 return set() if had or None in self._given[call] else {call}
             call = self._calls[call].parent
         return set()
+
+    def _callee(self, caller: CallId, call: CallId) -> CallId:
+        """The call that `caller` made and that `call` is, or ran inside of."""
+        chain = self._calls.chain(call)
+        return chain[chain.index(caller) - 1]
 
     def _is_apart(self, call: CallId, owner: CallId) -> bool:
         """Whether neither of the two ran inside the other."""
