@@ -257,10 +257,19 @@ class _Projector:
         if not leaving:
             return None
         producers = [p for value in leaving if (p := self._names[value].producer()) is not None]
+        if not producers:
+            return self._made_for([self._names[value] for value in leaving])
         region = self._region(producers, self._stops(self._entering(group)))
         counted = {self._counterpart(member) for member in group}
         left = [n for n in region if n not in counted] or region
-        owners = {self._owners[n].owner for n in left if n in self._owners}
+        return self._replacing({self._owners[n].owner for n in left if n in self._owners})
+
+    def _made_for(self, originals: Iterable[ir.Value]) -> Attribution | None:
+        """The owner of new nodes that make what was given before, an input or a weight: those that read it."""
+        readers = {use.node for original in originals for use in original.uses()}
+        return self._replacing({self._owners[n].owner for n in readers if n in self._owners})
+
+    def _replacing(self, owners: set[CallId]) -> Attribution | None:
         if not owners:
             return None
         owner = self._calls.innermost_around(owners)
@@ -269,13 +278,13 @@ class _Projector:
                 owner,
                 Kind.INFERRED,
                 ONE_REGION,
-                "a new node; all nodes it replaces were recorded for this call",
+                "a new node; all that it replaces or works for was recorded for this call",
             )
         return Attribution(
             owner,
             Kind.INFERRED,
             COMMON_CALLER,
-            "a new node; it replaces nodes of several calls, of which this is the innermost around all",
+            "a new node; it replaces or serves nodes of several calls, of which this is the innermost around all",
             tuple(sorted(owners - {owner})),
         )
 

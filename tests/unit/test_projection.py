@@ -109,6 +109,14 @@ def test_new_node_that_replaces_several_of_one_call_is_that_calls() -> None:
     assert found["n0"].owner == B
 
 
+def test_new_node_that_makes_a_weight_is_that_of_the_nodes_that_read_it() -> None:
+    first = Sketch().weight("b").add("M", "x b", "m", A).add("N", "m", "y", B)
+    rewritten = Sketch().weight("packed").add("Unpack", "packed", "b").add("MN", "x b", "y")
+    found, _ = projected(first, rewritten, "y")
+    assert (found["b"].owner, found["b"].kind) == (A, Kind.INFERRED)
+    assert found["y"].owner == B
+
+
 def test_contributors_of_a_node_that_is_fused_again_are_kept() -> None:
     first = Sketch().weight("w").add("M", "x w", "m", A).add("N", "m", "y", B)
     first.owners[first.node["m"]] = Attribution(A, Kind.FUSED, 0.95, "fused before", (C,))
