@@ -21,6 +21,7 @@ from modelexport.analysis import validation
 from modelexport.analysis.comparison import compare_models
 from modelexport.analysis.confined import Examination
 from modelexport.analysis.extraction import Extractor
+from modelexport.analysis.repairing import repair
 from modelexport.analysis.retagging import retag
 from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.selection import select
@@ -170,6 +171,16 @@ def _retag_from(case: Case, workspace: Workspace, draw: Random) -> str:
     return json.dumps(report.as_dict()) + _written(workspace.results)
 
 
+def _repair(case: Case, workspace: Workspace, draw: Random) -> str:
+    """In place, so it comes last. What it wrote can be read."""
+    found = repair(case.path)
+    try:
+        modelexport.read_model(case.path)
+    except modelexport.ModelExportError as error:
+        raise UnsafeOutputError(f"what repair wrote cannot be read: {error}") from error
+    return f"{found.origin} {found.missing}"
+
+
 Reader = Callable[[Case, Workspace, Random], str]
 READERS: dict[str, Reader] = {
     "load": _load,
@@ -185,9 +196,10 @@ READERS: dict[str, Reader] = {
     "compare": _compare,
     "retag onto": _retag_onto,
     "retag from": _retag_from,
+    "repair": _repair,
 }
 # In a test run, those that take long get one of so many inputs: projecting, matching, and writing files.
-SPARSELY = {"extract files": 12, "compare": 2, "retag onto": 4, "retag from": 2}
+SPARSELY = {"extract files": 12, "compare": 2, "retag onto": 4, "retag from": 2, "repair": 4}
 
 
 @contextlib.contextmanager

@@ -123,8 +123,8 @@ def _run_chunk(start: int, end: int, series: int, folder: Path) -> None:
 
 
 def _plain(tally: object, cpu: float) -> dict:
-    found = dataclasses.asdict(tally)  # type: ignore[call-overload]
-    failures = [[n, list(done), f["reader"], f["problem"], f["detail"]] for n, done, f in found["failures"]]
+    found = {field.name: getattr(tally, field.name) for field in dataclasses.fields(tally)}  # type: ignore[arg-type]
+    failures = [[number, list(done), *dataclasses.astuple(failure)] for number, done, failure in found["failures"]]
     return {**found, "failures": failures, "cpu": cpu}
 
 

@@ -346,17 +346,26 @@ EVIL = ["..", "inner ..", "absolute", "symlink", "symlinked folder", "hardlink",
 
 
 @pytest.mark.parametrize("kind", EVIL)
-@pytest.mark.parametrize("named", ["bare", "relative", "absolute"])
+@pytest.mark.parametrize("named", ["bare", "relative", "absolute", "cache"])
 def test_data_outside_of_the_folder_is_refused_wherever_the_tensor_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
 ) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
+    # In a HuggingFace cache, where links to blobs are followed: those alone.
+    blobs = tmp_path / "models--org--name" / "blobs"
+    if named == "cache":
+        folder = blobs.parent / "snapshots" / "0123abcd"
+        blobs.mkdir(parents=True)
+    folder.mkdir(parents=True)
     location = evil_location(kind, folder)
     monkeypatch.chdir(folder if named == "bare" else tmp_path)
+    if named == "cache":
+        (folder / "model.onnx").symlink_to("../../blobs/model.onnx")
     for place in PLACES:
-        absolute = saved(folder, place(external(location)))
-        path = {"bare": Path("model.onnx"), "relative": Path("model/model.onnx"), "absolute": absolute}[named]
+        absolute = saved(blobs if named == "cache" else folder, place(external(location)))
+        path = {"bare": Path("model.onnx"), "relative": Path("model/model.onnx"), "absolute": absolute}.get(
+            named, folder / "model.onnx"
+        )
         for reader in READERS:
             with pytest.raises(FileFormatError, match=r"in another file, and .*: it is not followed"):
                 reader(path)

@@ -21,6 +21,7 @@ from tests.conftest import Exporter
 import modelexport
 from modelexport.analysis.comparison import compare_models
 from modelexport.analysis.extraction import Extractor
+from modelexport.analysis.repairing import repair
 from modelexport.analysis.report import analyze
 from modelexport.analysis.retagging import retag
 from modelexport.analysis.submodel_file import write_submodel
@@ -155,6 +156,17 @@ def test_sidecar_that_no_export_writes_is_refused(
 ) -> None:
     with pytest.raises(FileFormatError, match=message):
         decode_document(changed(exported, change), "x")
+
+
+def test_sidecar_with_a_node_twice_is_not_what_a_file_is_repaired_from(exported: Exporter, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(exported("shared_block").path.read_bytes())
+    lie = changed(exported, lambda document: document["nodes"].append(document["nodes"][0]))
+    sidecar_path(path).write_bytes(lie)
+    with pytest.raises(FileFormatError, match="lists other nodes"):
+        modelexport.read_model(path)
+    assert repair(path).origin == "doc_string"
+    assert modelexport.read_model(path).document is not None
 
 
 def test_hierarchy_of_other_nodes_is_refused_by_extraction(exported: Exporter) -> None:

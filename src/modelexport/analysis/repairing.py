@@ -59,7 +59,8 @@ def _best(subject: Subject) -> tuple[HierarchyDocument | None, str, tuple[str, .
     document = subject.document
     if document is None or document.graph_hash != graph_hash(subject.model, subject.nodes):
         return None, "", ()
-    if {record.id for record in document.nodes} != {identity for identity, _ in subject.nodes}:
+    # As `read_model` demands it: each node once, in their order.
+    if [record.id for record in document.nodes] != [identity for identity, _ in subject.nodes]:
         return None, "", ()
     return document, "sidecar", ()
 
