@@ -61,6 +61,16 @@ def _compare(path: Path) -> object:
 
 
 # To measure a further command, add a line.
+def _validate(path: Path) -> object:
+    from modelexport.analysis.subject import Subject
+    from modelexport.analysis.uncollected import uncollected
+    from modelexport.analysis.validation import EXTERNAL, RULES, check
+
+    # What ONNX's own checker and shape inference take is theirs, and they run in a process of their own.
+    with uncollected():
+        return check(Subject(path), [rule for rule in RULES if not rule.optional and rule.id not in EXTERNAL])
+
+
 MEASURED: dict[str, Callable[[Path], object]] = {
     BASELINE: _onnx_ir_load,
     "onnx.load": _onnx_load,
@@ -68,6 +78,7 @@ MEASURED: dict[str, Callable[[Path], object]] = {
     "analyze": _analyze,
     "select": _select,
     "compare": _compare,
+    "validate": _validate,
 }
 
 

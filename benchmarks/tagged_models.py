@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from modelexport.artifact import sidecar_path
 from modelexport.attribution import Attribution, Kind, recorded_by_exporter
 from modelexport.carriers import write_stores
 from modelexport.document import build_document, encode_document
-from modelexport.graph import graph_hash
+from modelexport.graph import graph_hash, identified_tensors
 from modelexport.hierarchy import (
     ROOT_CALL,
+    BoundaryTensor,
     CallId,
     CallTree,
     ModuleCall,
@@ -43,7 +46,7 @@ NODES_PER_LAYER = sum(len(operations) for _, _, operations in LAYER)
 def write_tagged_model(path: Path, nodes: int) -> Path:
     """Write a model of at least so many nodes, tagged as an export would, with its sidecar beside it."""
     layers = -(-nodes // NODES_PER_LAYER)
-    weight = TensorInfo((WIDTH, WIDTH), "float32")
+    weight, seen = TensorInfo((WIDTH, WIDTH), "float32"), TensorInfo((1, 16, WIDTH), "float32")
     modules = {"": ModuleInfo("", "Stack", "models.stack.Stack"), "layers": _module("layers", "torch.nn.ModuleList")}
     calls = {ROOT_CALL: ModuleCall("")}
     protos: list[onnx.NodeProto] = []
@@ -55,7 +58,7 @@ def write_tagged_model(path: Path, nodes: int) -> Path:
             modules[module] = _module(module, qualified, {"weight": weight} if "Linear" in qualified else {})
             call = CallId(module)
             parent = CallId(parent_path(module) or "") if below else ROOT_CALL
-            calls[call] = ModuleCall(module, 0, parent)
+            entering = BoundaryTensor("hidden_states", value, seen)
             for operation in operations:
                 output = f"{operation.lower()}_{len(protos)}"
                 inputs = [value, "weight"] if operation in ("MatMul", "Add", "Mul", "Reshape") else [value]
@@ -69,6 +72,7 @@ def write_tagged_model(path: Path, nodes: int) -> Path:
                     found = Attribution(call, Kind.MERGED, 0.9, reason, (ROOT_CALL,))
                 records.append((output, operation, found))
                 value = output
+            calls[call] = ModuleCall(module, 0, parent, (entering,), (BoundaryTensor("output", value, seen),))
     shape = [1, 16, WIDTH]
     graph = helper.make_graph(
         protos,
@@ -84,14 +88,24 @@ def write_tagged_model(path: Path, nodes: int) -> Path:
         exporter="dynamo",
         graph_hash=graph_hash(model),
         view=TagView(),
-        tree=ModuleTree(modules),
+        tree=ModuleTree(_with_children(modules)),
         calls=CallTree(calls),
         nodes=records,
+        graph_tensors=identified_tensors(ir.from_proto(model)),
     )
     write_stores(model, document)
     path.write_bytes(model.SerializeToString())
     sidecar_path(path).write_bytes(encode_document(document))
     return path
+
+
+def _with_children(modules: dict[str, ModuleInfo]) -> dict[str, ModuleInfo]:
+    children: dict[str, dict[str, str]] = {}
+    for path, module in modules.items():
+        above = parent_path(path)
+        if above is not None:
+            children.setdefault(above, {})[path.rpartition(".")[2]] = module.class_name
+    return {path: msgspec.structs.replace(module, children=children.get(path, {})) for path, module in modules.items()}
 
 
 def _module(path: str, qualified: str, parameters: dict[str, TensorInfo] | None = None) -> ModuleInfo:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +13,7 @@ from modelexport.analysis.matching import Matching
 from modelexport.analysis.outline import Outline, outline
 from modelexport.analysis.ownership import Ownership
 from modelexport.analysis.pair_changes import TOPOLOGY, PairChange, changes_of_pairs, type_text
+from modelexport.analysis.uncollected import uncollected
 from modelexport.analysis.weight_changes import (
     ContentReport,
     WeightChange,
@@ -202,22 +200,10 @@ def compare_models(
         InputError: There is no such file.
         FileFormatError: One of them cannot be read as a model.
     """
-    with _no_collection():
+    with uncollected():
         files = [file if isinstance(file, ModelFile) else read_model(file, limits) for file in (before, after)]
         matching = Matching(outline(files[0]), outline(files[1]))
         return _Report(matching).comparison(contents)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Millions of small objects are made, none in a circle: looking for circles takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Report:

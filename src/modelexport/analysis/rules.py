@@ -23,6 +23,9 @@ RECOVERED = "recovered from"
 # One segment or more, each begun by a slash, none of them empty.
 _TAG = re.compile(r"(?:/[^/\x00-\x1f]+)+")
 
+# Fewer than these are looked through one by one.
+_FEW = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Breach:
@@ -245,7 +248,11 @@ def check_boundaries(subject: Subject) -> Iterator[Breach]:
 def check_tensors(subject: Subject) -> Iterator[Breach]:
     """Who makes and reads a tensor of the main graph is who owns the nodes that do."""
     makers = {tensor.id: tensor.producer for tensor in _document(subject).tensors}
-    readers = {tensor.id: tensor.consumers for tensor in _document(subject).tensors}
+    # Most tensors have one reader, a weight or a mask may have thousands.
+    readers = {
+        tensor.id: tensor.consumers if len(tensor.consumers) < _FEW else frozenset(tensor.consumers)
+        for tensor in _document(subject).tensors
+    }
     if not makers:
         return
     for identity, node in subject.main_nodes:

@@ -11,8 +11,11 @@ from modelexport.analysis.contamination_cases import RULE as CONTAMINATION
 from modelexport.analysis.findings import Finding, RuleReport, Severity, ValidationReport
 from modelexport.analysis.rules import Breach
 from modelexport.analysis.subject import Subject
+from modelexport.analysis.uncollected import uncollected
 
 TOPOLOGY = "topology"
+# The rules that ask onnx itself; all others look at the file's structure.
+EXTERNAL = frozenset({"onnx-checker", "shape-inference"})
 
 # So many findings of one rule say it: a store that is gone is gone for every node.
 _MOST = 20
@@ -102,9 +105,9 @@ def validate(
         InputError: There is no such file.
         FileFormatError: It is not an ONNX model.
     """
-    subject = Subject(path, baseline)
     asked = {CONTAMINATION: check_contamination, TOPOLOGY: baseline is not None}
-    return check(subject, [rule for rule in RULES if not rule.optional or asked[rule.id]])
+    with uncollected():
+        return check(Subject(path, baseline), [rule for rule in RULES if not rule.optional or asked[rule.id]])
 
 
 def check(subject: Subject, chosen: Sequence[Rule]) -> ValidationReport:
