@@ -99,3 +99,17 @@ def test_many_wrong_owners_in_one_file_are_all_told(exported: Exporter, tmp_path
     cases = {case.node: case for case in validate(path, check_contamination=True).cases}
     assert len(moves.keys() & cases.keys()) >= 0.9 * len(moves)
     assert all(cases[node].module == moves[node] for node in moves.keys() & cases.keys())
+
+
+@pytest.mark.xdist_group("bert")
+def test_where_every_owner_is_wrong_all_are_told_and_only_the_first_are_weighed(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = exported("bert")
+    calls = [call.id for call in ours.document.calls]
+    wrong = {node.id: calls[(calls.index(node.module) + 7) % len(calls)] for node in ours.document.nodes}
+    path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(ours.document, wrong))
+    monkeypatch.setattr("modelexport.analysis.contamination.MOST_WEIGHED", 10)
+    found = [f.case for f in validate(path, check_contamination=True).findings if f.case is not None]
+    assert len(found) > 40
+    assert sum(bool(case.supported_modules) for case in found) <= 10

@@ -38,6 +38,10 @@ _WHOLE_NUMBERS = frozenset(
     }
 )
 
+# Where more owners than these are contradicted, the hierarchy as a whole is that of another graph: for the rest it is
+# not asked which owner would be right, and no file can keep us busy for long.
+MOST_WEIGHED = 2000
+
 
 class FlowJudge:
     """Says what the file contradicts; built once for a file, to judge any claims about it."""
@@ -361,9 +365,13 @@ class FlowJudge:
         """
         owners = list(claims.owners)
         pending: list[tuple[int, int]] = []
+        unweighed: list[Suspicion] = []
         for node in range(len(self.flow.ids)) if among is None else sorted(among):
-            if next(self.contradictions(node, claims), None) is not None:
+            first = next(self.contradictions(node, claims), None)
+            if first is not None and len(pending) < MOST_WEIGHED:
                 heapq.heappush(pending, (-self._weigh(node, claims).gain, node))
+            elif first is not None:
+                unweighed.append(Suspicion(node, (), (first.reason,)))
         suspicions: list[Suspicion] = []
         try:
             while pending:
@@ -380,7 +388,7 @@ class FlowJudge:
                     claims.owners[node] = weighed.supported[0]
         finally:
             claims.owners[:] = owners
-        return suspicions
+        return suspicions + unweighed
 
     def _weigh(self, node: int, claims: Claims) -> Weighed:
         """How much would be mended by another owner for this node, and by which."""
