@@ -18,9 +18,9 @@ from tests.support import rewriting, zoo
 
 import modelexport
 from modelexport.analysis.retagging import retag
-from modelexport.capture.inputs import normalize_inputs
-from modelexport.capture.structure import named_arguments
+from modelexport.inputs import normalize_inputs
 from modelexport.loading import load
+from modelexport.structure import named_arguments
 
 _START, _END = "<!-- table -->", "<!-- end of table -->"
 _HEAD = "| model | tool | nodes | untouched | exact | projected | inferred | wrong | in metadata | in doc_string |"
