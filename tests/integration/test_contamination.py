@@ -6,10 +6,12 @@ from pathlib import Path
 
 import onnx
 import pytest
+import torch
 from tests.conftest import Exporter
 from tests.support import zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, read_document, with_owners, write_artifact
 
+import modelexport
 from modelexport.analysis.claims import Claims
 from modelexport.analysis.contamination_cases import Evidence
 from modelexport.analysis.validation import validate
@@ -113,3 +115,32 @@ def test_where_every_owner_is_wrong_all_are_told_and_only_the_first_are_weighed(
     found = [f.case for f in validate(path, check_contamination=True).findings if f.case is not None]
     assert len(found) > 40
     assert sum(bool(case.supported_modules) for case in found) <= 10
+
+
+class _Padding(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, torch.zeros(x.shape[0], 2)], dim=1)
+
+
+class _Padded(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+        self.pad = _Padding()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pad(self.lin(x))
+
+
+@pytest.mark.xdist_group("sizes")
+@pytest.mark.filterwarnings("ignore")
+def test_size_that_the_exporter_reads_from_a_model_input_for_an_inner_call_is_no_alarm(tmp_path: Path) -> None:
+    batch = torch.export.Dim.AUTO
+    result = modelexport.export_model(
+        _Padded().eval(), torch.randn(3, 4), tmp_path / "m.onnx", strategy="fx", dynamic_shapes=({0: batch},)
+    )
+    graph = onnx.load(result.onnx_path).graph
+    sizes = [node.output[0] for node in graph.node if node.input[:1] == [graph.input[0].name] and len(node.input) == 1]
+    records = {node.id: node for node in result.document.nodes}
+    assert any((records[size].module, records[size].kind) == ("pad", "inferred") for size in sizes)
+    assert validate(result.onnx_path, check_contamination=True).findings == ()

@@ -104,11 +104,18 @@ class FlowJudge:
             elif tensor in self.flow.formal:
                 continue
             elif not self._free[tensor]:
+                if self.flow.makers[tensor] == NOBODY and self._is_size_for(node, claims):
+                    continue
                 yield from self._edge(self.flow.makers[tensor], tensor, node, claims)
             elif self.flow.makers[tensor] != NOBODY:
                 # Made for this node alone, it would be this node that is in the wrong place.
                 made_for = self._serving_nobody(self.flow.makers[tensor], claims)
                 yield from (found for found in made_for if node in found.nodes)
+
+    def _is_size_for(self, node: int, claims: Claims) -> bool:
+        """Whether nobody ran the node, and it only gives numbers: exporters read the size of an axis from the model's
+        own input, for whichever call needs it."""
+        return claims.inferred[node] and all(self._free[tensor] for tensor in self.flow.makes[node])
 
     def _leaving_unseen(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
         if self._free[tensor]:
