@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.conftest import Exported, claims
+from tests.conftest import Exported, Exporter, claims
 from tests.support import nine, zoo
 from tests.support.plain import fresh_generated_code
 from tests.support.value_check import judge
@@ -28,21 +28,24 @@ each_model = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.
 
 
 @pytest.fixture(scope="session")
-def automatic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
+def automatic(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
     """The nine models exported with ``strategy="auto"``, made when first asked for."""
 
     @cache
-    def export(name: str) -> Exported:
+    def export(name: str, *, dynamic: bool = False) -> Exported:
         specimen = nine.build(name)
         path = tmp_path_factory.mktemp(f"auto_{name}") / f"{name}.onnx"
+        options: dict[str, Any] = {}
+        if dynamic:
+            options["dynamic_shapes"] = {given: {0: torch.export.Dim.AUTO} for given in specimen.inputs}
         fresh_generated_code()
-        return Exported(specimen, modelexport.export_model(specimen.model, specimen.inputs, path), {})
+        return Exported(specimen, modelexport.export_model(specimen.model, specimen.inputs, path, **options), options)
 
     return export
 
 
 @each_model
-def test_onnxruntime_reproduces_pytorch(automatic: Callable[[str], Exported], name: str) -> None:
+def test_onnxruntime_reproduces_pytorch(automatic: Exporter, name: str) -> None:
     ours = automatic(name)
     with torch.no_grad():
         result = ours.specimen.model(**copy.deepcopy(ours.specimen.inputs))
@@ -56,8 +59,9 @@ def test_onnxruntime_reproduces_pytorch(automatic: Callable[[str], Exported], na
 
 
 @each_model
-def test_no_node_is_owned_by_a_module_that_did_not_compute_it(automatic: Callable[[str], Exported], name: str) -> None:
-    ours = automatic(name)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_no_node_is_owned_by_a_module_that_did_not_compute_it(automatic: Exporter, name: str, dynamic: bool) -> None:
+    ours = automatic(name, dynamic=dynamic)
     assert ours.result.coverage == 1.0
     verdict = judge(ours.path, claims(ours), ours.specimen.model, (), ours.specimen.inputs, ours.feeds)
     assert verdict.contaminated == ()
@@ -68,7 +72,7 @@ def test_no_node_is_owned_by_a_module_that_did_not_compute_it(automatic: Callabl
     "name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("gpt2", "t5", "swin", "mixtral")]
 )
 def test_file_equals_that_of_transformers_exporter_when_stripped(
-    automatic: Callable[[str], Exported], tmp_path: Path, name: str
+    automatic: Exporter, tmp_path: Path, name: str
 ) -> None:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
