@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,8 +18,10 @@ import pytest
 import torch
 
 import modelexport
+from modelexport.cli.main import run
 from modelexport.inputs import normalize_inputs
 from tests.support import zoo
+from tests.support.command import Outcome
 from tests.support.plain import fresh_generated_code
 from tests.support.registry import table_made_once
 
@@ -92,6 +95,23 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
         return Exported(specimen, result, options)
 
     return export
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
+    """The command within this process: what `modelexport` runs, without the time to import torch again."""
+    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
+
+    def call(*arguments: str | Path) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        stdout, stderr = capfd.readouterr()
+        return Outcome(int(ended.value.code or 0), stdout, stderr)
+
+    yield call
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(autouse=True, scope="session")

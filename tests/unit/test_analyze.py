@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,40 +15,19 @@ import onnx
 import pytest
 from onnx import helper
 from tests.conftest import Exported, Exporter
+from tests.support.command import Outcome
 
 from modelexport.analysis.report import analysis_schema, analyze
 from modelexport.analysis.selection import select, selection_schema
 from modelexport.analysis.selectors import select_nodes
 from modelexport.analysis.statistics import count
 from modelexport.artifact import sidecar_path
-from modelexport.cli.main import run
 from modelexport.cli.tables import as_csv
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError, SelectorError
 from modelexport.hierarchy import contains
 
 MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """The command within this process."""
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        stdout, stderr = capfd.readouterr()
-        return Outcome(int(ended.value.code or 0), stdout, stderr)
-
-    return call
 
 
 def paths_of(document: HierarchyDocument) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.support.command import PROGRESS_LINE, Outcome
 from tests.support.factories import STARTED_VARIABLE
 
-from modelexport.cli.main import run
 from modelexport.cli.output import printable
 from modelexport.cli.report import markdown_report
 from modelexport.document import decode_document
@@ -54,22 +53,6 @@ run()
 """
 # For a model that comes without example inputs of its own.
 NO_INPUTS = ("--no-optimize",)
-PROGRESS_LINE = re.compile(rf"  (\d)/{len(STEPS)} (\w+) +\d+\.\d\d s(  .+)?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def error(self) -> str:
-        """The one error line; the other lines of stderr are progress."""
-        *before, last = self.stderr.splitlines()
-        assert last.startswith("error: "), self.stderr
-        assert all(PROGRESS_LINE.fullmatch(line) for line in before), self.stderr
-        return last
 
 
 def start(*arguments: str | Path, script: str | None = None, **environment: str) -> subprocess.Popen[str]:
@@ -92,21 +75,10 @@ def in_process(*arguments: str | Path, script: str | None = None, **environment:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
-    """The command within this process: what `modelexport` runs, without the time to import torch again."""
+def command(command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """As everywhere, in the folder of the project."""
     monkeypatch.chdir(ROOT)
-    levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        stdout, stderr = capfd.readouterr()
-        return Outcome(int(ended.value.code or 0), stdout, stderr)
-
-    yield call
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    return command
 
 
 @dataclasses.dataclass(frozen=True)

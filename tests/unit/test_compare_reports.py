@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html.parser
 import json
 import re
@@ -17,32 +16,11 @@ import onnx
 import pytest
 from onnx import helper
 from tests.conftest import Exporter
+from tests.support.command import Outcome
 from tests.support.comparing import by_module, chain, compared, saved, two_branches
 
 from modelexport.analysis.comparison import compare_models, comparison_schema
-from modelexport.cli.main import run
 from modelexport.errors import InputError
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """The command within this process."""
-
-    def call(*arguments: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["modelexport", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            run()
-        stdout, stderr = capfd.readouterr()
-        return Outcome(int(ended.value.code or 0), stdout, stderr)
-
-    return call
 
 
 @pytest.mark.xdist_group("bert")

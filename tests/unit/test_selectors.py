@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from modelexport.analysis.patterns import Pattern, Piece
@@ -345,5 +345,7 @@ def regular(pattern: str) -> re.Pattern[str]:
 
 @settings(max_examples=500, deadline=None)
 @given(pattern=st.text("ab.*?", max_size=9), name=st.text("ab.", max_size=9))
+@example(pattern="**.", name="a")
+@example(pattern="**.b", name="ab")
 def test_glob_matches_what_the_regular_expression_matches(pattern: str, name: str) -> None:
     assert Pattern([Piece(pattern)], ".").matches(name) == bool(regular(pattern).fullmatch(name))

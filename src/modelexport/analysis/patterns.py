@@ -45,6 +45,9 @@ def _exactly(character: str) -> _Token:
 
 
 _ANY = _Token((), negated=True)
+# Takes nothing: stands before any number of segments and their separator, and lets both be left out. Only before: once
+# a character of them was taken, the separator has to come.
+_NO_SEGMENTS = _Token((), repeated=True, skips=3)
 
 
 class Pattern:
@@ -129,7 +132,7 @@ def _tokens(pieces: tuple[Piece, ...], separator: str) -> list[_Token]:
                     end += 1
                 if separator and before in ("", separator) and text.startswith(separator, end):
                     # Any number of whole segments, none included.
-                    tokens += [dataclasses.replace(_ANY, repeated=True, skips=2), _exactly(separator)]
+                    tokens += [_NO_SEGMENTS, dataclasses.replace(_ANY, repeated=True), _exactly(separator)]
                     position = end + 1
                     before = separator
                     continue

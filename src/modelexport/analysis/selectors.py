@@ -124,8 +124,8 @@ class Selector:
         unmatched = [term for term in _terms(self.expression) if not view.fits(term)]
         if unmatched:
             near = view.close_to(unmatched[0])
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            return SelectorError(f"{_shown(self.text)} picks {what}: nothing here is '{unmatched[0]}'{hint}")
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "modelexport tree shows what there is"
+            return SelectorError(f"{_shown(self.text)} picks {what}: nothing here is '{unmatched[0]}'; {hint}")
         idle = [term for term in _terms(self.expression) if term.field not in _OF_NODES and not view.named(term)]
         if idle:
             return SelectorError(f"{_shown(self.text)} picks {what}: '{idle[0]}' was never called")
