@@ -1,0 +1,211 @@
+"""Makes the settings of a model small, whatever the model: numbers are capped so that what divided still divides.
+
+Nothing here knows an architecture. A number is judged by its size and by the words that libraries use for settings
+of all their models (`num_…`, `…_layers`, `vocab_size`, `…_token_id`). Where the smallest model cannot be built, or
+does not run, the next level is closer to the original.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """How small numbers become.
+
+    Attributes:
+        layers: At most so many layers.
+        count: Numbers of things, and numbers up to `small`, become a power of two that is at most this; None leaves them.
+        small: Numbers up to this are taken for counts; None leaves them as they are.
+        size: Sizes become a power of two that is at most this; None leaves them as they are.
+        vocabulary: At most so many tokens.
+        divisor: Divide by this instead: what is a product of others stays one.
+    """
+
+    layers: int
+    count: int | None
+    small: int | None
+    size: int | None
+    vocabulary: int
+    divisor: int | None = None
+
+
+LEVELS = (
+    Level(layers=2, count=4, small=64, size=64, vocabulary=128),
+    Level(layers=2, count=4, small=None, size=64, vocabulary=256),
+    Level(layers=2, count=8, small=None, size=128, vocabulary=1024),
+    Level(layers=8, count=4, small=64, size=64, vocabulary=128),
+    Level(layers=64, count=4, small=64, size=64, vocabulary=128),
+    Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=32),
+    Level(layers=1024, count=None, small=None, size=None, vocabulary=1 << 24),
+)
+
+_FEW = 4
+_ID = re.compile(r"(?:^|_)(?:token_)?(?:ids?|index|token|idx)$")
+_PLACES = re.compile(r"(?:^|_)(?:ind(?:ex|exes|ices)|layer_ids?|layers?_idx)(?:_|$)")
+_LAYERS = re.compile(r"(?:^|_)(?:layers?|depths?|blocks?)(?:_|$)|^depth")
+_COUNT = re.compile(r"^(?:num|number)_")
+_VOCABULARY = re.compile(r"(?:^|_)vocab")
+
+
+class Shrinking:
+    """The settings of one model made small: equal numbers stay equal, in all its parts."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._ids: dict[int, int] = {}
+        self._vocabulary = level.vocabulary
+        # Lists that have an entry for each layer are as long as there were layers.
+        self._lengths: dict[int, int] = {}
+
+    def shrink(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with smaller numbers in them; what is no number, or no list of some, stays."""
+        for name, value in settings.items():
+            if _is_number(value) and _LAYERS.search(name) and value > self._level.layers:
+                self._lengths[value] = self._level.layers
+        return {name: self._shrink(name, value) for name, value in settings.items()}
+
+    def _shrink(self, name: str, value: Any) -> Any:
+        if _is_number(value):
+            return self._number(name, value)
+        if isinstance(value, list | tuple) and value:
+            return type(value)(self._sequence(name, list(value)))
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {key: self._shrink(key, entry) for key, entry in value.items()}
+        return value
+
+    def _number(self, name: str, value: int) -> int:
+        level = self._level
+        if value <= 1:
+            return value
+        if _ID.search(name) and not _PLACES.search(name):
+            return self._id(value)
+        if _VOCABULARY.search(name):
+            return min(value, level.vocabulary) if value > _FEW else value
+        if _LAYERS.search(name):
+            return min(value, level.layers) if value <= 256 else _power(value, level.size)
+        if _COUNT.search(name):
+            return value if value <= _FEW else self._lessened(value, level.count)
+        if value <= _FEW:
+            return value
+        if value <= 64:
+            if level.small is None:
+                return value
+            # A kernel or a window with a middle keeps one.
+            return 3 if value % 2 and value < 32 else _power(value, level.count)
+        return self._lessened(value, level.size)
+
+    def _lessened(self, value: int, most: int | None) -> int:
+        if self._level.divisor is not None:
+            return max(1, value // self._level.divisor)
+        return _power(value, most)
+
+    def _id(self, value: int) -> int:
+        """The number of a token: one of the small vocabulary, another for each."""
+        if value < self._vocabulary // 2:
+            return value
+        return self._ids.setdefault(value, self._vocabulary - 1 - len(self._ids) % (self._vocabulary // 2))
+
+    def _sequence(self, name: str, values: list[Any]) -> list[Any]:
+        values = self._shortened(values)
+        if all(_is_number(value) for value in values):
+            if _PLACES.search(name):
+                return self._places(values)
+            smaller = [self._number(name, value) for value in values]
+            if max(values) > _FEW and self._level.divisor is None and not _PLACES.search(name):
+                # Numbers that grow together are small together: a three among them would divide no other.
+                return [_power(value, value) if value > 1 and value % 2 else value for value in smaller]
+            return smaller
+        return [self._shrink(name, value) if isinstance(value, list | tuple | dict) else value for value in values]
+
+    def _places(self, values: list[int]) -> list[int]:
+        """Numbers of layers: as many different ones of the layers that are left."""
+        most = self._level.layers
+        if max(values) < most:
+            return values
+        return list(range(max(0, most - len(values)), most))
+
+    def _shortened(self, values: list[Any]) -> list[Any]:
+        """A list with an entry for each layer, with as many as there are left: one of each kind as far as they go."""
+        length = self._lengths.get(len(values))
+        if length is None:
+            return values
+        kinds: dict[str, int] = {}
+        for place, value in enumerate(values):
+            kinds.setdefault(repr(value), place)
+        places = sorted([*kinds.values()][:length])
+        places += [place for place in range(len(values)) if place not in places][: length - len(places)]
+        return [values[place] for place in sorted(places)]
+
+
+def settings_of(factory: Any) -> dict[str, Any]:
+    """The settings that a class or function takes by name, as they are when none is given."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+        and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+
+
+def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None = None) -> Any:
+    """A transformers configuration of the same class as `default`, small, with its parts small too.
+
+    What a configuration works out by itself when it is not given (the kind of each layer, say) is left to it.
+    """
+    from transformers import PreTrainedConfig
+
+    shrinking = shrinking or Shrinking(level)
+    cls = type(default)
+    given: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    untouched = settings_of(cls)
+    for name, field in getattr(cls, "__dataclass_fields__", {}).items():
+        if field.init and field.default_factory is not dataclasses.MISSING:
+            untouched[name] = field.default_factory()
+    own = _own_settings(cls)
+    for name, preset in untouched.items():
+        value = _value(default, name, preset)
+        if isinstance(value, PreTrainedConfig):
+            parts[name] = shrink_configuration(value, level, shrinking)
+        elif name in own and value is not None and (preset is not None or _was_given(cls, name, value)):
+            given[name] = value
+    return cls(**shrinking.shrink(given), **parts)
+
+
+def _own_settings(cls: type) -> set[str]:
+    """The settings that the class itself has, and not every configuration."""
+    from transformers import PreTrainedConfig
+
+    return set(settings_of(cls)) - set(PreTrainedConfig.__dataclass_fields__)
+
+
+def _value(default: Any, name: str, preset: Any) -> Any:
+    try:
+        return getattr(default, name, preset)
+    except Exception:  # noqa: BLE001  a setting that each layer has its own of cannot be read
+        return preset
+
+
+def _was_given(cls: type, name: str, value: Any) -> bool:
+    """Whether a setting that is nothing by default was set by whoever made the configuration."""
+    try:
+        return bool(_value(cls(), name, None) != value)
+    except Exception:  # noqa: BLE001  a part that cannot be made by itself: what it has was given
+        return True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _power(value: int, most: int | None) -> int:
+    """The largest power of two that is neither above the value nor above the most there may be."""
+    if most is None:
+        return value
+    return 1 << (min(value, most).bit_length() - 1)
