@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from modelexport.errors import InputError, OnnxRunError
-from modelexport.verification.onnx_process import OnnxProcess, with_outputs
+from modelexport.runtime.process import OnnxProcess, with_outputs
 
 
 @pytest.fixture(scope="module")

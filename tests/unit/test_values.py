@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from modelexport import fingerprints
 from modelexport.capture import usage
 from modelexport.capture.eager import EagerGraph, EagerRun, run_eagerly
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.usage import match_inputs, run_onnx
-from modelexport.capture.values import Fingerprint, ValueIndex, take_fingerprint
+from modelexport.capture.values import take_fingerprint
 from modelexport.errors import InputError, StrategyIncompatibleError
+from modelexport.fingerprints import Fingerprint, ValueIndex
 from modelexport.hierarchy import ROOT_CALL, CallId
 
 
-def taken(tensor: torch.Tensor | np.ndarray) -> Fingerprint:
+def taken(tensor: torch.Tensor) -> Fingerprint:
     found = take_fingerprint(tensor)
     assert found is not None
     return found
@@ -144,7 +146,7 @@ def test_what_cannot_be_read_has_no_fingerprint() -> None:
     assert take_fingerprint(torch.zeros(0, 3)) is None
     assert take_fingerprint(torch.eye(3).to_sparse()) is None
     assert take_fingerprint(torch.empty(3, device="meta")) is None
-    assert take_fingerprint(np.array(["text"])) is None
+    assert fingerprints.take_fingerprint(np.array(["text"])) is None
 
 
 def test_complex_numbers_are_compared_by_their_parts() -> None:
@@ -161,7 +163,7 @@ def test_fingerprint_costs_a_few_hundred_bytes(size: int) -> None:
 def test_large_tensor_gives_the_same_in_one_piece_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(100, 77)
     whole = taken(tensor)
-    monkeypatch.setattr("modelexport.capture.values._CHUNK", 1000)
+    monkeypatch.setattr("modelexport.fingerprints._CHUNK", 1000)
     pieces = taken(tensor)
     assert pieces.is_moved(whole)
     lowest, highest = tensor.flatten().sort().values[:6], tensor.flatten().sort().values[-6:]

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from modelexport.attribution import Attribution, Kind
 from modelexport.capture.eager import EagerGraph, EagerRun, Operation
-from modelexport.capture.values import Fingerprint, ValueIndex
+from modelexport.fingerprints import Fingerprint, ValueIndex
 from modelexport.graph import graph_bodies
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree
 

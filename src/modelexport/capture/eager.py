@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelexport.capture.values import Fingerprint, take_fingerprint
+from modelexport.capture.values import take_fingerprint
+from modelexport.fingerprints import Fingerprint
 from modelexport.hierarchy import ROOT_CALL, CallId, ModuleTree, TensorInfo
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import buffers_restored, fused_layers_off

@@ -17,8 +17,8 @@ import torch
 from modelexport.attribution import Attribution
 from modelexport.capture.correspondence import Correspondence
 from modelexport.capture.eager import EagerGraph, EagerRun, SeenTensor, run_eagerly
-from modelexport.capture.values import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.errors import InputError, StrategyIncompatibleError
+from modelexport.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.resolution import complete
 from modelexport.structure import named_arguments

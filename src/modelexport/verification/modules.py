@@ -22,9 +22,9 @@ from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.hierarchy import ROOT_CALL
 from modelexport.inputs import normalize_inputs
 from modelexport.loading import LoadedModel, load
+from modelexport.runtime.process import OnnxProcess
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
-from modelexport.verification.onnx_process import OnnxProcess
 from modelexport.verification.report import (
     CallVerification,
     TensorVerification,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.document import CallRecord
 from modelexport.errors import InputError, OnnxRunError
-from modelexport.verification.onnx_process import OnnxProcess, numpy_type, with_outputs
+from modelexport.runtime.process import OnnxProcess, numpy_type, with_outputs
 
 
 class WholeRun:

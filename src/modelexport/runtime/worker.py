@@ -1,4 +1,4 @@
-"""The process that runs ONNX graphs for `onnx_process`: started as a script, so that its death is not the caller's.
+"""The process that runs ONNX graphs for `process`: started as a script, so that its death is not the caller's.
 
 It imports nothing of this package. A message is a length, a JSON header of that length, and the bytes of the arrays
 that the header lists. Nothing is unpickled on either side.

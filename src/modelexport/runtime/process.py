@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import InputError, OnnxRunError
-from modelexport.verification import onnx_worker
+from modelexport.runtime import worker
 
 _MESSAGE_CHARACTERS = 400
 # Element types that numpy has not: they go in and come out as 32-bit floats, which hold all their values.
@@ -83,8 +83,8 @@ class OnnxProcess:
     def _ask(self, header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         process = self._started()
         try:
-            onnx_worker.write_message(cast(BinaryIO, process.stdin), header, arrays)
-            answer = onnx_worker.read_message(cast(BinaryIO, process.stdout))
+            worker.write_message(cast(BinaryIO, process.stdin), header, arrays)
+            answer = worker.read_message(cast(BinaryIO, process.stdout))
         except OSError:
             answer = None
         except BaseException:
@@ -105,7 +105,7 @@ class OnnxProcess:
         # As a script, by its path: whoever calls need not be importable again there. What can be imported here can be
         # imported there too. Ctrl-C is for the caller, who then ends it.
         process = subprocess.Popen(
-            [sys.executable, "-P", onnx_worker.__file__],
+            [sys.executable, "-P", worker.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -113,7 +113,7 @@ class OnnxProcess:
             start_new_session=True,
         )
         self._process = process
-        hello = onnx_worker.read_message(cast(BinaryIO, process.stdout))
+        hello = worker.read_message(cast(BinaryIO, process.stdout))
         if hello is None:
             raise InputError(f"onnxruntime cannot be started: {self._last_words()}")
         if hello[0]["error"]:

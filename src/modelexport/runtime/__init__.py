@@ -1,0 +1,1 @@
+"""ONNX graphs run in onnxruntime, outside of this process."""
