@@ -20,7 +20,7 @@ class Level:
 
     Attributes:
         layers: At most so many layers.
-        count: Numbers of things, and numbers up to `small`, become a power of two that is at most this; None leaves them.
+        count: Numbers of things, and numbers up to `small`, become at most this power of two; None leaves them.
         small: Numbers up to this are taken for counts; None leaves them as they are.
         size: Sizes become a power of two that is at most this; None leaves them as they are.
         vocabulary: At most so many tokens.
