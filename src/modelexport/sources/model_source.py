@@ -1,91 +1,84 @@
-"""A MODEL argument to a model: the built-in one, or `package.module:factory`."""
+"""A MODEL reference to a model: which source a reference means, and the table of sources."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import sys
+import importlib.util
+import os
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from modelexport.errors import ModelExportError, ModelSourceError
+from modelexport.errors import ModelSourceError
 from modelexport.sources.builtin import BUILTIN_PREFIX, build_builtin
+from modelexport.sources.model_file import is_exported_program, refuse_file
+from modelexport.sources.python_reference import load_reference
+from modelexport.sources.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel
+
+__all__ = ["LoadOptions", "SourcedModel", "load_model"]
+
+_FORMS = (
+    "a HuggingFace folder or hub id, package.module:factory, a .pt2 file, "
+    f"or {BUILTIN_PREFIX}bert-tiny for the built-in model"
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class SourcedModel:
-    """A model, and example inputs where its source gives some."""
-
-    model: torch.nn.Module
-    example_inputs: Any | None = None
-
-
-def load_model(reference: str) -> SourcedModel:
+def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> SourcedModel:
     """The model that a reference names.
 
-    A factory is called without arguments and returns a `torch.nn.Module`, or a pair of one and its example
-    inputs. An `nn.Module` that is already there is taken as it is.
-
     Raises:
+        InputError: An option is given that the source of this reference has no use for.
         ModelSourceError: The reference leads to no model.
     """
     if reference.startswith(BUILTIN_PREFIX):
+        options.only(reference)
         return SourcedModel(*build_builtin(reference))
-    module_name, colon, attribute = reference.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ModelSourceError(
-            f"{reference!r} names no model: write package.module:factory, "
-            f"or {BUILTIN_PREFIX}bert-tiny for the built-in one"
-        )
-    made = _make(reference, _find(reference, module_name, attribute))
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, torch.nn.Module):
-        raise ModelSourceError(
-            f"{reference} returned a {type(model).__name__}: a factory returns a torch.nn.Module, "
-            "or a pair of one and its example inputs"
-        )
-    return SourcedModel(model, inputs)
+    path = Path(reference).expanduser()
+    if _exists(path):
+        return _load_path(reference, path, options)
+    if ":" in reference:
+        options.only(reference)
+        return load_reference(reference)
+    if not reference.strip() or _is_path(reference):
+        raise ModelSourceError(f"there is no file or folder {reference!r}: MODEL is {_FORMS}")
+    from modelexport.sources.huggingface import load_hub_model
+
+    return load_hub_model(reference, options, _FORMS)
 
 
-def _find(reference: str, module_name: str, attribute: str) -> object:
-    folder = str(Path.cwd())
-    # As with `python -m`, modules of the working folder can be named.
-    sys.path.insert(0, folder)
+def _load_path(reference: str, path: Path, options: LoadOptions) -> SourcedModel:
+    if path.is_dir():
+        from modelexport.sources.huggingface import load_folder
+
+        return load_folder(reference, path, options)
+    if not path.is_file():
+        raise ModelSourceError(f"{reference} is neither a file nor a folder: MODEL is {_FORMS}")
+    options.only(reference)
+    if is_exported_program(path):
+        return _load_exported_program(path)
+    raise refuse_file(path)
+
+
+def _load_exported_program(path: Path) -> SourcedModel:
+    if importlib.util.find_spec("modelexport.sources.exported_program") is None:
+        raise ModelSourceError(f"{path}: .pt2 files cannot be loaded yet; give package.module:factory")
+    module = importlib.import_module("modelexport.sources.exported_program")
+    loaded: SourcedModel = module.load_exported_program(path)
+    return loaded
+
+
+def _exists(path: Path) -> bool:
     try:
-        found: object = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ModelSourceError(
-                f"{reference}: there is no Python module {error.name!r}; install it, or run from its folder"
-            ) from error
-        raise ModelSourceError(f"{reference}: importing {module_name} needs {error.name!r}: install it") from error
-    except (Exception, SystemExit) as error:
-        raise ModelSourceError(
-            f"{reference}: importing {module_name} failed with {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        sys.path.remove(folder)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ModelSourceError(f"{reference}: {module_name} has no {attribute!r}; name a factory it defines")
-        found = getattr(found, part)
-    return found
+        return path.exists()
+    except (OSError, ValueError):
+        # A name that no file can have.
+        return False
 
 
-def _make(reference: str, factory: object) -> object:
-    if isinstance(factory, torch.nn.Module):
-        return factory
-    if not callable(factory):
-        raise ModelSourceError(
-            f"{reference} is a {type(factory).__name__}, not a factory: name a function or class that makes a model"
-        )
-    try:
-        return factory()
-    except ModelExportError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ModelSourceError(
-            f"{reference}() failed with {type(error).__name__}: {error}; a factory is called without arguments"
-        ) from error
+def _is_path(reference: str) -> bool:
+    """Whether it is written as only a path is: hub ids are `name` or `organization/name`."""
+    separators = {"/", os.sep}
+    return (
+        reference.startswith((".", "~", *separators))
+        or reference.endswith((*separators, ".pt2", ".pt", ".pth", ".onnx", ".safetensors"))
+        or "\\" in reference
+        or reference.count("/") > 1
+    )

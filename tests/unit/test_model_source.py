@@ -1,0 +1,226 @@
+"""What a MODEL reference leads to: the right source with its arguments, or one clear line of why not."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from modelexport.errors import InputError, ModelSourceError
+from modelexport.sources.model_source import LoadOptions, load_model
+
+FACTORIES = "tests.support.factories"
+
+
+class Trap:
+    """Unpickled, it writes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.marker,))
+
+
+def refusal(reference: str | Path, options: LoadOptions | None = None) -> str:
+    with pytest.raises(ModelSourceError) as raised:
+        load_model(str(reference), options or LoadOptions())
+    return str(raised.value)
+
+
+# --- python references -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("(4, 3)", (4, 3, True)),
+        ("(4, out_features=3, bias=False)", (4, 3, False)),
+        ("(in_features=-2 + 0j and 4, out_features=3)", None),
+        (" ( 4 , 3 ) ", (4, 3, True)),
+    ],
+)
+def test_factory_gets_its_arguments_as_literals(arguments: str, expected: tuple[Any, ...] | None) -> None:
+    if expected is None:
+        assert "is no literal" in refusal(f"torch.nn:Linear{arguments}")
+        return
+    model: Any = load_model(f"torch.nn:Linear{arguments}").model
+    assert (model.in_features, model.out_features, model.bias is not None) == expected
+
+
+def test_factory_below_a_class_and_structured_arguments_can_be_named() -> None:
+    model: Any = load_model("torch.nn:Unflatten(1, unflattened_size=(2, 3))").model
+    assert model.unflattened_size == (2, 3)
+    assert isinstance(load_model("torch:nn.Linear(1, 1)").model, torch.nn.Linear)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "(__import__('pathlib').Path('{marker}').touch())",
+        "(size=open('{marker}', 'w'))",
+        "(*[4, 3])",
+        "(**dict(size=1))",
+        "(4, [x for x in (1, 2)])",
+        "(4)(3)",
+        "(4",
+        "[4]",
+        " + 1",
+        "('\x00')",
+        "(" * 500 + ")" * 500,
+    ],
+)
+def test_nothing_but_literals_is_evaluated(arguments: str, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    message = refusal(f"torch.nn:Linear{arguments.replace('{marker}', str(marker))}")
+    assert "literal" in message or "package.module:factory" in message
+    assert not marker.exists()
+
+
+def test_model_that_is_there_takes_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ready_made_model.py").write_text("import torch\nmodel = torch.nn.Linear(1, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(load_model("ready_made_model:model").model, torch.nn.Linear)
+    assert "not a factory" in refusal("ready_made_model:model(1)")
+
+
+def test_failing_call_shows_its_arguments_and_a_failing_name_how_to_give_some() -> None:
+    assert f"{FACTORIES}:needs_arguments('a') failed with" in refusal(f"{FACTORIES}:needs_arguments('a')")
+    message = refusal(f"{FACTORIES}:needs_arguments")
+    assert f"{FACTORIES}:needs_arguments() failed with" in message
+    assert "factory(64, name='a')" in message
+
+
+def test_inputs_of_a_factory_come_along() -> None:
+    sourced = load_model(f"{FACTORIES}:net_with_inputs")
+    assert sourced.example_inputs[0].shape == (2, 3, 4, 4)
+    assert sourced.processor is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task": "text-classification"},
+        {"revision": "main"},
+        {"trust_remote_code": True},
+        {"dtype": "float16"},
+        {"attn_implementation": "eager"},
+        {"random_weights": True},
+    ],
+)
+@pytest.mark.parametrize("reference", [f"{FACTORIES}:net", "builtin:bert-tiny"])
+def test_option_that_a_source_has_no_use_for_is_refused_by_name(reference: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"{reference} takes no --{next(iter(given)).replace('_', '-')}"):
+        load_model(reference, LoadOptions(**given))
+
+
+# --- files -----------------------------------------------------------------------------------------------------
+
+
+# torch deprecates what is refused here
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["model.pt", "model.pt2", "model"])
+def test_torchscript_file_is_refused_with_advice_whatever_its_name(tmp_path: Path, name: str) -> None:
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / name)
+    message = refusal(tmp_path / name)
+    assert "TorchScript" in message
+    assert "package.module:factory" in message
+    assert str(tmp_path / name) in message
+
+
+def checkpoint_in_a_zip(marker: Path) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"weight": torch.ones(1), "trap": Trap(marker)}, stream)
+    return stream.getvalue()
+
+
+def checkpoint_of_old(marker: Path) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"trap": Trap(marker)}, stream, _use_new_zipfile_serialization=False)
+    return stream.getvalue()
+
+
+PICKLES = {
+    "zip": checkpoint_in_a_zip,
+    "old": checkpoint_of_old,
+    "plain": lambda marker: pickle.dumps(Trap(marker)),
+    "text": lambda marker: pickle.dumps(Trap(marker), protocol=0),
+}
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "pytorch_model.bin", "model.ckpt", "model"])
+@pytest.mark.parametrize("kind", PICKLES)
+def test_pickle_is_refused_and_not_opened(tmp_path: Path, kind: str, name: str) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / name).write_bytes(PICKLES[kind](marker))
+    message = refusal(tmp_path / name)
+    if kind == "text" and name == "model":
+        assert "no model file" in message, "a pickle in text has nothing to know it by but its name"
+    else:
+        assert "pickle" in message
+        assert "safetensors" in message
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.onnx", b"\x08\x0a", "ONNX file already"),
+        ("model.safetensors", b"", "weights alone"),
+        ("weights", (64).to_bytes(8, "little") + json.dumps({"a": 1}).encode(), "weights alone"),
+        ("net.py", b"", "net:factory"),
+        ("notes.txt", b"hello", "no model file"),
+        ("empty", b"", "no model file"),
+    ],
+)
+def test_other_file_is_refused_for_what_it_is(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    message = refusal(tmp_path / name)
+    assert said in message
+    assert str(tmp_path / name) in message
+
+
+def test_broken_archive_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a/b", "c")
+    broken = (tmp_path / "x.zip").read_bytes()[:-30]
+    (tmp_path / "x").write_bytes(broken + b"PK\x05\x06" + b"\xff" * 18)
+    assert "no model file" in refusal(tmp_path / "x")
+
+
+# --- what names nothing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "./models/net",
+        "/models/net",
+        "~/models/net",
+        "models/net/",
+        "one/two/three",
+        "net.pt2",
+        "",
+        " ",
+        "..",
+        "C:\\net",
+    ],
+)
+def test_path_that_is_not_there_is_said_and_nothing_is_asked_of_the_hub(
+    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = refusal(reference)
+    assert "hub at" not in message
+    assert "HF_HUB_OFFLINE" not in message
+
+
+@pytest.mark.parametrize("reference", ["a b", "org/na me", "a--b/c", "x" * 200, "nul\x00byte", "-name"])
+def test_name_that_no_hub_model_can_have_is_refused(reference: str) -> None:
+    assert "package.module:factory" in refusal(reference)
