@@ -10,16 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from modelexport.artifact import check_target, sidecar_path
+from modelexport.cli.model_options import ModelArgument, ModelRequest, runs_model
 from modelexport.cli.output import OutputFormat, print_json
 from modelexport.cli.report import markdown_report
-from modelexport.cli.running import Progress, choose_inputs, parse_exceptions, show_result, silence_libraries
-from modelexport.errors import InputError
+from modelexport.cli.running import Progress, parse_exceptions, show_result, silence_libraries
 from modelexport.textfile import check_text_target, write_text
 
 
+@runs_model
 def export(
-    model: Annotated[str, typer.Argument(help="package.module:factory, or builtin:bert-tiny for the built-in model.")],
+    model: ModelArgument,
     output: Annotated[Path, typer.Argument(help="The .onnx file to write.")],
+    request: ModelRequest,
     strategy: Annotated[
         str, typer.Option(help="Where the evidence comes from: auto, fx, htp or usage_based.")
     ] = "auto",
@@ -28,10 +30,6 @@ def export(
     ] = None,
     opset: Annotated[int | None, typer.Option(help="The ONNX opset version.")] = None,
     optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.")] = True,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")
-    ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")] = None,
     torch_nn_exceptions: Annotated[
         str | None, typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.")
     ] = None,
@@ -62,31 +60,32 @@ def export(
 ) -> None:
     """Export a model to ONNX with every node attributed to the module call it came from.
 
-    A factory is called without arguments; it returns a torch.nn.Module, or a pair of one and its example inputs.
+    A factory returns a torch.nn.Module, or a pair of one and its example inputs. docs/models.md tells all that MODEL
+    can be.
 
     Examples:
 
         modelexport export builtin:bert-tiny bert.onnx
 
         modelexport export my_package.models:make_net net.onnx --input-shape x=1x3x32x32
+
+        modelexport export ./my-bert classifier.onnx --task text-classification --dtype float32
     """
     # Found out before anything is loaded: a wrong path should not cost the time of an export.
     target = check_target(output, force=force)
     taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
     report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
-    if inputs is not None and input_shape:
-        raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+    request.check()
     from modelexport.export import export_model
-    from modelexport.sources.model_source import load_model
 
     silence_libraries()
     options: dict[str, Any] = {} if opset is None else {"opset_version": opset}
     # What a factory or a forward prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
-        sourced = load_model(model)
+        sourced = request.load(model)
         result = export_model(
             sourced.model,
-            choose_inputs(model, sourced, inputs, input_shape),
+            request.choose_inputs(model, sourced),
             output,
             strategy=strategy,
             exporter=exporter,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from typing import Annotated
 
 import typer
 
+from modelexport.cli.model_options import ModelArgument, ModelRequest, loads_model
 from modelexport.cli.output import OutputFormat, print_json, printable, result_console
 
 
+@loads_model
 def inspect(
-    model: Annotated[str, typer.Argument(help="package.module:factory, or builtin:bert-tiny for the built-in model.")],
+    model: ModelArgument,
+    request: ModelRequest,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="For people or for programs.")
     ] = OutputFormat.HUMAN,
@@ -24,11 +29,12 @@ def inspect(
 
         modelexport inspect my_package.models:make_net --format json
     """
-    from modelexport.sources.model_source import load_model
     from modelexport.strategies.characteristics import characterize
     from modelexport.strategies.selection import StrategySelector
 
-    module = load_model(model).model
+    # What a factory prints is no result of ours.
+    with contextlib.redirect_stdout(sys.stderr):
+        module = request.load(model).model
     found = dataclasses.asdict(characterize(module))
     candidates = [
         {"strategy": c.strategy.name, "exporter": c.exporter, "reason": c.reason}

@@ -1,20 +1,17 @@
-"""What the commands that run a model share: their inputs, their progress, and how they show the result."""
+"""What the commands that run a model share: their progress, and how they show the result."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.status import Status
 
 from modelexport.cli.output import message_console, printable, result_console
-from modelexport.errors import InputError
 
 if TYPE_CHECKING:
     from modelexport.result import ExportResult, ProgressEvent
-    from modelexport.sources.model_source import SourcedModel
 
 
 def silence_libraries() -> None:
@@ -29,22 +26,6 @@ def parse_exceptions(text: str | None) -> list[str] | str | None:
     if text is None or text in ("all", "none"):
         return text
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def choose_inputs(reference: str, sourced: SourcedModel, file: Path | None, shapes: list[str] | None) -> Any:
-    """The example inputs: from a file, from shapes, or those that came with the model."""
-    from modelexport.sources.example_inputs import fill_shapes, read_arrays
-
-    if file is not None:
-        return read_arrays(file)
-    if shapes:
-        return fill_shapes(shapes)
-    if sourced.example_inputs is not None:
-        return sourced.example_inputs
-    raise InputError(
-        f"no example inputs for {reference}: give --input-shape name=1x16 or --inputs file.npz, "
-        "or let the factory return a pair of the model and its inputs"
-    )
 
 
 class Progress:

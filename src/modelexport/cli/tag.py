@@ -10,21 +10,20 @@ from typing import Annotated
 import typer
 
 from modelexport.artifact import check_target
+from modelexport.cli.model_options import ModelOption, ModelRequest, runs_model
 from modelexport.cli.output import OutputFormat, print_json
-from modelexport.cli.running import Progress, choose_inputs, parse_exceptions, show_result, silence_libraries
+from modelexport.cli.running import Progress, parse_exceptions, show_result, silence_libraries
 from modelexport.errors import InputError
 
 
+@runs_model
 def tag(
     file: Annotated[Path, typer.Argument(help="An ONNX file, from whatever exporter.")],
-    model: Annotated[str, typer.Option(help="The model it was made of: package.module:factory, or builtin:bert-tiny.")],
+    model: ModelOption,
+    request: ModelRequest,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The .onnx file to write; by default FILE is replaced.")
     ] = None,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")
-    ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")] = None,
     torch_nn_exceptions: Annotated[
         str | None, typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.")
     ] = None,
@@ -48,19 +47,17 @@ def tag(
     if not file.is_file():
         raise InputError(f"{file} is not a file: give the path of an ONNX model")
     check_target(file if output is None else output, force=force)
-    if inputs is not None and input_shape:
-        raise InputError("--inputs and --input-shape both give example inputs: use one of them")
-    from modelexport.sources.model_source import load_model
+    request.check()
     from modelexport.tagging import tag_file
 
     silence_libraries()
     # What a factory or a forward prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
-        sourced = load_model(model)
+        sourced = request.load(model)
         result = tag_file(
             file,
             sourced.model,
-            choose_inputs(model, sourced, inputs, input_shape),
+            request.choose_inputs(model, sourced),
             output,
             torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
             overwrite=force,

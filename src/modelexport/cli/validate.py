@@ -15,8 +15,9 @@ from modelexport.analysis.findings import Finding, Severity, ValidationReport
 from modelexport.analysis.repairing import repair as repair_file
 from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.validation import validate as validate_file
+from modelexport.cli.model_options import MODEL_HELP, ModelRequest, runs_model
 from modelexport.cli.output import message_console, print_json, printable, result_console
-from modelexport.cli.running import choose_inputs, silence_libraries
+from modelexport.cli.running import silence_libraries
 from modelexport.errors import InputError
 
 _FINDINGS = 1
@@ -31,21 +32,16 @@ class ReportFormat(enum.StrEnum):
     SARIF = "sarif"
 
 
+@runs_model
 def validate(
     file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.")],
+    request: ModelRequest,
     check_contamination: Annotated[
         bool, typer.Option("--check-contamination", help="Judge the owner of every node too.")
     ] = False,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Judge owners by tensor values against this model: package.module:factory, builtin:bert-tiny."
-        ),
+        str | None, typer.Option(help=f"Judge owners by tensor values against this model: {MODEL_HELP}")
     ] = None,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")
-    ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="A file that must have the same graph, our metadata aside.")
     ] = None,
@@ -70,12 +66,12 @@ def validate(
 
         modelexport validate model.onnx --repair
     """
-    _check_options(model, inputs, input_shape, check_contamination)
+    _check_options(model, request, check_contamination)
     if repair:
         _repair(file)
     report = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
     if model is not None:
-        report = _judged_with_model(report, file, model, inputs, input_shape)
+        report = _judged_with_model(report, file, model, request)
     if output_format is ReportFormat.JSON:
         print_json(report.as_dict())
     elif output_format is ReportFormat.SARIF:
@@ -86,13 +82,12 @@ def validate(
         raise typer.Exit(_FINDINGS)
 
 
-def _check_options(model: str | None, inputs: Path | None, shapes: list[str] | None, contamination: bool) -> None:
+def _check_options(model: str | None, request: ModelRequest, contamination: bool) -> None:
     if model is not None and not contamination:
         raise InputError("--model is for --check-contamination: give both")
-    if model is None and (inputs is not None or shapes):
-        raise InputError("--inputs and --input-shape are for running a model: give --model too")
-    if inputs is not None and shapes:
-        raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+    if model is None and request.options:
+        raise InputError(f"{' and '.join(request.options)} are for running a model: give --model too")
+    request.check()
 
 
 def _repair(file: Path) -> None:
@@ -103,17 +98,14 @@ def _repair(file: Path) -> None:
         console.print(printable(f"  not known: {missing}"), markup=False)
 
 
-def _judged_with_model(
-    report: ValidationReport, file: Path, reference: str, inputs: Path | None, shapes: list[str] | None
-) -> ValidationReport:
-    from modelexport.sources.model_source import load_model
+def _judged_with_model(report: ValidationReport, file: Path, reference: str, request: ModelRequest) -> ValidationReport:
     from modelexport.verification.attributions import judge_attributions
 
     silence_libraries()
     # What a factory or a forward prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr):
-        sourced = load_model(reference)
-        return judge_attributions(file, sourced.model, choose_inputs(reference, sourced, inputs, shapes), report)
+        sourced = request.load(reference)
+        return judge_attributions(file, sourced.model, request.choose_inputs(reference, sourced), report)
 
 
 def _show(report: ValidationReport) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.status import Status
 
+from modelexport.cli.model_options import ModelOption, ModelRequest, runs_model
 from modelexport.cli.output import message_console, print_json, printable, result_console
-from modelexport.cli.running import choose_inputs, silence_libraries
+from modelexport.cli.running import silence_libraries
 from modelexport.cli.tables import Cell, aligned, as_csv
 from modelexport.errors import InputError
 
@@ -37,13 +38,11 @@ class VerificationFormat(enum.StrEnum):
     CSV = "csv"
 
 
+@runs_model
 def verify(
     file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote, with its sidecar.")],
-    model: Annotated[str, typer.Option(help="The model it was made of: package.module:factory, or builtin:bert-tiny.")],
-    input_shape: Annotated[
-        list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")
-    ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")] = None,
+    model: ModelOption,
+    request: ModelRequest,
     select: Annotated[
         str | None, typer.Option(help="Only the calls that a selector picks (docs/selectors.md); by default all.")
     ] = None,
@@ -77,20 +76,18 @@ def verify(
     # Found out before anything is loaded: a wrong option should not cost the time of a run.
     if not file.is_file():
         raise InputError(f"{file} is not a file: give the path of an ONNX model")
-    if inputs is not None and input_shape:
-        raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+    request.check()
     limits = _parse_tolerance(tolerance)
-    from modelexport.sources.model_source import load_model
     from modelexport.verification.modules import verify_modules
 
     silence_libraries()
     # What a factory or a forward prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr), _Progress() as progress:
-        sourced = load_model(model)
+        sourced = request.load(model)
         report = verify_modules(
             file,
             sourced.model,
-            choose_inputs(model, sourced, inputs, input_shape),
+            request.choose_inputs(model, sourced),
             select=select,
             rtol=limits.get("rtol"),
             atol=limits.get("atol"),

@@ -1,0 +1,161 @@
+"""The options of every command that runs a model: how it is loaded, and what it is run on. Said once for them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelexport.cli.output import message_console, printable
+from modelexport.errors import InputError
+
+if TYPE_CHECKING:
+    from modelexport.sources.model_source import SourcedModel
+
+MODEL_HELP = (
+    "A HuggingFace folder or hub id, package.module:factory or package.module:factory(64, name='a'), a .pt2 file, "
+    "or builtin:bert-tiny."
+)
+ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
+ModelOption = Annotated[str, typer.Option(help=f"The model it was made of: {MODEL_HELP[0].lower()}{MODEL_HELP[1:]}")]
+
+# By the names of LoadOptions, which cannot be read here: it comes with torch.
+_LOADING: Mapping[str, tuple[Any, Any]] = {
+    "task": (
+        Annotated[
+            str | None,
+            typer.Option(help="What the model is for: text-classification, ..., or AutoModelForCausalLM, ..."),
+        ],
+        None,
+    ),
+    "revision": (Annotated[str | None, typer.Option(help="A branch, tag or commit of a model on the hub.")], None),
+    "trust_remote_code": (
+        Annotated[bool, typer.Option("--trust-remote-code", help="Let Python code that comes with the model run.")],
+        False,
+    ),
+    "dtype": (
+        Annotated[str | None, typer.Option(help="The type of the weights: float32, float16, bfloat16.")],
+        None,
+    ),
+    "attn_implementation": (
+        Annotated[str | None, typer.Option(help="How transformers computes attention: eager, sdpa.")],
+        None,
+    ),
+    "random_weights": (
+        Annotated[
+            bool, typer.Option("--random-weights", help="Make up the weights, the same each time; none are read.")
+        ],
+        False,
+    ),
+}
+_RUNNING: Mapping[str, tuple[Any, Any]] = {
+    "input_shape": (
+        Annotated[list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")],
+        None,
+    ),
+    "inputs": (Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")], None),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRequest:
+    """What a command line says about the model that it names.
+
+    Attributes:
+        loading: The values of `LoadOptions`.
+        running: The values of the options that give inputs.
+    """
+
+    loading: Mapping[str, Any]
+    running: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that were given, as they are written."""
+        defaults = {**_LOADING, **_RUNNING}
+        given = {**self.loading, **self.running}
+        return tuple(
+            f"--{name.replace('_', '-')}" for name, value in given.items() if value and value != defaults[name][1]
+        )
+
+    def check(self) -> None:
+        """Finds out before anything is loaded what cannot be: a wrong option should not cost the time of a run.
+
+        Raises:
+            InputError: Options that exclude each other are given.
+        """
+        if self.running["inputs"] is not None and self.running["input_shape"]:
+            raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+
+    def load(self, reference: str) -> SourcedModel:
+        """The model, with what its source has to say about it on stderr.
+
+        Raises:
+            ModelSourceError: The reference leads to no model.
+        """
+        from modelexport.sources.model_source import LoadOptions, load_model
+
+        sourced = load_model(reference, LoadOptions(**self.loading))
+        for note in sourced.notes:
+            message_console().print(printable(f"note: {note}"), markup=False)
+        return sourced
+
+    def choose_inputs(self, reference: str, sourced: SourcedModel) -> Any:
+        """The example inputs: from a file, from shapes, or those that came with the model.
+
+        Raises:
+            InputError: There are none.
+        """
+        from modelexport.sources.example_inputs import fill_shapes, read_arrays
+
+        if self.running["inputs"] is not None:
+            return read_arrays(self.running["inputs"])
+        if self.running["input_shape"]:
+            return fill_shapes(self.running["input_shape"])
+        if sourced.example_inputs is not None:
+            return sourced.example_inputs
+        raise InputError(
+            f"no example inputs for {reference}: give --input-shape name=1x16 or --inputs file.npz, "
+            "or let the factory return a pair of the model and its inputs"
+        )
+
+
+def loads_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of loading in place of its parameter `request`."""
+    return _with_options(command, {"loading": _LOADING})
+
+
+def runs_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of loading and of inputs in place of its parameter `request`."""
+    return _with_options(command, {"loading": _LOADING, "running": _RUNNING})
+
+
+def _with_options(
+    command: Callable[..., None], groups: Mapping[str, Mapping[str, tuple[Any, Any]]]
+) -> Callable[..., None]:
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name != "request":
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for group in groups.values()
+            for name, (annotation, default) in group.items()
+        ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        taken = {name: {option: given.pop(option) for option in options} for name, options in groups.items()}
+        command(**given, request=ModelRequest(**taken))
+
+    # What typer reads the options from.
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # any function takes one
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
