@@ -25,7 +25,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.carriers import remove_source_references, write_stores
 from modelexport.document import HierarchyDocument, build_document, encode_document
 from modelexport.errors import ContractError, InputError
-from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation, weight_bytes
 from modelexport.inputs import normalize_inputs
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.preserve import TURN, evaluation_mode, preserved_state
@@ -272,8 +272,7 @@ def _write(
 
 
 def _write_model(model: ir.Model, path: Path, external_data: bool | None, options: Mapping[str, Any]) -> None:
-    weights = (value.const_value for value in model.graph.initializers.values())
-    size = sum(weight.nbytes for weight in weights if weight is not None)
+    size = weight_bytes(model)
     included = options.get("export_params", True)
     as_inputs = options.get("keep_initializers_as_inputs", False)
     if external_data is None:

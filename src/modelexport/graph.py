@@ -302,6 +302,12 @@ def attribute_text(attribute: ir.Attr) -> str:
     return f"{kind} {attribute.value}"
 
 
+def weight_bytes(model: ir.Model) -> int:
+    """How much the initializers of the main graph hold; text counts as nothing, which onnx_ir has no size for."""
+    weights = (value.const_value for value in model.graph.initializers.values())
+    return sum(weight.nbytes for weight in weights if weight is not None and weight.dtype != ir.DataType.STRING)
+
+
 def _tensor_text(tensor: ir.TensorProtocol) -> str:
     text = f"{tensor.dtype} {list(tensor.shape)}"
     if tensor.dtype == ir.DataType.STRING:

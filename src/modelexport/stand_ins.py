@@ -121,7 +121,7 @@ def _same_constant(one: ir.Value, other: ir.Value) -> bool:
     first, second = ir.convenience.get_const_tensor(one), ir.convenience.get_const_tensor(other)
     if first is None or second is None or first.dtype != second.dtype or list(first.shape) != list(second.shape):
         return False
-    if first.nbytes > _SMALL or ir.DataType.STRING in (first.dtype, second.dtype):
+    if first.dtype == ir.DataType.STRING or first.nbytes > _SMALL:
         return False
     return first.tobytes() == second.tobytes()
 

@@ -24,6 +24,8 @@ from tests.fuzz.watch import Watch, watched
 INPUTS = 2000
 PARTS = 4
 SERIES = 1
+# Found by `make fuzz`: bodies and text nested deep, a weight tied to one that nobody holds, a weight that is text.
+ONCE_BROKE_ONE = (5713, 9446, 11061, 12414)
 # These say nothing in our own stores.
 _NOT_OURS = ("torch metadata", "scoped names")
 
@@ -54,6 +56,11 @@ def test_readers_give_a_result_or_an_error_of_ours(part: int, seeds: list[Seed],
     # What is given to readers is neither harmless nor hopeless.
     for name in ("load", "read_model", "analyze", "validate", "compare"):
         assert 0.05 < tally.refused[name] / tally.reads[name] < 0.95, name
+
+
+@pytest.mark.regression
+def test_inputs_that_once_broke_a_reader(seeds: list[Seed], tmp_path: Path) -> None:
+    assert attack(ONCE_BROKE_ONE, seeds, tmp_path, series=0).failures == []
 
 
 def test_seeds_are_good(seeds: list[Seed], tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ class FlowJudge:
     def _foreign_weight(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
         """A weight is read where its module runs, by a caller that takes it from there, or where it was passed to."""
         holders = self._holders.get(tensor)
-        if holders is None:
+        if not holders:
             return
         for claimed in claims.of(node):
             path = self._paths[claimed]

@@ -16,7 +16,7 @@ from modelexport import artifact
 from modelexport.analysis.submodel import Port, Submodel
 from modelexport.document import encode_document
 from modelexport.errors import ExtractionError, ModelExportError
-from modelexport.graph import graph_bodies
+from modelexport.graph import graph_bodies, weight_bytes
 from modelexport.saving import save_inline
 
 # Weights beyond this lie in a file of their own, as in an export.
@@ -49,8 +49,7 @@ def write_submodel(
     """
     target = artifact.check_target(Path(path), force=overwrite)
     sidecar = artifact.sidecar_path(target)
-    weights = [value.const_value for value in submodel.model.graph.initializers.values()]
-    size = sum(weight.nbytes for weight in weights if weight is not None)
+    size = weight_bytes(submodel.model)
     apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
     with artifact.stage(target, force=overwrite) as staging, _serializing(submodel):
         staged = staging.path(target.name)

@@ -19,6 +19,7 @@ from modelexport.capture.correspondence import Correspondence
 from modelexport.capture.eager import EagerGraph, EagerRun, SeenTensor, run_eagerly
 from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
+from modelexport.graph import weight_bytes
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.resolution import complete
 from modelexport.structure import named_arguments
@@ -232,8 +233,7 @@ def _run(source: str | bytes, names: list[str], feeds: Mapping[str, Array]) -> l
 @contextlib.contextmanager
 def _serialized(model: ir.Model) -> Iterator[tuple[bytes, Path | None]]:
     """The model to run but for its outputs, weights within it or, where they are large, in a temporary folder."""
-    weights = (value.const_value for value in model.graph.initializers.values())
-    is_small = sum(weight.nbytes for weight in weights if weight is not None) <= _INLINE_BYTES
+    is_small = weight_bytes(model) <= _INLINE_BYTES
     with contextlib.ExitStack() as stack:
         folder = None if is_small else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if folder is not None:
