@@ -6,13 +6,16 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark extraction retag conformance breakage clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark extraction retag conformance breakage sweep clean
 
 # The interpreter that makes the environment, where the environment lies, and how tests are run.
 PYTHON ?= python3
 VENV ?= .venv
 # Tests of one model share its exports, so they go to one worker.
 PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+# For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
+SWEEP_ARGS ?=
 
 # How many mutated inputs `make fuzz` makes; a test run makes 2,000.
 FUZZ ?= 100000
@@ -86,6 +89,9 @@ breakage: $(DEV_STAMP)  ## Break attributions on purpose, count what is found, a
 extraction: $(DEV_STAMP)  ## Extract every call of every test model, compare with PyTorch, and write docs/extraction.md
 	$(BIN)/python benchmarks/extraction.py
 	$(BIN)/python benchmarks/extraction_rates.py --write docs/extraction.md
+
+sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; goes on where it stopped): docs/sweep.md
+	nice -n 5 $(BIN)/python benchmarks/sweep.py --jobs 2 $(SWEEP_ARGS) --write docs/sweep.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

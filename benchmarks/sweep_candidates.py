@@ -1,0 +1,203 @@
+"""The models of the sweep: which there are in the installed libraries, and how each is built small.
+
+Every model type of transformers that has a base model, every family of timm, every model class of diffusers. They
+are found in what the libraries list themselves, and made small by `sweep_shrinking`: no model has code of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from benchmarks.sweep_shrinking import LEVELS, Shrinking, settings_of, shrink_configuration
+
+SEED = 0
+# A model with more parameters than this is not small.
+MOST_PARAMETERS = 40_000_000
+# So many models of a timm family are looked at to find its smallest.
+_MOST_LOOKED_AT = 16
+_SMALL_WORDS = ("test", "atto", "femto", "pico", "nano", "xxs", "xx_small", "tiny", "mini", "xs", "_s", "small", "0")
+_IMAGE_SIZES = (64, 128, None)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Candidate:
+    """A model of the sweep: the library it is from, and what that calls it."""
+
+    source: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Candidate:
+        """The candidate of that name."""
+        source, _, name = text.partition(":")
+        return cls(source, name)
+
+
+class NotSmallError(Exception):
+    """The model cannot be made small."""
+
+
+def list_candidates() -> list[Candidate]:
+    """All that the installed libraries have, in an order that makes any beginning of it a fair sample."""
+    found = [Candidate(source, name) for source, names in _LISTS.items() for name in names()]
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+def builders(candidate: Candidate) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+    """Ways to build the model, the smallest first, each with what it is called; not every one need work."""
+    return _BUILDERS[candidate.source](candidate.name)
+
+
+def build(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """A model with random weights that are always the same, in evaluation mode.
+
+    Raises:
+        NotSmallError: It has too many parameters.
+    """
+    torch.manual_seed(SEED)
+    try:
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in make().parameters())
+    except Exception:  # noqa: BLE001  some models compute with their weights while they are built
+        size = 0
+    if size > MOST_PARAMETERS:
+        raise NotSmallError(f"{size / 1e6:.0f} M parameters")
+    torch.manual_seed(SEED)
+    model = make().eval()
+    if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
+        raise NotSmallError("too many parameters")
+    return _with_telling_weights(model.float())
+
+
+def _with_telling_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with noise in weights that are all equal: by value, layers that compute the same are one."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if (
+                parameter.is_floating_point()
+                and parameter.numel() > 1
+                and bool((parameter == parameter.view(-1)[0]).all())
+            ):
+                parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model
+
+
+# --- transformers -------------------------------------------------------------------------------------------------
+
+
+def _transformers_types() -> list[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return sorted(name for name in CONFIG_MAPPING_NAMES if name in MODEL_MAPPING_NAMES)
+
+
+def _transformers_builders(model_type: str) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    for number, level in enumerate(LEVELS):
+
+        def make(level: Any = level) -> torch.nn.Module:
+            config = shrink_configuration(CONFIG_MAPPING[model_type](), level)
+            classes = MODEL_MAPPING[type(config)]
+            cls = classes[0] if isinstance(classes, tuple) else classes
+            return cls(config)
+
+        yield f"level {number}", make
+
+
+# --- timm ---------------------------------------------------------------------------------------------------------
+
+
+def _timm_families() -> list[str]:
+    if not _is_installed("timm"):
+        return []
+    import timm
+
+    return sorted(timm.list_modules())
+
+
+def _timm_builders(family: str) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+    import timm
+
+    name = _smallest_of(family)
+    for size in _IMAGE_SIZES:
+
+        def make(size: int | None = size) -> torch.nn.Module:
+            options = {} if size is None else {"img_size": size}
+            return timm.create_model(name, pretrained=False, **options)
+
+        yield name if size is None else f"{name} at {size}", make
+
+
+@functools.cache
+def _smallest_of(family: str) -> str:
+    """The model of the family with the fewest parameters, among those whose names promise it."""
+    import timm
+
+    names = timm.list_models(module=family)
+    names.sort(
+        key=lambda name: (min((i for i, w in enumerate(_SMALL_WORDS) if w in name), default=99), len(name), name)
+    )
+    sizes: dict[str, int] = {}
+    for name in names[:_MOST_LOOKED_AT]:
+        try:
+            with torch.device("meta"):
+                sizes[name] = sum(p.numel() for p in timm.create_model(name, pretrained=False).parameters())
+        except Exception:  # noqa: BLE001  another model of the family may do
+            continue
+        if sizes[name] < 1_000_000:
+            break
+    return min(sizes, key=lambda name: sizes[name]) if sizes else names[0]
+
+
+# --- diffusers ----------------------------------------------------------------------------------------------------
+
+
+def _diffusers_classes() -> list[str]:
+    if not _is_installed("diffusers"):
+        return []
+    import diffusers
+    from diffusers.models.modeling_utils import ModelMixin
+
+    found = []
+    for name in diffusers._import_structure.get("models", ()):
+        try:
+            cls = getattr(diffusers, name)
+        except Exception:  # noqa: BLE001  a class that needs a library which is not here
+            continue
+        if inspect.isclass(cls) and issubclass(cls, ModelMixin) and cls is not ModelMixin:
+            found.append(name)
+    return sorted(found)
+
+
+def _diffusers_builders(name: str) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+    import diffusers
+
+    for number, level in enumerate(LEVELS):
+
+        def make(level: Any = level) -> torch.nn.Module:
+            cls = getattr(diffusers, name)
+            return cls(**Shrinking(level).shrink(settings_of(cls)))
+
+        yield f"level {number}", make
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+_LISTS = {"transformers": _transformers_types, "timm": _timm_families, "diffusers": _diffusers_classes}
+_BUILDERS = {"transformers": _transformers_builders, "timm": _timm_builders, "diffusers": _diffusers_builders}

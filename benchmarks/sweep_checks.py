@@ -1,0 +1,172 @@
+"""What is checked of a file that ours wrote: bytes, owners by value, extraction, and onnxruntime against PyTorch.
+
+Each check stands alone: one that cannot be made says why, and the others go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from benchmarks.sweep_candidates import SEED
+from benchmarks.sweep_process import describe
+from tests.support.value_check import judge
+
+import modelexport
+from modelexport.document import HierarchyDocument
+from modelexport.structure import named_arguments, named_results
+from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.report import Verdict
+
+RTOL, ATOL = 1e-3, 1e-4
+# So many calls of a model are cut out.
+_CALLS = 4
+
+
+def check_export(
+    path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], baseline: Path | None
+) -> dict[str, Any]:
+    """The outcome of each check: what it found, or an ``error`` where it could not be made."""
+    document = modelexport.load(path).document
+    feeds = feeds_of(path, document, model, args, kwargs)
+    checks: dict[str, Callable[[], Any]] = {
+        "runtime": lambda: compare_with_pytorch(path, feeds, model, args, kwargs),
+        "contaminated": lambda: contaminated_nodes(path, document, feeds, model, args, kwargs),
+        "judged": lambda: judged_nodes(path, model, args, kwargs),
+        "extracted": lambda: extracted_calls(path, document, model, args, kwargs),
+    }
+    if baseline is not None and baseline.exists():
+        checks["same_bytes"] = lambda: same_bytes(path, baseline)
+    found: dict[str, Any] = {}
+    for name, check in checks.items():
+        try:
+            found[name] = check()
+        except Exception as error:  # noqa: BLE001  that it cannot be checked is an outcome too
+            found[name] = {"error": describe(error)}
+    return found
+
+
+def same_bytes(ours: Path, plain: Path) -> bool:
+    """Whether our file, without our metadata, is the plain one."""
+    stripped = modelexport.strip_hierarchy(onnx.load(ours))
+    return stripped.SerializeToString(deterministic=True) == onnx.load(plain).SerializeToString(deterministic=True)
+
+
+def feeds_of(
+    path: Path, document: HierarchyDocument, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """The inputs of the graph, by the names that the root's boundary gives them, else in their order."""
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {weight.name for weight in graph.initializer}
+    names = [value.name for value in graph.input if value.name not in weights]
+    arguments = next(module for module in document.modules if module.path == "").forward_arguments
+    given = dict(named_arguments(arguments, args, kwargs))
+    root = next(call for call in document.calls if call.parent is None)
+    argument = {tensor.tensor: tensor.name for tensor in root.inputs}
+    if all(argument.get(name) in given for name in names):
+        return {name: _array(given[argument[name]]) for name in names}
+    return {name: _array(tensor) for name, tensor in zip(names, given.values(), strict=False)}
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def compare_with_pytorch(
+    path: Path, feeds: dict[str, np.ndarray], model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """How far the results of onnxruntime are from PyTorch's; each is compared with the one that it is.
+
+    Exporters leave out results that repeat others, and each has its own order: a result is the nearest of its shape.
+    """
+    with torch.no_grad():
+        torch.manual_seed(SEED)
+        leaves = [_array(t) for _, t in named_results(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+    taken = {value.name for value in session.get_inputs()}
+    results = session.run(None, {name: array for name, array in feeds.items() if name in taken})
+    worst, equal, strange = 0.0, True, 0
+    for result in results:
+        alike = [leaf for leaf in leaves if isinstance(result, np.ndarray) and leaf.shape == result.shape]
+        if not alike:
+            strange += 1
+            continue
+        near = min(alike, key=lambda leaf: _distance(result, leaf))
+        worst = max(worst, _distance(result, near))
+        equal &= bool(np.allclose(_number(result), _number(near), rtol=RTOL, atol=ATOL, equal_nan=True))
+    return {"equal": equal and strange < len(results), "error": worst, "outputs": len(results), "unmatched": strange}
+
+
+def _number(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.kind in "fc" else array.astype(np.float64)
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    if not one.size:
+        return 0.0
+    first, second = _number(one), _number(other)
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.where(same, 0.0, np.abs(first - second))
+    return float(np.nan_to_num(apart, nan=np.inf, posinf=1e30).max()) if not np.isnan(apart).any() else 1e30
+
+
+def contaminated_nodes(
+    path: Path,
+    document: HierarchyDocument,
+    feeds: dict[str, np.ndarray],
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    """Owners that the values of eager PyTorch contradict, by the tests' judge, which shares no code with ours."""
+    records = {node.id: node for node in document.nodes}
+    claims: dict[str, tuple[str, ...]] = {}
+    for node in onnx.load(path, load_external_data=False).graph.node:
+        record = records.get(next((name for name in node.output if name), ""))
+        if record is not None:
+            claims.update(dict.fromkeys(node.output, (record.module, *record.contributors)))
+    torch.manual_seed(SEED)
+    verdict = judge(path, claims, model, copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
+    cases = [f"{case.node}: {case.claimed}, but {case.computed_by}" for case in verdict.contaminated]
+    return {"count": len(cases), "judged": verdict.judged, "cases": cases[:5]}
+
+
+def judged_nodes(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The findings of `modelexport validate --check-contamination` with the model."""
+    torch.manual_seed(SEED)
+    report = judge_attributions(path, model, _inputs(args, kwargs))
+    return {"count": len(report.findings), "cases": [str(finding.message) for finding in report.findings[:5]]}
+
+
+def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and kwargs:
+        raise NotImplementedError("positional and named inputs at once")
+    return copy.deepcopy(args or kwargs)
+
+
+def extracted_calls(
+    path: Path, document: HierarchyDocument, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """A few calls, cut out and run on what PyTorch's module got; those that own nothing in the file are left out."""
+    at_work = {node.module for node in document.nodes} - {""}
+    calls = [call.id for call in document.calls if call.id in at_work]
+    chosen = random.Random(SEED).sample(calls, min(_CALLS, len(calls)))
+    if not chosen:
+        return {"equal": 0, "different": 0, "refused": 0, "cases": []}
+    select = " or ".join(f'call:"{call}"' for call in chosen)
+    report = modelexport.verify_modules(path, model, _inputs(args, kwargs), select=select, rtol=RTOL, atol=ATOL)
+    equal = sum(record.introduced is not None and not record.introduced.is_out for record in report.calls)
+    wrong = [r for r in report.calls if r.verdict in (Verdict.FAILED, Verdict.INTRODUCED, Verdict.INSIDE)]
+    cases = [f"{record.call}: {record.verdict} {record.explanation}"[:300] for record in wrong]
+    return {"equal": equal, "different": len(wrong), "refused": len(report.calls) - equal - len(wrong), "cases": cases}

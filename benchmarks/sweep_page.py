@@ -1,0 +1,243 @@
+"""The page of the sweep: counts and shares from the records, and what failed, sorted by cause."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+
+_INTRODUCTION = """# The sweep
+
+Every model type of transformers that has a base model, every family of timm and every model class of diffusers, as they
+are installed: built small from its configuration (numbers capped by rules that know no architecture), given inputs
+that `modelexport` makes up, and exported by each way there is. `make sweep` runs it and writes this page; a run goes on
+where the last one stopped, and the order is shuffled, so that a part of it is a fair sample of the whole.
+"""
+
+_NOTES = """
+- *plain*: `torch.onnx.export` with its defaults. *Caches off*: the same with `use_cache=False` in the configuration
+  where it has one; it is tried only where plain fails, and counts as good where plain is.
+- *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`,
+  and where that cannot take the call's form, the same on a wrapper that takes and returns tensors alone.
+- *ours*: `modelexport.export_model` with its defaults, which tries what there is in turn.
+- Each export is a process of its own with limits on time and memory, and one that dies counts as failed.
+"""
+
+
+def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
+    """The page in Markdown.
+
+    Args:
+        records: What came of the models that were tried.
+        exist: How many models each source has.
+    """
+    parts = [_INTRODUCTION, *_shares(records, exist), _NOTES, *_written(records), *_failures(records), *_cases(records)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def works(record: Record, step: str) -> bool:
+    """Whether a step was done and is good."""
+    return step in record and "error" not in record[step]
+
+
+def _caches_off(record: Record) -> bool:
+    return works(record, "plain") or works(record, "plain_no_cache")
+
+
+def _shares(records: Sequence[Record], exist: Mapping[str, int]) -> list[str]:
+    columns: list[tuple[str, list[Record], int]] = [
+        (source, [r for r in records if r["source"] == source], count) for source, count in exist.items()
+    ]
+    columns.append(("all", list(records), sum(exist.values())))
+
+    def row(title: str, cell: Callable[[list[Record], int], str]) -> str:
+        return f"| {title} | {' | '.join(cell(found, count) for _, found, count in columns)} |"
+
+    def share(good: Callable[[Record], bool]) -> Callable[[list[Record], int], str]:
+        def cell(found: list[Record], _: int) -> str:
+            running = [record for record in found if works(record, "forward")]
+            return _share(sum(map(good, running)), len(running))
+
+        return cell
+
+    def share_of_transformers(found: list[Record], _: int) -> str:
+        running = [r for r in found if works(r, "forward") and r["source"] == "transformers"]
+        return _share(sum(works(r, "transformers") for r in running), len(running))
+
+    lines = [
+        f"| | {' | '.join(name for name, _, _ in columns)} |",
+        f"|---|{'---|' * len(columns)}",
+        row("tried, of those that exist", lambda found, count: f"{len(found)} of {count}"),
+        row("built small", lambda found, _: _share(sum(works(r, "built") for r in found), len(found))),
+        row("run a forward pass, of those built", _running_share),
+        row("plain `torch.onnx.export`", share(lambda r: works(r, "plain"))),
+        row("plain, caches off", share(_caches_off)),
+        row("`transformers.exporters`", share_of_transformers),
+        row("TorchScript", share(lambda r: works(r, "torchscript"))),
+        row("**ours**", share(lambda r: works(r, "ours"))),
+    ]
+    return ["Exports are shares of the models that run a forward pass.", "", *lines]
+
+
+def _running_share(found: list[Record], _: int) -> str:
+    built = [record for record in found if works(record, "built")]
+    return _share(sum(works(record, "forward") for record in built), len(built))
+
+
+def _share(good: int, of: int) -> str:
+    return f"{good} of {of} ({good / of:.0%})" if of else "-"
+
+
+def _checked(records: Iterable[Record], check: str) -> list[tuple[Record, Any]]:
+    """The models with the outcome of one check, where it could be made."""
+    found = [(r, r["checks"]["value"].get(check)) for r in records if works(r, "ours") and works(r, "checks")]
+    return [(r, outcome) for r, outcome in found if outcome is not None and not _is_error(outcome)]
+
+
+def _is_error(outcome: Any) -> bool:
+    return isinstance(outcome, dict) and isinstance(outcome.get("error"), str)
+
+
+def _written(records: Sequence[Record]) -> list[str]:
+    ours = [record for record in records if works(record, "ours")]
+    exporters: dict[str, int] = defaultdict(int)
+    for record in ours:
+        exporters[f"{record['ours']['value']['strategy']} ({record['ours']['value']['exporter']})"] += 1
+    plain = [record for record in records if works(record, "plain")]
+    same = _checked(records, "same_bytes")
+    as_plain = [(r, good) for r, good in same if works(r, "plain") and r["ours"]["value"]["exporter"] == "dynamo"]
+    by_value, by_us = _checked(records, "contaminated"), _checked(records, "judged")
+    extracted = _checked(records, "extracted")
+    calls = {key: sum(outcome[key] for _, outcome in extracted) for key in ("equal", "different", "refused")}
+
+    def clean(checked: list[tuple[Record, Any]]) -> str:
+        return _good((not outcome["count"] for _, outcome in checked))
+
+    told = (
+        ("By strategy and exporter", ", ".join(f"{n} {name}" for name, n in sorted(exporters.items(), key=_most))),
+        ("Where plain `torch.onnx.export` succeeds, ours does", _good(works(r, "ours") for r in plain)),
+        ("Same bytes as plain, after `strip_hierarchy`", _good(good for _, good in as_plain)),
+        ("Same bytes as the exporter that ours used, where that works alone", _good(good for _, good in same)),
+        ("Every node has an owner", _good(r["ours"]["value"]["coverage"] == 1 for r in ours)),
+        ("No contaminated node, by the value check of the tests", clean(by_value)),
+        ("Tensors that it judged", f"{sum(outcome['judged'] for _, outcome in by_value):,}"),
+        ("No contaminated node, by `validate --check-contamination` with the model", clean(by_us)),
+        (
+            "onnxruntime equals PyTorch (rtol 1e-3, atol 1e-4)",
+            _good(outcome["equal"] for _, outcome in _checked(records, "runtime")),
+        ),
+        (
+            "Calls cut out at random and run against PyTorch's module",
+            f"{calls['equal']} equal, {calls['different']} different, {calls['refused']} refused or not comparable",
+        ),
+    )
+    return ["\n## What ours wrote\n", *(f"- {title}: {text}." for title, text in told)]
+
+
+def _good(outcomes: Iterable[bool]) -> str:
+    found = list(outcomes)
+    return _share(sum(found), len(found))
+
+
+def _most(entry: tuple[str, int]) -> int:
+    return -entry[1]
+
+
+def _failures(records: Sequence[Record]) -> list[str]:
+    lines = []
+    for title, step in (
+        ("What ours could not export, by cause", "ours"),
+        ("What runs no forward pass on made-up inputs, by cause", "forward"),
+        ("What cannot be built small, by cause", "built"),
+    ):
+        causes: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if step in record and "error" in record[step]:
+                causes[cause(record[step]["error"])].append(record)
+        lines += [f"\n## {title}\n"]
+        for text, found in sorted(causes.items(), key=lambda entry: (-len(entry[1]), entry[0])):
+            lines.append(f"- {len(found)} of: {text}: {_names(found)}")
+        lines += [] if causes else ["None."]
+    return lines
+
+
+def _names(records: Iterable[Record]) -> str:
+    names = sorted(record["name"] for record in records)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(f"`{name}`" for name in names[:8]) + more
+
+
+def cause(error: str) -> str:
+    """What is alike in errors of one cause: the innermost one's kind and words, without names and numbers."""
+    text = error.rpartition(" << ")[2]
+    text = re.sub(r"0x[0-9a-f]+", "…", text)
+    text = re.sub(r"'[^']{1,80}'|\"[^\"]{1,80}\"|`[^`]{1,80}`", "'…'", text)
+    text = re.sub(r"[\[(][^\[\]()]*\d[^\[\]()]*[\])]", "(…)", text)
+    text = re.sub(r"-?\d+(?:\.\d+)?", "#", text)
+    text = re.sub(r"([|<>*_])", r"\\\1", text)
+    return text[:160].strip() + ("…" if len(text) > 160 else "")
+
+
+def _cases(records: Sequence[Record]) -> list[str]:
+    found: list[str] = []
+
+    def section(title: str, lines: list[str]) -> None:
+        if lines:
+            found.extend([f"\n## {title}\n", *sorted(lines)])
+
+    section(
+        "Exported by another way, and not by ours",
+        [
+            f"- `{r['name']}`: {way}"
+            for r in records
+            for way in ("plain", "plain_no_cache", "transformers", "torchscript")
+            if works(r, way) and not works(r, "ours")
+        ],
+    )
+    section(
+        "Other bytes than the same exporter", [f"- `{r['name']}`" for r, o in _checked(records, "same_bytes") if not o]
+    )
+    for check in ("contaminated", "judged"):
+        section(
+            f"Contaminated, by {'the value check' if check == 'contaminated' else '`validate`'}",
+            [
+                f"- `{r['name']}`: {o['count']}, {_code(o['cases'][0])}"
+                for r, o in _checked(records, check)
+                if o["count"]
+            ],
+        )
+    section(
+        "onnxruntime is not PyTorch",
+        [
+            f"- `{r['name']}` ({r['ours']['value']['exporter']}): off by {o['error']:.2g}"
+            for r, o in _checked(records, "runtime")
+            if not o["equal"]
+        ],
+    )
+    section(
+        "Calls that are different when cut out",
+        [f"- `{r['name']}`: {_code(o['cases'][0])}" for r, o in _checked(records, "extracted") if o["different"]],
+    )
+    section(
+        "Checks that could not be made",
+        [
+            f"- `{r['name']}`: {check}: {cause(outcome['error'])}"
+            for r in records
+            if works(r, "ours") and works(r, "checks")
+            for check, outcome in r["checks"]["value"].items()
+            if _is_error(outcome)
+        ]
+        + [
+            f"- `{r['name']}`: {cause(r['checks']['error'])}"
+            for r in records
+            if "checks" in r and not works(r, "checks")
+        ],
+    )
+    return found
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'")[:200] + "`"

@@ -1,0 +1,207 @@
+"""What is done with one model of the sweep: built, exported by each way there is, and what ours wrote checked.
+
+Every export is a process of its own, forked from the one that holds the model: what an exporter leaves behind in the
+libraries (transformers' registers its caches with torch, for one) does not help the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.sweep_candidates import Candidate, build, builders
+from benchmarks.sweep_checks import check_export
+from benchmarks.sweep_process import describe, run_limited
+from torch.utils import _pytree as pytree
+
+import modelexport
+from modelexport.inputs import normalize_inputs
+from modelexport.structure import named_results
+
+# After so many models that were built and took no inputs, a larger one is not tried.
+_MOST_WITHOUT_INPUTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """For each step."""
+
+    cpu_seconds: int = 240
+    memory_bytes: int = 6 * 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A model that runs a forward pass on these inputs."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def sweep_one(candidate: Candidate, limits: Limits) -> dict[str, Any]:
+    """All that there is to say of one model, as JSON: each step with its outcome."""
+    record: dict[str, Any] = {"name": str(candidate), "source": candidate.source}
+    with quiet(), tempfile.TemporaryDirectory(prefix="modelexport-sweep-") as folder:
+        built = build_with_inputs(candidate, record)
+        if built is None:
+            return record
+        files = Path(folder)
+
+        def step(work: Callable[[], Any]) -> dict[str, Any]:
+            return run_limited(work, limits.cpu_seconds, limits.memory_bytes)
+
+        record["plain"] = step(lambda: export_plainly(built, files / "dynamo.onnx"))
+        if "error" in record["plain"] and _uses_cache(built.model):
+            record["plain_no_cache"] = step(lambda: _without_cache(built, files / "no_cache.onnx"))
+        if candidate.source == "transformers":
+            record["transformers"] = step(lambda: export_with_transformers(built, files / "transformers.onnx"))
+        record["torchscript"] = step(lambda: export_with_torchscript(built, files / "torchscript.onnx"))
+        record["ours"] = step(lambda: export_ours(built, files / "ours.onnx"))
+        if "value" in record["ours"]:
+            baseline = files / f"{record['ours']['value']['exporter']}.onnx"
+            checks = step(lambda: check_export(files / "ours.onnx", built.model, built.args, built.kwargs, baseline))
+            record["checks"] = checks
+    return record
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What the libraries say on the way is in the outcomes."""
+    logging.disable(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def build_with_inputs(candidate: Candidate, record: dict[str, Any]) -> Built | None:
+    """The smallest model that can be built and takes inputs that are made up; the outcomes go to the record."""
+    from modelexport.sources.made_inputs import make_inputs
+
+    errors: list[str] = []
+    without_inputs: list[str] = []
+    for how, make in builders(candidate):
+        try:
+            model = build(make)
+        except Exception as error:  # noqa: BLE001  the next size may do
+            errors.append(f"{how}: {describe(error)}")
+            continue
+        record["built"] = {"how": how, "parameters": sum(p.numel() for p in model.parameters())}
+        try:
+            inputs = make_inputs(model)
+        except Exception as error:  # noqa: BLE001  the next size may do
+            without_inputs.append(f"{how}: {describe(error)}")
+            if len(without_inputs) == _MOST_WITHOUT_INPUTS:
+                break
+            continue
+        args, kwargs = normalize_inputs(inputs, None)
+        record["forward"] = {"inputs": sorted(map(str, inputs)) if isinstance(inputs, dict) else len(args)}
+        return Built(model, args, kwargs)
+    if "built" in record:
+        record["forward"] = {"error": without_inputs[0].partition(": ")[2]}
+    else:
+        record["built"] = {"error": errors[0].partition(": ")[2] if errors else "there is nothing to build"}
+    return None
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size}
+
+
+def export_plainly(built: Built, path: Path, **options: Any) -> dict[str, Any]:
+    """`torch.onnx.export` as it is, with its defaults; but weights inside, for one file to compare."""
+    args, kwargs = copy.deepcopy((built.args, built.kwargs))
+    torch.onnx.export(
+        built.model, args, str(path), kwargs=kwargs or None, dynamo=True, external_data=False, verbose=False, **options
+    )
+    return _file(path)
+
+
+def _uses_cache(model: torch.nn.Module) -> bool:
+    return any(getattr(config, "use_cache", False) is True for config in _configurations(model))
+
+
+def _configurations(model: torch.nn.Module) -> Iterator[Any]:
+    """The configuration of the model and of its parts, where it is one of transformers."""
+    waiting, seen = [getattr(model, "config", None)], set()
+    while waiting:
+        config = waiting.pop()
+        if not hasattr(config, "to_dict") or id(config) in seen:
+            continue
+        seen.add(id(config))
+        yield config
+        waiting.extend(vars(config).values())
+
+
+def _without_cache(built: Built, path: Path) -> dict[str, Any]:
+    for config in _configurations(built.model):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+    return export_plainly(built, path)
+
+
+def export_with_transformers(built: Built, path: Path) -> dict[str, Any]:
+    """transformers' own exporter."""
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    if built.args:
+        raise TypeError("transformers' exporter takes inputs by keyword alone")
+    OnnxExporter().export(built.model, built.kwargs, OnnxConfig()).save(path, external_data=False)
+    return _file(path)
+
+
+def export_with_torchscript(built: Built, path: Path) -> dict[str, Any]:
+    """torch's older exporter, as it is; and where it cannot sort the arguments or results, for tensors alone."""
+    try:
+        torch.onnx.export(
+            built.model, built.args, str(path), kwargs=built.kwargs or None, dynamo=False, external_data=False
+        )
+    except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the form of the call
+        path.unlink(missing_ok=True)
+        apart = path.with_name("wrapped.onnx")
+        wrapped, tensors = _of_tensors(built)
+        torch.onnx.export(wrapped, tensors, str(apart), dynamo=False, external_data=False)
+        return {**_file(apart), "wrapped": True}
+    return _file(path)
+
+
+def _of_tensors(built: Built) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """The model as one that takes tensors in a row, and returns tensors in a row."""
+    leaves, spec = pytree.tree_flatten((built.args, built.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    class OfTensors(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = built.model
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            given = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                given[place] = tensor
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            return tuple(tensor for _, tensor in named_results(self.model(*args, **kwargs)))
+
+    return OfTensors().eval(), tuple(leaves[place] for place in places)
+
+
+def export_ours(built: Built, path: Path) -> dict[str, Any]:
+    """Ours, whatever it takes."""
+    inputs = built.kwargs if not built.args else built.args
+    options = {"kwargs": built.kwargs} if built.args and built.kwargs else {}
+    result = modelexport.export_model(built.model, inputs, path, external_data=False, **options)
+    return {
+        "strategy": result.document.strategy,
+        "exporter": result.document.exporter,
+        "attempts": [attempt.error for attempt in result.attempts if attempt.error],
+        "nodes": len(result.document.nodes),
+        "coverage": result.coverage,
+    }
