@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import fnmatch
 import json
+import logging
 import os
 import sys
 import time
@@ -89,6 +90,7 @@ def _prepared() -> Iterator[tuple[list[Any], Any]]:
     from tests.support.registry import table_made_once
 
     torch.set_num_threads(1)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with table_made_once():
         from benchmarks.sweep_candidates import list_candidates
         from benchmarks.sweep_steps import Limits, sweep_one

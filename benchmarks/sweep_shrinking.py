@@ -7,6 +7,7 @@ does not run, the next level is closer to the original.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -37,14 +38,15 @@ class Level:
 
 LEVELS = (
     Level(layers=2, count=4, small=64, size=64, vocabulary=128),
-    Level(layers=2, count=4, small=None, size=64, vocabulary=256),
+    Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=8),
+    Level(layers=8, count=4, small=None, size=64, vocabulary=256),
     Level(layers=2, count=8, small=None, size=128, vocabulary=1024),
-    Level(layers=8, count=4, small=64, size=64, vocabulary=128),
     Level(layers=64, count=4, small=64, size=64, vocabulary=128),
-    Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=32),
     Level(layers=1024, count=None, small=None, size=None, vocabulary=1 << 24),
 )
 
+# A model whose layers are of several kinds has more of them at any level, for one of each kind, up to this.
+_MOST_FOR_KINDS = 8
 _FEW = 4
 _ID = re.compile(r"(?:^|_)(?:token_)?(?:ids?|index|token|idx)$")
 _PLACES = re.compile(r"(?:^|_)(?:ind(?:ex|exes|ices)|layer_ids?|layers?_idx)(?:_|$)")
@@ -62,6 +64,15 @@ class Shrinking:
         self._vocabulary = level.vocabulary
         # Lists that have an entry for each layer are as long as there were layers.
         self._lengths: dict[int, int] = {}
+
+    def with_layers(self, layers: int) -> Shrinking:
+        """The same for a part of the model that needs this many layers."""
+        if layers <= self._level.layers:
+            return self
+        other = copy.copy(self)
+        other._level = dataclasses.replace(self._level, layers=layers)
+        other._lengths = {}
+        return other
 
     def shrink(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with smaller numbers in them; what is no number, or no list of some, stays."""
@@ -160,7 +171,7 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
     """
     from transformers import PreTrainedConfig
 
-    shrinking = shrinking or Shrinking(level)
+    shrinking = (shrinking or Shrinking(level)).with_layers(_layers_for_kinds(default))
     cls = type(default)
     given: dict[str, Any] = {}
     parts: dict[str, Any] = {}
@@ -176,6 +187,15 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
         elif name in own and value is not None and (preset is not None or _was_given(cls, name, value)):
             given[name] = value
     return cls(**shrinking.shrink(given), **parts)
+
+
+def _layers_for_kinds(default: Any) -> int:
+    """So many layers has a model to have for one of each kind, where its configuration says what kind each is."""
+    kinds = _value(default, "layer_types", None)
+    if not isinstance(kinds, list | tuple) or not kinds:
+        return 0
+    needed = 1 + max(list(kinds).index(kind) for kind in set(kinds))
+    return needed if needed <= _MOST_FOR_KINDS else 0
 
 
 def _own_settings(cls: type) -> set[str]:

@@ -27,7 +27,7 @@ from modelexport.inputs import normalize_inputs
 from modelexport.structure import named_results
 
 # After so many models that were built and took no inputs, a larger one is not tried.
-_MOST_WITHOUT_INPUTS = 3
+_MOST_WITHOUT_INPUTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
