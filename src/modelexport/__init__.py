@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from modelexport.loading import LoadedModel, load
     from modelexport.reading import ModelFile, read_model
     from modelexport.result import ExportResult, ProgressEvent
+    from modelexport.stages import export_stages
     from modelexport.strategies.base import CaptureRequest, Strategy
     from modelexport.strategies.characteristics import ModelCharacteristics
     from modelexport.strategies.fx import FxStrategy
@@ -109,6 +110,7 @@ _HOMES = {
     "compare_models": "analysis.comparison",
     "document_schema": "document",
     "export_model": "export",
+    "export_stages": "stages",
     "extract_module": "analysis.extraction",
     "extract_module_subgraph": "analysis.extraction",
     "load": "loading",
@@ -175,6 +177,7 @@ __all__ = [
     "compare_models",
     "document_schema",
     "export_model",
+    "export_stages",
     "extract_module",
     "extract_module_subgraph",
     "load",

@@ -82,6 +82,14 @@ def data_file_name(target: Path, digest: str) -> str:
     return f"{target.stem}-{digest[:_DIGEST_LENGTH]}{target.suffix}.data"
 
 
+def data_files(target: Path) -> list[Path]:
+    """The data files of ``target`` that are there, of this and earlier exports."""
+    # torch names the data file of x.onnx x.onnx.data: with such an x.onnx beside it, it is not ours
+    pattern = _data_pattern(target)
+    found = (file for file in target.parent.iterdir() if pattern.fullmatch(file.name))
+    return sorted(file for file in found if not file.with_suffix("").exists() and _is_regular(file))
+
+
 def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Sequence[Path] = ()) -> Path:
     """Finds out, before anything is loaded or traced, whether an export to ``path`` can be written.
 
@@ -170,9 +178,7 @@ class Staging:
         for _, final in moves:
             _check_free(final, force=self._force or pattern.fullmatch(final.name) is not None)
         steps = [_Step(final.name, _signature(final), _signature(self.path(name))) for name, final in moves]
-        # torch names the data file of x.onnx x.onnx.data: with such an x.onnx beside it, it is not ours
-        data = {f for f in folder.iterdir() if pattern.fullmatch(f.name) and not f.with_suffix("").exists()}
-        leaving = data.union(folder / name for name in obsolete).difference(final for _, final in moves)
+        leaving = {*data_files(self._target), *(folder / name for name in obsolete)}.difference(f for _, f in moves)
         steps += [_Step(f.name, _signature(f), None) for f in sorted(leaving) if _is_regular(f)]
         try:
             if any(step.old is not None for step in steps):
@@ -385,8 +391,8 @@ def _sweep(target: Path) -> bool:
                 continue  # not written by this version: nothing we could undo, and not ours to remove
             except msgspec.DecodeError:
                 name, steps = target.name, []  # cut short, so no move was made yet
-            if name != target.name:
-                continue  # waits for whoever next writes or reads that target
+            if target.name not in (name, *(step.name for step in steps)):
+                continue  # waits for whoever next writes or reads one of those files
             _undo(folder, steps)
             undone = True
         shutil.rmtree(folder, ignore_errors=True)

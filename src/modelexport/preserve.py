@@ -13,6 +13,8 @@ import torch
 
 # torch keeps its tracing state in module globals: whatever runs or traces a model here takes its turn.
 TURN = threading.Lock()
+# Flags, counters and names that a module keeps; tensors and other objects are its own affair.
+_PLAIN = (bool, int, float, str)
 
 
 @contextlib.contextmanager
@@ -76,9 +78,12 @@ def _module_state(model: torch.nn.Module) -> Iterator[None]:
         for module in modules
     ]
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    plain = [_plain_attributes(module) for module in modules]
     try:
         yield
     finally:
+        for module, before in zip(modules, plain, strict=True):
+            _restore_plain(module, before)
         for module, flag, forward, tables in zip(modules, flags, own_forward, hooks, strict=True):
             if module.training != flag:
                 module.training = flag
@@ -92,6 +97,19 @@ def _module_state(model: torch.nn.Module) -> Iterator[None]:
         for parameter, flag in gradients:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
+
+
+def _plain_attributes(module: torch.nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if value is None or isinstance(value, _PLAIN)}
+
+
+def _restore_plain(module: torch.nn.Module, before: dict[str, object]) -> None:
+    """A forward that adds hooks at its first run notes that it did: without the hooks the note is wrong."""
+    for name in _plain_attributes(module).keys() - before.keys():
+        del vars(module)[name]
+    for name, value in before.items():
+        if vars(module).get(name, _PLAIN) is not value:
+            vars(module)[name] = value
 
 
 def _restore_forward(module: torch.nn.Module, forward: object) -> None:

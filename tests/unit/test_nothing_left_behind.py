@@ -506,6 +506,32 @@ def forget_determinism(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+class HookedOnce(nn.Module):
+    """Adds a hook at its first run and notes that it did, as current transformers models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.cached: object = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "hooked", False):
+            self.hooked = True
+            self.lin.register_forward_hook(lambda *_: self.seen.append(1))
+        self.seen: list[int] = []
+        self.cached = self.lin(x)
+        return self.cached
+
+
+def test_note_of_hooks_that_forward_registers_goes_with_them(folder: Path) -> None:
+    model = HookedOnce()
+    export_model(model, torch.randn(2, 3), folder / "model.onnx", strategy="fx")
+    assert not hasattr(model, "hooked")
+    assert model.cached is None
+    model(torch.randn(2, 3))
+    assert model.seen == [1]
+
+
 def test_determinism_that_only_warns_is_as_before(folder: Path) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     model = Ending(forget_determinism)

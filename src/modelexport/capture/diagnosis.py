@@ -54,12 +54,12 @@ def explain_failure(
     rejected = _run_eagerly(model, args, kwargs)
     if rejected is not None:
         return InputError(
-            f"{type(model).__name__}.forward fails on the example inputs: {_in_one_line(rejected)}. "
+            f"{type(model).__name__}.forward fails on the example inputs: {in_one_line(rejected)}. "
             "Check their shapes, types and values: PyTorch itself cannot run the model on them"
         )
     return StrategyIncompatibleError(
         strategy,
-        f"the {exporter} exporter failed with {_in_one_line(root_cause(error))}.",
+        f"the {exporter} exporter failed with {in_one_line(root_cause(error))}.",
         "PyTorch runs the model on these inputs, so it is the exporter that cannot take it: "
         "see the error's cause for torch's own report",
     )
@@ -76,7 +76,8 @@ def root_cause(error: BaseException) -> BaseException:
         error = cause
 
 
-def _in_one_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
+    """What an exception says, short enough to be part of a sentence."""
     text = " ".join(_ESCAPE_SEQUENCE.sub("", str(error)).split())
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON].rstrip() + " …"

@@ -22,7 +22,7 @@ from modelexport.errors import UnusableOptionError
 EXPORTER = "transformers"
 
 # What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
-_OPTIONS = ("opset_version", "optimize", "dynamic_shapes")
+_OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
 
 
 def is_transformers_model(model: torch.nn.Module) -> bool:
@@ -55,7 +55,7 @@ def capture_with_transformers(
         model: A `PreTrainedModel`, in the mode it is to be exported in.
         args: Must be empty: the exporter takes inputs by keyword.
         kwargs: The example inputs.
-        options: `opset_version`, `optimize`, `dynamic_shapes`.
+        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` lets every axis vary that can.
 
     Raises:
         UnusableOptionError: Inputs or options that this exporter does not take.
