@@ -113,17 +113,8 @@ def export_stages(
             tell = _shifted(progress, stage.name, number, len(stages)) if progress is not None else None
             path = staging.path(final_path.name)
             staged[stage.name] = _export_stage(stage, path, registry=registry, progress=tell, **options)
-        results = {
-            stage.name: _moved(staged[stage.name], final_path.parent)
-            for stage, final_path in zip(stages, targets, strict=True)
-        }
-        last = targets[-1]
-        # Weights before the graphs that need them.
-        files = sorted((file for result in results.values() for file in result.files), key=lambda f: f.suffix != ".data")
-        outdated = {file for final_path in targets for file in artifact.data_files(final_path)} - {*files}
-        staging.commit(
-            last.name, None, {file.name: file for file in files if file != last}, obsolete=sorted(outdated)
-        )
+        results = {name: _moved(result, target.parent) for name, result in staged.items()}
+        _commit(staging, targets, [file for result in results.values() for file in result.files])
     return results
 
 
@@ -144,6 +135,16 @@ def _export_stage(stage: Stage, path: Path, **options: Any) -> ExportResult:
         where = f"stage {stage.name!r}" + (f" ({stage.path})" if stage.path else "")
         error.args = (f"{where}: {error}",)
         raise
+
+
+def _commit(staging: artifact.Staging, targets: list[Path], files: list[Path]) -> None:
+    """Put all files in place at once, and remove weights of earlier exports."""
+    model = targets[-1]
+    # Weights before the graphs that need them.
+    files.sort(key=lambda file: file.suffix != ".data")
+    outdated = {file for target in targets for file in artifact.data_files(target)}.difference(files)
+    others = {file.name: file for file in files if file != model}
+    staging.commit(model.name, None, others, obsolete=sorted(outdated))
 
 
 def _moved(result: ExportResult, folder: Path) -> ExportResult:

@@ -71,6 +71,14 @@ class Net(torch.nn.Module):
 def make_net():
     torch.manual_seed(0)
     return Net(), torch.randn(1, 3, 32, 32)
+
+
+def make_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=2)
+    return GPT2LMHeadModel(config), {"input_ids": torch.randint(3, 99, (2, 7))}
 """
 
 

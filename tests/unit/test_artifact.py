@@ -465,8 +465,12 @@ def test_kill_at_any_call_leaves_a_whole_set(new_folder: Callable[[], Path]) -> 
         recover(target)
         assert snapshot(folder) in (whole("old"), whole("new"))
         results.append(snapshot(folder) == whole("old"))
+        other = Path(shutil.copytree(copy, folder.with_name(f"{folder.name}-other")))
         check_target(copy / "model.onnx", force=True)  # which stages
         assert snapshot(copy) == snapshot(folder)
+        # A set may hold several models: whoever reads one of its files puts all of them back.
+        recover(other / "model_report.md")
+        assert visible(snapshot(other)) == snapshot(folder)
     assert snapshot(folder) == whole("new")
     assert results == sorted(results, reverse=True)
     assert sum(results) > 20

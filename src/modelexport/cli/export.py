@@ -14,6 +14,7 @@ from modelexport.cli.model_options import ModelArgument, ModelRequest, runs_mode
 from modelexport.cli.output import OutputFormat, print_json
 from modelexport.cli.report import markdown_report
 from modelexport.cli.running import Progress, parse_exceptions, show_result, silence_libraries
+from modelexport.cli.stages import check_stage_options, show_stages
 from modelexport.textfile import check_text_target, write_text
 
 
@@ -48,6 +49,10 @@ def export(
         bool | None, typer.Option(help="Weights in a file of their own; by default only where they need it.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Leave out source paths and stack traces.")] = False,
+    stages: Annotated[
+        bool,
+        typer.Option("--stages", help="Export what generate runs, each stage to a file: OUTPUT_prefill.onnx, …"),
+    ] = False,
     fx_graph: Annotated[Path | None, typer.Option(help="Write the traced FX graph to this file.")] = None,
     jit_graph: Annotated[
         Path | None, typer.Option(help="Write the traced TorchScript graph to this file (strategy htp).")
@@ -70,37 +75,46 @@ def export(
         modelexport export my_package.models:make_net net.onnx --input-shape x=1x3x32x32
 
         modelexport export ./my-bert classifier.onnx --task text-classification --dtype float32
+
+        modelexport export my_package.models:make_gpt2 gpt2.onnx --stages
     """
     # Found out before anything is loaded: a wrong path should not cost the time of an export.
-    target = check_target(output, force=force)
+    target = check_target(output, force=force or stages, sidecar=not stages)
+    if stages:
+        others = {"--fx-graph": fx_graph, "--jit-graph": jit_graph, "--report": report}
+        check_stage_options(strategy, exporter, others)
     taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
     report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
     request.check()
     from modelexport.export import export_model
+    from modelexport.stages import export_stages
 
     silence_libraries()
     options: dict[str, Any] = {} if opset is None else {"opset_version": opset}
     # What a factory or a forward prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
         sourced = request.load(model)
-        result = export_model(
-            sourced.model,
-            request.choose_inputs(model, sourced),
-            output,
-            strategy=strategy,
-            exporter=exporter,
-            optimize=optimize,
-            torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
-            advanced_resolution=advanced_resolution,
-            boundaries=boundary or (),
-            private=private,
-            external_data=external_data,
-            overwrite=force,
-            fx_graph_path=fx_graph,
-            jit_graph_path=jit_graph,
-            progress=progress,
-            **options,
-        )
+        example_inputs = request.choose_inputs(model, sourced)
+        options |= {
+            "optimize": optimize,
+            "torch_nn_exceptions": parse_exceptions(torch_nn_exceptions),
+            "advanced_resolution": advanced_resolution,
+            "boundaries": boundary or (),
+            "private": private,
+            "external_data": external_data,
+            "overwrite": force,
+            "progress": progress,
+        }
+        if stages:
+            results = export_stages(sourced.model, example_inputs, output, **options)
+        else:
+            options |= {"strategy": strategy, "exporter": exporter}
+            options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
+            results = {"": export_model(sourced.model, example_inputs, output, **options)}
+    if stages:
+        show_stages(results, output_format)
+        return
+    (result,) = results.values()
     if report_target is not None:
         write_text(report_target, markdown_report(model, result))
     if output_format is OutputFormat.JSON:

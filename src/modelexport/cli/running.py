@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def silence_libraries() -> None:
     """The exporter logs and warns about its own inner life; what matters to the user reaches them as our errors."""
-    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+    for name in ("torch.onnx", "torch._export", "onnxscript", "onnx_ir", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 

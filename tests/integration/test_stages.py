@@ -1,0 +1,230 @@
+"""The stages of generating: each graph is transformers' own, every node has its owner, and all together generate.
+
+All the models of `tests.support.generators` with ``MODELEXPORT_ALL_STAGES=1``; some of them otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tests.support import generators
+from tests.support.command import Outcome
+from tests.support.plain import fresh_generated_code
+from tests.support.value_check import judge
+
+import modelexport
+from modelexport.capture.decomposition import Stage, decompose
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.xdist_group("stages"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+ALL = bool(os.environ.get("MODELEXPORT_ALL_STAGES"))
+GENERATING = ["gpt2", "t5", *(["llama", "bart", "whisper"] if ALL else [])]
+PARTS = {
+    "gpt2": {"prefill": "", "decode": ""},
+    "llama": {"prefill": "", "decode": ""},
+    "t5": {"encoder": "encoder", "prefill": "", "decode": ""},
+    "bart": {"encoder": "model.encoder", "prefill": "", "decode": ""},
+    "whisper": {"encoder": "model.encoder", "prefill": "", "decode": ""},
+    "llava": {
+        "vision_tower": "model.vision_tower",
+        "multi_modal_projector": "model.multi_modal_projector",
+        "language_model": "model.language_model",
+        "lm_head": "lm_head",
+        "decode": "",
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """A model taken apart, and its stages as they were exported."""
+
+    model: torch.nn.Module
+    inputs: dict[str, Any]
+    stages: dict[str, Stage]
+    results: dict[str, modelexport.ExportResult]
+
+
+@pytest.fixture(scope="module")
+def taken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Taken]:
+    @cache
+    def take(name: str) -> Taken:
+        model, inputs = generators.build(name)
+        fresh_generated_code()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = modelexport.export_stages(model, inputs, tmp_path_factory.mktemp(name) / f"{name}.onnx")
+            stages = {stage.name: stage for stage in decompose(model, inputs)}
+        return Taken(model, inputs, stages, results)
+
+    return take
+
+
+def arrays(inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in inputs.items()}
+
+
+@pytest.mark.parametrize("name", PARTS if ALL else GENERATING)
+def test_stages_are_what_generate_runs_each_in_a_file_with_a_sidecar(taken: Callable[[str], Taken], name: str) -> None:
+    ours = taken(name)
+    assert {stage.name: stage.path for stage in ours.stages.values()} == PARTS[name]
+    folder = next(iter(ours.results.values())).onnx_path.parent
+    wanted = {f"{name}_{stage}{end}" for stage in PARTS[name] for end in (".onnx", "_hierarchy.json")}
+    assert {path.name for path in folder.iterdir()} == wanted
+    for stage, result in ours.results.items():
+        onnx.checker.check_model(result.onnx_path)
+        loaded = modelexport.load(result.onnx_path)
+        assert loaded.document == result.document
+        assert result.files == (folder / f"{name}_{stage}.onnx", folder / f"{name}_{stage}_hierarchy.json")
+        # Paths are those of the module that runs: of the whole model where it does.
+        paths = [path for path, _ in ours.stages[stage].module.named_modules()]
+        assert [module.path for module in result.document.modules] == paths
+
+
+@pytest.mark.parametrize("name", PARTS if ALL else GENERATING)
+def test_every_node_of_a_stage_has_an_owner_that_ran_it(taken: Callable[[str], Taken], name: str) -> None:
+    ours = taken(name)
+    for stage, result in ours.results.items():
+        assert result.coverage == 1.0
+        graph = onnx.load(result.onnx_path).graph
+        records = {node.id: node for node in result.document.nodes}
+        claims = {}
+        for node in graph.node:
+            record = records[next(output for output in node.output if output)]
+            claims |= dict.fromkeys(node.output, (record.module, *record.contributors))
+        inputs = copy.deepcopy(ours.stages[stage].inputs)
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        feeds = {value.name: tensor.numpy() for value, tensor in zip(graph.input, tensors, strict=True)}
+        verdict = judge(result.onnx_path, claims, ours.stages[stage].module, (), inputs, feeds)
+        assert verdict.contaminated == ()
+        assert verdict.judged >= min(len(graph.node), 30)
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_stages_in_onnxruntime_generate_what_pytorch_generates(taken: Callable[[str], Taken], name: str) -> None:
+    ours = taken(name)
+    stages = generators.Stages({stage: result.onnx_path for stage, result in ours.results.items()})
+    start = ours.model.generation_config.decoder_start_token_id
+    # Another batch than the one exported with: three rows, and a longer prompt where the length is free.
+    longer = {key: torch.cat([tensor, tensor.flip(0)])[:3] for key, tensor in ours.inputs.items()}
+    if "input_ids" in longer:
+        longer = {key: torch.cat([tensor, tensor.flip(1)], dim=1) for key, tensor in longer.items()}
+    if name == "gpt2":
+        longer["attention_mask"].fill_(1)[0, :3] = 0
+    for inputs in (ours.inputs, longer):
+        tokens, logits = stages.greedy(arrays(inputs), start, count=5)
+        expected_tokens, expected_logits = generators.greedy_in_pytorch(ours.model, inputs, count=5)
+        np.testing.assert_allclose(logits, expected_logits, atol=2e-5)
+        assert tokens.tolist() == expected_tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [(name, stage) for name in PARTS for stage in PARTS[name]] if ALL else [("gpt2", "decode")],
+)
+def test_graph_of_a_stage_is_the_one_transformers_exporter_makes(
+    taken: Callable[[str], Taken], name: str, stage: str, tmp_path: Path
+) -> None:
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    ours = taken(name)
+    fresh_generated_code()
+    given = ours.stages[stage]
+    config = OnnxConfig(dynamic=True, output_path=str(tmp_path / "plain.onnx"), external_data=False)
+    OnnxExporter().export(given.module, copy.deepcopy(given.inputs), config)
+    stripped = modelexport.strip_hierarchy(onnx.load(ours.results[stage].onnx_path))
+    assert stripped.SerializeToString() == onnx.load(tmp_path / "plain.onnx").SerializeToString()
+
+
+def test_graph_inputs_have_the_names_of_what_they_are_though_the_cache_came_empty(
+    taken: Callable[[str], Taken],
+) -> None:
+    graph = onnx.load(taken("gpt2").results["prefill"].onnx_path).graph
+    assert [value.name for value in graph.input] == ["input_ids", "attention_mask", "position_ids"]
+
+
+def test_stage_that_fails_leaves_nothing_behind_of_those_before_it(tmp_path: Path) -> None:
+    model, inputs = generators.build("t5")
+    # A module of the encoder alone: that stage is exported, and the next one has no such module.
+    with pytest.raises(modelexport.InputError, match=r"stage 'prefill'.*block\.0"):
+        modelexport.export_stages(model, inputs, tmp_path / "model.onnx", boundaries=["block.0"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_stage_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> None:
+    model, inputs = generators.build("gpt2")
+    (tmp_path / "model_decode.onnx").write_bytes(b"mine")
+    with pytest.raises(modelexport.InputError, match=r"model_decode\.onnx: it exists"):
+        modelexport.export_stages(model, inputs, tmp_path / "model.onnx", overwrite=False)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
+    seen: list[modelexport.ProgressEvent] = []
+    first = modelexport.export_stages(
+        model, inputs, tmp_path / "model.onnx", dynamic=False, external_data=True, progress=seen.append
+    )
+    assert [len(result.files) for result in first.values()] == [3, 3]
+    assert all(path.is_file() for result in first.values() for path in result.files)
+    assert sorted(path for result in first.values() for path in result.files) == sorted(tmp_path.iterdir())
+    assert seen[-1].step == "decode write"
+    assert seen[-1].number == seen[-1].total == 12
+    graph = onnx.load(first["decode"].onnx_path, load_external_data=False).graph
+    assert not any(axis.dim_param for value in graph.input for axis in value.type.tensor_type.shape.dim)
+
+
+class Plain(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_model_without_stages_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    encoder = transformers.BertModel(config)
+    tokens = torch.ones(1, 4, dtype=torch.int64)
+    for model, reason in ((Plain(), "only models of transformers"), (encoder, "does not generate")):
+        with pytest.raises(modelexport.InputError, match=f"{type(model).__name__} has no stages: .*{reason}"):
+            modelexport.export_stages(model, {"input_ids": tokens}, tmp_path / "model.onnx")
+    model, _ = generators.build("gpt2")
+    with pytest.raises(modelexport.InputError, match=r"cannot be taken apart.*generating from nonsense ends in"):
+        modelexport.export_stages(model, {"nonsense": tokens}, tmp_path / "model.onnx")
+    with pytest.raises(modelexport.InputError, match="2 example inputs without names"):
+        modelexport.export_stages(model, (tokens, tokens), tmp_path / "model.onnx")
+    with pytest.raises(modelexport.InputError, match="'exporter' cannot be given for stages"):
+        modelexport.export_stages(model, tokens, tmp_path / "model.onnx", exporter="dynamo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def make_gpt2() -> tuple[torch.nn.Module, dict[str, Any]]:
+    return generators.build("gpt2")
+
+
+def test_command_tells_of_each_stage(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    made = f"{__name__}:make_gpt2" if __name__.startswith("tests.") else "tests.integration.test_stages:make_gpt2"
+    for option in (["--fx-graph", tmp_path / "graph.txt"], ["--strategy", "htp"], ["--exporter", "dynamo"]):
+        refused = command("export", made, tmp_path / "gpt2.onnx", "--stages", *option)
+        assert refused.code == 2
+        assert "--stages" in refused.stderr
+    done = command("export", made, tmp_path / "gpt2.onnx", "--stages", "--format", "json")
+    assert done.code == 0, done.stderr
+    told = json.loads(done.stdout)["stages"]
+    assert list(told) == ["prefill", "decode"]
+    assert all(stage["summary"]["coverage"] == 1.0 for stage in told.values())
+    assert all(Path(file).is_file() for stage in told.values() for file in stage["files"])
+    again = command("export", made, tmp_path / "gpt2.onnx", "--stages")
+    assert again.code == 2
+    assert "it exists" in again.stderr
