@@ -1,0 +1,125 @@
+"""Example inputs for a model that came without any: proposals, each tried by a real call, mended by what it answers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from modelexport.errors import InputError
+from modelexport.preserve import TURN
+from modelexport.sources.made_inputs_facts import ModelFacts
+from modelexport.sources.made_inputs_proposals import propose
+from modelexport.sources.made_inputs_repairs import repairs
+from modelexport.sources.made_inputs_specs import Proposal, TensorSpec, make_tensors
+from modelexport.sources.made_inputs_trial import Failure, try_call
+
+_MOST_ATTEMPTS = 120
+_MOST_SECONDS = 120.0
+_MOST_SHOWN = 3
+_ADVICE = "give them with --input-shape name=1x16, --inputs file.npz or --input-text (in Python, as example_inputs)"
+
+Inputs = dict[str, Any] | tuple[Any, ...]
+
+
+def make_example_inputs(model: torch.nn.Module, processor: object | None = None) -> Inputs:
+    """Example inputs that the model's forward accepts, found by calling it.
+
+    What is tried comes from the model itself: its `dummy_inputs` and `main_input_name` where it has them, the
+    signature of its forward, its configuration and the shapes of its parameters. When forward rejects them, what it
+    answers decides what is tried next. The model runs in evaluation mode without gradients, and it and torch are left
+    as they were. The same model gets the same inputs each time.
+
+    Args:
+        model: Any module.
+        processor: The tokenizer, image processor, feature extractor or processor that belongs to the model; what it
+            makes of a sample is tried first.
+
+    Returns:
+        Keyword arguments, or positional ones for a forward that takes no others.
+
+    Raises:
+        InputError: Nothing that was tried is accepted; it says what forward answered.
+    """
+    with TURN:
+        return _search(model, processor)
+
+
+def _search(model: torch.nn.Module, processor: object | None) -> Inputs:
+    facts = ModelFacts.read(model)
+    avoided = frozenset(facts.special_tokens().values())
+    order = itertools.count()
+    queue = [(3 * rank, next(order), proposal) for rank, proposal in enumerate(_first(model, facts, processor))]
+    heapq.heapify(queue)
+    seen: set[str] = set()
+    failures: list[tuple[Proposal, Failure]] = []
+    end = time.monotonic() + _MOST_SECONDS
+    while queue and len(failures) < _MOST_ATTEMPTS and time.monotonic() < end:
+        cost, _, proposal = heapq.heappop(queue)
+        key = repr(sorted(proposal.items(), key=lambda item: item[0]))
+        if key in seen or not all(spec.is_bounded for spec in proposal.values() if isinstance(spec, TensorSpec)):
+            continue
+        seen.add(key)
+        arguments = make_tensors(proposal, facts.dtype, avoided)
+        args = tuple(arguments[name] for name in facts.positional if name in arguments)
+        kwargs = {name: value for name, value in arguments.items() if name not in facts.positional}
+        failure = try_call(model, args, kwargs)
+        if failure is None:
+            return kwargs if not args else (*args, kwargs) if kwargs else args
+        failures.append((proposal, failure))
+        for number, (step, changed) in enumerate(repairs(facts, proposal, failure)):
+            heapq.heappush(queue, (cost + 1 + step + number // 8, next(order), changed))
+    raise InputError(_report(model, failures))
+
+
+def _first(model: torch.nn.Module, facts: ModelFacts, processor: object | None) -> Iterator[Proposal]:
+    """Where the search begins, the likeliest first."""
+    dummies = _dummies(model, facts)
+    if dummies:
+        yield dummies
+    required = [name for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
+    names = list(dict.fromkeys([*facts.main_inputs, *required]))
+    if not names:
+        names = [name for name, parameter in facts.parameters.items() if parameter.default is None][:1]
+    yield {name: propose(facts, name)[0] for name in names}
+
+
+def _dummies(model: torch.nn.Module, facts: ModelFacts) -> Proposal:
+    """What the model gives as an example of its own, if its main input is there."""
+    try:
+        dummies = getattr(model, "dummy_inputs", None)
+    except Exception:  # noqa: BLE001  a property of the user's that fails is as good as none
+        return {}
+    if not isinstance(dummies, Mapping) or not set(facts.main_inputs) <= set(dummies):
+        return {}
+    return {name: value for name, value in dummies.items() if name in facts.parameters}
+
+
+def _report(model: torch.nn.Module, failures: list[tuple[Proposal, Failure]]) -> str:
+    answers: dict[str, Proposal] = {}
+    for proposal, failure in failures:
+        answers.setdefault(str(failure), proposal)
+    shown = [f"\n  {describe(proposal) or 'nothing'}: {words}" for words, proposal in answers.items()][:_MOST_SHOWN]
+    return (
+        f"no example inputs could be made up for {type(model).__name__}: {_ADVICE}. "
+        f"{len(failures)} calls were tried, and forward answered:{''.join(shown)}"
+    )
+
+
+def describe(inputs: Mapping[str, Any]) -> str:
+    """Inputs in a few words: names, shapes and types."""
+    return ", ".join(f"{name} {_described(value)}" for name, value in inputs.items())
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{'x'.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+    return str(value) if isinstance(value, TensorSpec) else repr(value)
+
+
+# Within the package, where what the inputs are for is plain.
+make_inputs = make_example_inputs

@@ -1,0 +1,236 @@
+"""A call that failed to the calls worth trying next, by what its error and the module that was running say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from modelexport.sources.made_inputs_facts import CONVOLUTIONS, TABLES, ModelFacts
+from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, takes_tensor, words
+from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec
+from modelexport.sources.made_inputs_trial import Failure
+
+_MISSING = re.compile(r"missing \d+ required [\w-]+ arguments?: (?P<names>.+)")
+_NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
+_BY = re.compile(r"[x*]")
+_MOST_NUMBERS = 8
+_SHAPED = (ValueError, RuntimeError, IndexError, AssertionError, TypeError)
+_MOST_SENSIBLE_SIZE = 1 << 14
+_OTHER_LENGTHS = (8, 16, 64, 128, 1)
+
+
+def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[tuple[int, Proposal]]:
+    """Proposals to try next, each with how far it is from the one that failed: 0 is what the error asks for."""
+    missing = _MISSING.search(failure.words) if issubclass(failure.kind, TypeError) else None
+    if missing is not None:
+        names = [name for name in re.findall(r"'(\w+)'", missing["names"]) if name in facts.parameters]
+        added = {name: propose(facts, name)[0] for name in names if name not in proposal}
+        if added:
+            yield 0, {**proposal, **added}
+            return
+    yield from ((1, changed) for changed in _by_module(proposal, failure))
+    yield from ((1, changed) for changed in _placeholders(facts, proposal, failure))
+    yield from ((1, changed) for changed in _mentioned(facts, proposal, failure))
+    yield from ((2, changed) for changed in _by_numbers(proposal, failure))
+    yield from ((3, changed) for changed in _other_shapes(facts, proposal))
+    yield from ((4, changed) for changed in _other_sizes(proposal))
+
+
+def _tensors(proposal: Proposal) -> list[tuple[str, TensorSpec]]:
+    return [(name, spec) for name, spec in proposal.items() if isinstance(spec, TensorSpec) and not spec.rows]
+
+
+def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With the first arguments added that the error or the code speaks of and that were not given."""
+    seen: set[str] = set()
+    for name in failure.names:
+        parameter = facts.parameters.get(name)
+        if parameter is None or name in proposal or name in seen:
+            continue
+        if not takes_tensor(parameter):
+            continue
+        seen.add(name)
+        for spec in propose(facts, name)[:1]:
+            yield {**proposal, name: spec}
+        if len(seen) == 4:
+            return
+
+
+def _by_module(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With what the module wants that was running when it failed."""
+    module = failure.module
+    if module is None or not failure.given:
+        return
+    shape, dtype = failure.given[0]
+    if isinstance(module, TABLES):
+        if dtype.is_floating_point:
+            yield from _retyped(proposal, shape, Kind.TOKENS, module.num_embeddings)
+        else:
+            yield from _lowered(proposal, module.num_embeddings)
+        return
+    if not dtype.is_floating_point:
+        yield from _retyped(proposal, shape, Kind.NUMBERS, 2)
+    wanted = _wanted(module)
+    if wanted is None:
+        return
+    axis, size, rank = wanted
+    if rank is not None and len(shape) != rank:
+        yield from _reranked(proposal, shape, rank, size)
+        return
+    if shape and -len(shape) <= axis < len(shape) and shape[axis] != size:
+        yield from _resized(proposal, shape[axis], size)
+        yield from _scaled(proposal, size / shape[axis])
+
+
+def _wanted(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
+    """The axis of its input whose size a module fixes, that size, and the rank of the input where it is fixed too."""
+    if isinstance(module, CONVOLUTIONS):
+        return 1, module.in_channels, module.weight.dim()
+    if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
+        return 1, module.num_features, None
+    if isinstance(module, torch.nn.Linear):
+        return -1, module.in_features, None
+    if isinstance(module, torch.nn.RNNBase):
+        return -1, module.input_size, None
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dim() == 1:
+        return -1, weight.shape[0], None
+    return None
+
+
+def _retyped(proposal: Proposal, shape: tuple[int, ...], kind: Kind, below: int) -> Iterator[Proposal]:
+    others = [(name, spec) for name, spec in _tensors(proposal) if spec.kind is not kind]
+    for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
+        yield {**proposal, name: dataclasses.replace(spec, kind=kind, below=below)}
+
+
+def _lowered(proposal: Proposal, below: int) -> Iterator[Proposal]:
+    """With smaller numbers, or fewer of them where a position is looked up."""
+    high = [(name, spec) for name, spec in _tensors(proposal) if spec.kind is Kind.TOKENS and spec.below > below]
+    if high:
+        yield {**proposal, **{name: dataclasses.replace(spec, below=below) for name, spec in high}}
+    ones = [(name, spec) for name, spec in _tensors(proposal) if spec.kind is Kind.ONES]
+    for name, spec in ones:
+        yield {**proposal, name: dataclasses.replace(spec, kind=Kind.TOKENS, below=1)}
+    long = {
+        name: spec.resized({axis: below for axis, size in enumerate(spec.shape) if axis and size > below})
+        for name, spec in _tensors(proposal)
+    }
+    yield {**proposal, **long}
+
+
+def _reranked(proposal: Proposal, shape: tuple[int, ...], rank: int, channels: int) -> Iterator[Proposal]:
+    for name, spec in _tensors(proposal):
+        if not spec.shape or (spec.shape != shape and len(spec.shape) == rank):
+            continue
+        wanted = (spec.shape[0], channels, *(spec.shape[-1],) * (rank - 2))
+        yield {**proposal, name: dataclasses.replace(spec, shape=wanted)}
+        if len(spec.shape) > 1:
+            yield {**proposal, name: dataclasses.replace(spec, shape=(*spec.shape[:1], *spec.shape[2:]))}
+
+
+def _resized(proposal: Proposal, size: int, wanted: int) -> Iterator[Proposal]:
+    """With `wanted` where `size` was: on all such axes of a tensor, of all tensors, then on one axis at a time."""
+    if not 0 < wanted <= _MOST_SENSIBLE_SIZE:
+        return
+    changed = {}
+    for name, spec in _tensors(proposal):
+        axes = [axis for axis, given in enumerate(spec.shape) if given == size and (axis or len(spec.shape) == 1)]
+        if axes:
+            changed[name] = spec.resized(dict.fromkeys(axes, wanted))
+            yield {**proposal, name: changed[name]}
+    if len(changed) > 1:
+        yield {**proposal, **changed}
+    for name, spec in _tensors(proposal):
+        axes = [axis for axis, given in enumerate(spec.shape) if given == size]
+        if len(axes) > 1:
+            for axis in reversed(axes):
+                yield {**proposal, name: spec.resized({axis: wanted})}
+
+
+def _scaled(proposal: Proposal, ratio: float) -> Iterator[Proposal]:
+    """With the inner axes of a tensor scaled: a module that sees them flattened wants `ratio` times as much."""
+    for name, spec in _tensors(proposal):
+        inner = len(spec.shape) - 2
+        if inner < 1 or spec.kind is not Kind.NUMBERS:
+            continue
+        factor = ratio ** (1 / inner)
+        for nudge in (0, 1, -1, 2, -2, 3, 4):
+            axes = {axis: round(spec.shape[axis] * factor) + nudge for axis in range(2, len(spec.shape))}
+            yield {**proposal, name: spec.resized(axes)}
+
+
+def _by_numbers(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With a number of the error's words where another of them is a size that was given."""
+    if not issubclass(failure.kind, _SHAPED):
+        return
+    found = _NUMBER.findall(_BY.sub(" ", failure.words))
+    numbers = list(dict.fromkeys(int(text) for text in found))[:_MOST_NUMBERS]
+    given = {size for _, spec in _tensors(proposal) for size in spec.shape}
+    for size in numbers:
+        if size in given and size != BATCH:
+            for wanted in numbers:
+                if wanted != size and wanted > 1:
+                    yield from _resized(proposal, size, wanted)
+
+
+def _placeholders(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With as many tokens that stand for other inputs as there are features to put in their place."""
+    text = failure.words
+    if "token" not in text.lower():
+        return
+    counted = sorted({int(number) for number in re.findall(r"\d+", text) if 0 < int(number) <= _MOST_SENSIBLE_SIZE})
+    # What is counted may be features, or all the numbers in them.
+    whole = [count // width for width in facts.numbers("hidden_size") for count in counted if count % width == 0]
+    counts = list(dict.fromkeys([*reversed(counted), *(count for count in reversed(whole) if count)]))
+    said = set(words(text))
+    special = facts.special_tokens()
+    likely = sorted(special, key=lambda name: -len(said & (set(words(name)) - {"token", "id", "index"})))
+    for name, spec in _tensors(proposal):
+        if spec.kind is not Kind.TOKENS or len(spec.shape) != 2 or words(name)[-1] != "ids":
+            continue
+        for count in counts:
+            for token in likely[:3]:
+                if count % spec.shape[0] == 0:
+                    yield {**proposal, **_with_placeholders(proposal, name, special[token], count // spec.shape[0])}
+
+
+def _with_placeholders(proposal: Proposal, name: str, token: int, count: int) -> Proposal:
+    spec: TensorSpec = proposal[name]
+    kept = tuple(pair for pair in spec.placeholders if pair[0] != token)
+    length = 2 + count + sum(number for _, number in kept)
+    changed: Proposal = {}
+    for other, tensor in _tensors(proposal):
+        if len(tensor.shape) == 2 and tensor.shape == spec.shape:
+            changed[other] = tensor.resized({1: length})
+    changed[name] = dataclasses.replace(changed[name], placeholders=(*kept, (token, count)))
+    return changed
+
+
+def _other_shapes(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
+    for name in proposal:
+        options = propose(facts, name)
+        for option in options[1:]:
+            if option != proposal[name]:
+                yield {**proposal, name: option}
+
+
+def _other_sizes(proposal: Proposal) -> Iterator[Proposal]:
+    """With other lengths, larger inner axes, or a batch of one."""
+    for length in _OTHER_LENGTHS:
+        changed = {
+            name: spec.resized({axis: length for axis, size in enumerate(spec.shape) if size == LENGTH})
+            for name, spec in _tensors(proposal)
+        }
+        yield {**proposal, **changed}
+    for name, spec in _tensors(proposal):
+        if spec.kind is Kind.NUMBERS and len(spec.shape) > 2:
+            yield {**proposal, name: spec.resized({axis: 2 * spec.shape[axis] for axis in range(2, len(spec.shape))})}
+    single: dict[str, Any] = {
+        name: spec.resized({0: 1}) for name, spec in _tensors(proposal) if spec.shape and spec.shape[0] == BATCH
+    }
+    yield {**proposal, **single}

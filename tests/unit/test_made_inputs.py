@@ -1,0 +1,292 @@
+"""Inputs made up for models that came without any: accepted by forward, the same each time, and nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.errors import InputError
+from modelexport.sources.made_inputs import make_inputs
+
+
+class Pictures(nn.Module):
+    """A CNN that takes pictures of one size only, which nothing but its last layer tells."""
+
+    def __init__(self, channels: int, side: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 8, 3)
+        self.head = nn.Linear(8 * ((side // 2 - 2) // 2) ** 2, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second):
+            x = nn.functional.max_pool2d(layer(x), 2)
+        return self.head(x.flatten(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(12, 8, batch_first=True)
+
+    def forward(self, series: torch.Tensor) -> torch.Tensor:
+        return self.cells(series)[0][:, -1]
+
+
+class Towers(nn.Module):
+    """Two tensors by keyword, of different widths and types, that no name and no annotation tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Linear(11, 8)
+        self.items = nn.Embedding(50, 8)
+
+    def forward(self, *, user: torch.Tensor, item: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.users(user) * self.items(item).mean(1) * scale
+
+
+class OnlyPositional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, /) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Rest(OnlyPositional):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layer(tensors[0])
+
+
+class AskedFor(nn.Module):
+    """Wants what its signature does not require, and says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, query: torch.Tensor, context: torch.Tensor | None = None, fast: bool = False) -> torch.Tensor:
+        if context is None:
+            raise ValueError("context has to be given")
+        return self.table(query) + self.table(context)
+
+
+def called(model: nn.Module) -> Any:
+    inputs = make_inputs(model)
+    with torch.no_grad():
+        return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Identity(),
+        nn.Linear(5, 3),
+        nn.Embedding(10, 3),
+        nn.EmbeddingBag(10, 3),
+        nn.Conv1d(4, 2, 3),
+        nn.Conv3d(2, 2, 3),
+        nn.ConvTranspose2d(5, 3, 2),
+        nn.GRU(5, 6),
+        nn.GRUCell(3, 4),
+        nn.Bilinear(3, 4, 5),
+        nn.TransformerEncoderLayer(16, 2, 32),
+        nn.MultiheadAttention(8, 2),
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        nn.Sequential(nn.Conv1d(4, 8, 3), nn.Flatten(), nn.Linear(8 * 98, 3)),
+        Pictures(1, 28),
+        Pictures(3, 32),
+        Pictures(3, 100),
+        Recurrent(),
+        Towers(),
+        OnlyPositional(),
+        Rest(),
+        AskedFor(),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_forward_accepts_what_is_made_up(model: nn.Module) -> None:
+    assert called(model.eval()) is not None
+
+
+def test_argument_without_a_default_is_keyword_and_one_that_cannot_be_is_positional() -> None:
+    assert sorted(make_inputs(Towers())) == ["item", "user"]
+    assert [tuple(x.shape) for x in make_inputs(OnlyPositional())] == [(2, 3)]
+
+
+def test_argument_that_the_error_names_is_added_and_options_are_left_alone() -> None:
+    assert sorted(make_inputs(AskedFor())) == ["context", "query"]
+
+
+def test_size_that_only_the_last_layer_tells_is_found() -> None:
+    shape = make_inputs(Pictures(3, 100))["x"].shape  # type: ignore[call-overload]
+    # Pooling rounds down: a few sizes give the same number of features.
+    assert shape[1] == 3
+    assert 100 <= shape[2] == shape[3] <= 103
+
+
+def test_same_model_gets_the_same_inputs_whatever_the_random_state() -> None:
+    first = make_inputs(Towers())
+    torch.manual_seed(99)
+    second = make_inputs(Towers())
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_inputs_have_the_type_of_the_weights() -> None:
+    inputs = make_inputs(nn.Linear(4, 2).double())
+    assert isinstance(inputs, dict)
+    assert inputs["input"].dtype is torch.float64
+
+
+def test_model_and_torch_are_left_as_they_were() -> None:
+    model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8), nn.Dropout(), nn.Flatten(), nn.Linear(8 * 98, 3))
+    model[1].eval()
+    flags = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state, python_state = torch.random.get_rng_state(), random.getstate()
+    make_inputs(model)
+    assert [module.training for module in model.modules()] == flags
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert random.getstate() == python_state
+    assert torch.is_grad_enabled()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Refusing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("only on Tuesdays")
+
+
+def test_error_says_what_was_tried_what_forward_answered_and_what_to_give() -> None:
+    with pytest.raises(InputError) as caught:
+        make_inputs(Refusing())
+    message = str(caught.value)
+    assert "Refusing" in message
+    assert "x 2x7x16 numbers: RuntimeError: only on Tuesdays" in message
+    assert "--input-shape" in message
+    assert "--inputs" in message
+    assert len(message.splitlines()) <= 5
+
+
+class Silent(nn.Module):
+    def forward(self, x: torch.Tensor) -> None:
+        return None
+
+
+def test_forward_that_returns_no_tensor_is_no_success() -> None:
+    with pytest.raises(InputError, match="without a tensor"):
+        make_inputs(Silent())
+
+
+def test_it_is_offered_as_make_example_inputs() -> None:
+    assert modelexport.make_example_inputs is make_inputs
+
+
+# --- transformers --------------------------------------------------------------------------------------------------
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 40,
+    "image_size": 16,
+    "patch_size": 8,
+}
+SEQUENCE_TO_SEQUENCE = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+}
+CASES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "text": ("Bert", TINY, {"input_ids"}),
+    "image": ("ViT", TINY, {"pixel_values"}),
+    "decoder": ("GPT2", {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40}, {"input_ids"}),
+    "encoder and decoder": (
+        "Bart",
+        {**SEQUENCE_TO_SEQUENCE, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
+        {"input_ids"},
+    ),
+    "speech": (
+        "Whisper",
+        {
+            **SEQUENCE_TO_SEQUENCE,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+        },
+        {"input_features", "decoder_input_ids"},
+    ),
+    "image and text": ("CLIP", {"text_config": TINY, "vision_config": TINY}, {"input_ids", "pixel_values"}),
+    "lists of patches": (
+        "Qwen2_5_VLVision",
+        {
+            "hidden_size": 16,
+            "depth": 1,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "patch_size": 4,
+            "out_hidden_size": 16,
+        },
+        {"hidden_states", "grid_thw"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_models_run_on_what_is_made_up(case: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    name, settings, wanted = CASES[case]
+    if name == "Qwen2_5_VLVision":
+        from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as models
+
+        config = models.Qwen2_5_VLVisionConfig(**settings)
+        model = models.Qwen2_5_VisionTransformerPretrainedModel(config)
+    else:
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings))
+    inputs = make_inputs(model.eval())
+    assert wanted <= set(inputs)
+    with torch.no_grad():
+        model(**inputs)
+
+
+def test_placeholder_tokens_are_put_in_where_images_go() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**{**TINY, "num_key_value_heads": 2}),
+        vision_config=transformers.CLIPVisionConfig(**TINY),
+        image_token_id=33,
+    )
+
+    class WithImages(nn.Module):
+        """Takes an image always."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = config
+            self.inner = transformers.LlavaModel(config)
+
+        def forward(self, input_ids: torch.LongTensor, pixel_values: torch.FloatTensor) -> torch.Tensor:
+            return self.inner(input_ids=input_ids, pixel_values=pixel_values).last_hidden_state
+
+    inputs = make_inputs(WithImages().eval())
+    assert isinstance(inputs, dict)
+    # Two images of four patches each.
+    assert int((inputs["input_ids"] == 33).sum()) == 8
