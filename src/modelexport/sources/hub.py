@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 from modelexport.errors import ModelSourceError
+from modelexport.sources.load_errors import explain_load_error, in_one_line
 
-_SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _TRY_AGAIN = 500
 
@@ -21,7 +21,7 @@ class Repository:
         reference: What the user wrote.
         location: The folder, or the id on the hub.
         files: The names of its files.
-        revision: The commit, for an id on the hub.
+        revision: The commit, branch or tag, for an id on the hub.
         cached_only: Why only the cache was asked, where the location is a snapshot in it.
     """
 
@@ -35,14 +35,15 @@ class Repository:
     def on_hub(self) -> bool:
         return self.revision is not None
 
-    def refuse_without_weights(self, names: tuple[str, ...] = _SAFE_WEIGHTS) -> None:
-        """Says what is wrong where there are no weights that can be loaded without running anything.
+    def weights_file(self, names: tuple[str, ...] = SAFE_WEIGHTS) -> str:
+        """The first of these files that is there: weights that can be loaded without running anything.
 
         Raises:
-            ModelSourceError: None of the files is there.
+            ModelSourceError: None of them is there.
         """
-        if any(name in self.files for name in names):
-            return
+        for name in names:
+            if name in self.files:
+                return name
         if self.cached_only is not None:
             raise ModelSourceError(
                 f"{self.reference}: the cache has no weights for it, and {self.cached_only}; --random-weights makes "
@@ -73,8 +74,17 @@ def folder_repository(reference: str, folder: Path, cached_only: str | None = No
     return Repository(reference, str(folder), files, cached_only=cached_only)
 
 
-def find_on_hub(reference: str, revision: str | None, other_forms: str) -> Repository:
+def find_on_hub(
+    reference: str, repository: str, revision: str | None, *, advice: str, marker: str = "config.json"
+) -> Repository:
     """A model by its id: as it is on the hub now, or from the cache where the hub cannot be reached.
+
+    Args:
+        reference: What the user wrote.
+        repository: The id.
+        revision: The branch, tag or commit; by default the newest.
+        advice: What else the user may do or mean.
+        marker: A file that the cache has where it has the model.
 
     Raises:
         ModelSourceError: There is no such model, or none that can be reached.
@@ -83,79 +93,56 @@ def find_on_hub(reference: str, revision: str | None, other_forms: str) -> Repos
     from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(reference)
+        validate_repo_id(repository)
     except errors.HFValidationError as error:
-        raise ModelSourceError(f"{reference!r} names no model: MODEL is {other_forms}") from error
+        raise ModelSourceError(f"{reference!r} names no model; {advice}") from error
     if is_offline_mode():
-        return _from_cache(reference, revision, "HF_HUB_OFFLINE is set, so that the hub is not asked", other_forms)
+        reason = "HF_HUB_OFFLINE is set, so that the hub is not asked"
+        return _from_cache(reference, repository, revision, marker, reason, advice)
     try:
-        found = HfApi().model_info(reference, revision=revision)
+        found = HfApi().model_info(repository, revision=revision)
     except errors.HfHubHTTPError as error:
         if error.response.status_code >= _TRY_AGAIN:
-            return _from_cache(reference, revision, f"the hub answered {error.response.status_code}", other_forms)
-        raise explain_hub_error(reference, revision, error, other_forms) from error
+            reason = f"the HuggingFace hub answered {error.response.status_code}"
+            return _from_cache(reference, repository, revision, marker, reason, advice)
+        raise explain_load_error(reference, revision, error, repository=repository, advice=advice) from error
     # The first is the base of all that its HTTP library raises, whichever that is.
     except (errors.HTTPError, OSError) as error:
-        reason = f"the HuggingFace hub at {constants.ENDPOINT} cannot be reached ({_in_one_line(error)})"
-        return _from_cache(reference, revision, reason, other_forms)
+        reason = f"the HuggingFace hub at {constants.ENDPOINT} cannot be reached ({in_one_line(error)})"
+        return _from_cache(reference, repository, revision, marker, reason, advice)
     files = frozenset(sibling.rfilename for sibling in found.siblings or ())
-    return Repository(reference, reference, files, found.sha)
+    if marker in files:
+        # By its branch or tag, so that the cache knows next time which commit that was; the rest is had by the commit.
+        fetch(Repository(reference, repository, files, revision or constants.DEFAULT_REVISION), marker)
+    return Repository(reference, repository, files, found.sha)
 
 
-def _from_cache(reference: str, revision: str | None, reason: str, other_forms: str) -> Repository:
+def _from_cache(
+    reference: str, repository: str, revision: str | None, marker: str, reason: str, advice: str
+) -> Repository:
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = try_to_load_from_cache(reference, "config.json", revision=revision)
+    found = try_to_load_from_cache(repository, marker, revision=revision)
     if not isinstance(found, str):
         named = reference if revision is None else f"{reference} at revision {revision}"
-        raise ModelSourceError(
-            f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; there is no such file or folder "
-            f"either: MODEL is {other_forms}"
-        )
+        raise ModelSourceError(f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}")
     # Below a folder, transformers asks the hub for nothing.
     return folder_repository(reference, Path(found).parent, cached_only=reason)
 
 
-def explain_hub_error(
-    reference: str, revision: str | None, error: BaseException, other_forms: str = ""
-) -> ModelSourceError:
-    """What a failure of the hub means, found in an error or in what it was raised from."""
-    from huggingface_hub import errors
+def fetch(repository: Repository, file: str) -> Path:
+    """One file of a model, downloaded where it is on the hub and not in the cache.
 
-    page = f"https://huggingface.co/{reference}"
-    for cause in causes(error):
-        if isinstance(cause, errors.GatedRepoError):
-            return ModelSourceError(
-                f"{reference} is gated: ask for access on {page}, then log in with `hf auth login` or set HF_TOKEN"
-            )
-        if isinstance(cause, errors.RepositoryNotFoundError):
-            also = f"; there is no such file or folder either: MODEL is {other_forms}" if other_forms else ""
-            return ModelSourceError(
-                f"there is no model {reference} on the HuggingFace hub, or it is private and needs a login "
-                f"(hf auth login){also}"
-            )
-        if isinstance(cause, errors.RevisionNotFoundError):
-            return ModelSourceError(f"{reference} has no revision {revision!r}: see {page}/tree/main for those it has")
-        if isinstance(cause, errors.HfHubHTTPError):
-            return ModelSourceError(
-                f"{reference}: the HuggingFace hub answered {cause.response.status_code}: {_in_one_line(cause)}"
-            )
-        if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-            return ModelSourceError(
-                f"{reference}: a file is not in the cache, and the HuggingFace hub cannot be reached: "
-                f"{_in_one_line(cause)}"
-            )
-    return ModelSourceError(f"{reference}: loading it failed with {type(error).__name__}: {_in_one_line(error)}")
+    Raises:
+        ModelSourceError: It cannot be had.
+    """
+    if not repository.on_hub:
+        return Path(repository.location, file)
+    from huggingface_hub import hf_hub_download
 
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from, what that was raised from, and so on."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    try:
+        return Path(hf_hub_download(repository.location, file, revision=repository.revision))
+    except Exception as error:
+        raise explain_load_error(
+            repository.reference, repository.revision, error, repository=repository.location
+        ) from error

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,14 @@ import torch
 
 from modelexport.errors import ModelExportError, ModelSourceError
 from modelexport.sources.extras import require
-from modelexport.sources.hub import Repository, causes, explain_hub_error, find_on_hub, folder_repository
+from modelexport.sources.hub import SAFE_WEIGHTS, Repository, find_on_hub, folder_repository
+from modelexport.sources.load_errors import explain_load_error
 from modelexport.sources.model_class import choose_class, refuse_code
-from modelexport.sources.sourced_model import SEED, LoadOptions, SourcedModel
+from modelexport.sources.quiet import quiet
+from modelexport.sources.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
 
 _TAKEN = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
 _CONFIG = "config.json"
-_SHOWN_NAMES = 3
-_NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 
 
 def load_hub_model(reference: str, options: LoadOptions, other_forms: str) -> SourcedModel:
@@ -31,8 +28,13 @@ def load_hub_model(reference: str, options: LoadOptions, other_forms: str) -> So
         ModelSourceError: There is no such model, or it cannot be loaded.
     """
     require("transformers", "hf", f"{reference!r} is no file, folder or package.module:factory here; as a hub id it")
-    with _quiet():
-        repository = find_on_hub(reference, options.revision, other_forms)
+    with quiet():
+        repository = find_on_hub(
+            reference,
+            reference,
+            options.revision,
+            advice=f"there is no such file or folder either: MODEL is {other_forms}",
+        )
         return _load(repository, options)
 
 
@@ -44,7 +46,7 @@ def load_folder(reference: str, folder: Path, options: LoadOptions) -> SourcedMo
     """
     options.only(reference, [name for name in _TAKEN if name != "revision"])
     require("transformers", "hf", reference)
-    with _quiet():
+    with quiet():
         return _load(folder_repository(reference, folder), options)
 
 
@@ -54,7 +56,7 @@ def _load(repository: Repository, options: LoadOptions) -> SourcedModel:
     config = _load_config(repository, options)
     if not options.random_weights:
         explicit = getattr(config, "transformers_weights", None)
-        repository.refuse_without_weights(*(((str(explicit),),) if explicit else ()))
+        repository.weights_file((str(explicit),) if explicit else SAFE_WEIGHTS)
     wanted = {"dtype": dtype, "attn_implementation": options.attn_implementation}
     settings = {name: value for name, value in wanted.items() if value is not None}
     model_class = choose_class(repository.reference, config, options.task)
@@ -66,8 +68,6 @@ def _load(repository: Repository, options: LoadOptions) -> SourcedModel:
                 model = _build(model_class, config, options, settings)
             else:
                 model, notes = _read(model_class, config, repository, options, settings)
-    except ModelExportError:
-        raise
     except Exception as error:
         raise _explain(repository, options, error) from error
     return SourcedModel(model.eval(), None, functools.partial(_load_processor, repository, options), notes)
@@ -97,8 +97,6 @@ def _load_config(repository: Repository, options: LoadOptions) -> Any:
             refuse_code(repository.reference, written, code)
         _refuse_unknown_type(repository, written)
         config = AutoConfig.from_pretrained(repository.location, trust_remote_code=options.trust_remote_code, **where)
-    except ModelExportError:
-        raise
     except Exception as error:
         raise _explain(repository, options, error) from error
     _refuse_kernels(repository, config, options)
@@ -152,46 +150,13 @@ def _read(
         **({"revision": repository.revision} if repository.on_hub else {}),
         **settings,
     )
-    made_up = sorted(info["missing_keys"])
-    if not made_up:
-        return model, ()
-    name = type(model).__name__
-    if len(made_up) >= len(model.state_dict()):
-        raise ModelSourceError(
-            f"{repository.reference}: none of its weights is one of {name}'s: give the --task that it was made for"
-        )
-    shown = ", ".join(made_up[:_SHOWN_NAMES]) + (", ..." if len(made_up) > _SHOWN_NAMES else "")
-    return model, (f"{len(made_up)} weights of {name} are not in {repository.reference} and were made up: {shown}",)
+    return model, notes_on_missing(repository.reference, model, info["missing_keys"])
 
 
-def _explain(repository: Repository, options: LoadOptions, error: Exception) -> ModelSourceError:
-    name = repository.reference
-    for cause in causes(error):
-        if type(cause).__name__ == "SafetensorError":
-            broken = ", ".join(_broken_weights(repository)) or "a weights file"
-            return ModelSourceError(
-                f"{name}: {broken} is no whole safetensors file ({cause}): get it again, or save it again"
-            )
-        if isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
-            return ModelSourceError(f"{name}: a JSON file of it cannot be read: {cause}")
-        if isinstance(cause, ImportError):
-            return ModelSourceError(f"{name} needs a package that is not installed: {' '.join(str(cause).split())}")
-    return explain_hub_error(name, options.revision, error)
-
-
-def _broken_weights(repository: Repository) -> list[str]:
-    from safetensors import SafetensorError, safe_open
-
-    broken = []
-    for name in sorted(repository.files):
-        path = Path(repository.location, name)
-        if path.suffix == ".safetensors" and path.is_file():
-            try:
-                with safe_open(path, framework="pt"):
-                    pass
-            except (SafetensorError, OSError):
-                broken.append(name)
-    return broken
+def _explain(repository: Repository, options: LoadOptions, error: Exception) -> ModelExportError:
+    files = (Path(repository.location, name) for name in sorted(repository.files))
+    weights = [path for path in files if path.suffix == ".safetensors" and path.is_file()]
+    return explain_load_error(repository.reference, options.revision, error, weights=weights)
 
 
 def _load_processor(repository: Repository, options: LoadOptions) -> Any | None:
@@ -204,7 +169,7 @@ def _load_processor(repository: Repository, options: LoadOptions) -> Any | None:
 
     where = {"revision": repository.revision} if repository.on_hub else {}
     try:
-        with _quiet():
+        with quiet():
             found = AutoProcessor.from_pretrained(
                 repository.location, trust_remote_code=options.trust_remote_code, **where
             )
@@ -223,37 +188,3 @@ def _processor_files(repository: Repository) -> set[str]:
     names = ("PROCESSOR_NAME", "FEATURE_EXTRACTOR_NAME", "IMAGE_PROCESSOR_NAME", "VIDEO_PROCESSOR_NAME")
     known = {str(getattr(utils, name)) for name in names if hasattr(utils, name)}
     return (known | {"tokenizer_config.json", "tokenizer.json"}) & repository.files
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps transformers' logs and bars off the terminal: what matters comes back as errors and notes.
-
-    Also keeps it from asking the hub to convert pickle weights, which it does in the name of the user.
-    """
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
-    from huggingface_hub.utils import logging as hub_logging
-    from transformers.utils import logging
-
-    libraries = (logging, hub_logging)
-    verbosity = [library.get_verbosity() for library in libraries]
-    bars, download_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    asked = os.environ.get(_NO_CONVERSION)
-    for library in libraries:
-        library.set_verbosity(library.CRITICAL)
-    logging.disable_progress_bar()
-    if download_bars:
-        # Those of downloads were switched off along with it, and they show on terminals only.
-        enable_progress_bars()
-    os.environ[_NO_CONVERSION] = "1"
-    try:
-        yield
-    finally:
-        for library, before in zip(libraries, verbosity, strict=True):
-            library.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-        if asked is None:
-            del os.environ[_NO_CONVERSION]
-        else:
-            os.environ[_NO_CONVERSION] = asked

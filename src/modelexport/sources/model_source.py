@@ -15,8 +15,10 @@ from modelexport.sources.sourced_model import DEFAULT_OPTIONS, LoadOptions, Sour
 
 __all__ = ["LoadOptions", "SourcedModel", "load_model"]
 
+_TIMM_PREFIX = "timm:"
+_DIFFUSERS_PREFIX = "diffusers:"
 _FORMS = (
-    "a HuggingFace folder or hub id, package.module:factory, a .pt2 file, "
+    "a HuggingFace folder or hub id, package.module:factory, timm:NAME, diffusers:FOLDER#unet, a .pt2 file, "
     f"or {BUILTIN_PREFIX}bert-tiny for the built-in model"
 )
 
@@ -31,6 +33,14 @@ def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> Source
     if reference.startswith(BUILTIN_PREFIX):
         options.only(reference)
         return SourcedModel(*build_builtin(reference))
+    if reference.startswith(_TIMM_PREFIX):
+        from modelexport.sources.timm_model import load_timm
+
+        return load_timm(reference, reference.removeprefix(_TIMM_PREFIX), options)
+    if reference.startswith(_DIFFUSERS_PREFIX):
+        from modelexport.sources.diffusers_model import load_component
+
+        return load_component(reference, reference.removeprefix(_DIFFUSERS_PREFIX), options)
     path = Path(reference).expanduser()
     if _exists(path):
         return _load_path(reference, path, options)

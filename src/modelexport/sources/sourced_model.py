@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from modelexport.errors import InputError
+from modelexport.errors import InputError, ModelSourceError
 
 # Models with made-up weights are the same each time.
 SEED = 0
+_SHOWN_NAMES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,3 +79,18 @@ class SourcedModel:
     example_inputs: Any | None = None
     processor: Callable[[], Any] | None = None
     notes: tuple[str, ...] = ()
+
+
+def notes_on_missing(reference: str, model: torch.nn.Module, missing: Collection[str]) -> tuple[str, ...]:
+    """What to say about weights that a model has and its files have not, and that the library made up.
+
+    Raises:
+        ModelSourceError: All of them were.
+    """
+    if not missing:
+        return ()
+    name = type(model).__name__
+    if len(missing) >= len(model.state_dict()):
+        raise ModelSourceError(f"{reference}: none of its weights is one of {name}'s, which it was loaded as")
+    shown = ", ".join(sorted(missing)[:_SHOWN_NAMES]) + (", ..." if len(missing) > _SHOWN_NAMES else "")
+    return (f"{len(missing)} weights of {name} are not in {reference} and were made up: {shown}",)

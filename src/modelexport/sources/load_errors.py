@@ -1,0 +1,91 @@
+"""What it means when a library cannot load a model: its error, or one that it was raised from, in our words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from modelexport.errors import ModelExportError, ModelSourceError
+
+
+def explain_load_error(
+    reference: str,
+    revision: str | None,
+    error: BaseException,
+    *,
+    repository: str | None = None,
+    weights: Iterable[Path] = (),
+    advice: str = "",
+) -> ModelExportError:
+    """The error to raise from one that a library raised while it loaded a model.
+
+    Args:
+        reference: What the user wrote.
+        revision: The revision that was asked for.
+        error: What the library raised.
+        repository: The id on the hub, where it is not the reference.
+        weights: The safetensors files that it may have read, to name the one that is broken.
+        advice: What else the user may do or mean.
+    """
+    for cause in causes(error):
+        if isinstance(cause, ModelExportError):
+            return cause
+        meaning = _broken_file(error, cause, weights) or _hub_answer(cause, repository or reference, revision, advice)
+        if meaning is None and isinstance(cause, ImportError):
+            meaning = f"it needs a package that is not installed: {in_one_line(cause)}"
+        if meaning is not None:
+            return ModelSourceError(f"{reference}: {meaning}")
+    return ModelSourceError(f"{reference}: loading it failed with {type(error).__name__}: {in_one_line(error)}")
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, what that was raised from, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split())
+
+
+def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[Path]) -> str | None:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        return None
+    if isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
+        return f"a JSON file of it cannot be read: {in_one_line(error)}"
+    if not isinstance(cause, SafetensorError):
+        return None
+    broken = []
+    for path in weights:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError):
+            broken.append(path.name)
+    named = ", ".join(broken) or "a weights file"
+    return f"{named} is no whole safetensors file ({in_one_line(cause)}): get it again, or save it again"
+
+
+def _hub_answer(cause: BaseException, repository: str, revision: str | None, advice: str) -> str | None:
+    from huggingface_hub import errors
+
+    page = f"https://huggingface.co/{repository}"
+    also = f"; {advice}" if advice else ""
+    if isinstance(cause, errors.GatedRepoError):
+        return f"it is gated: ask for access on {page}, then log in with `hf auth login` or set HF_TOKEN"
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return f"the HuggingFace hub has no such model, or it is private and needs a login (hf auth login){also}"
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return f"it has no revision {revision!r}: see {page}/tree/main for those it has"
+    if isinstance(cause, errors.HfHubHTTPError):
+        return f"the HuggingFace hub answered {cause.response.status_code}: {in_one_line(cause)}"
+    if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        return f"a file is not in the cache, and the HuggingFace hub cannot be reached: {in_one_line(cause)}"
+    return None

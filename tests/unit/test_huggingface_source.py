@@ -1,0 +1,360 @@
+"""Models of transformers from a folder and the cache: the class, the weights, the processor, and each way it fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support import tiny_models
+from tests.support.command import Outcome
+
+from modelexport.errors import InputError, ModelSourceError
+from modelexport.sources.model_source import LoadOptions, load_model
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save_bert(tmp_path_factory.mktemp("tiny") / "bert", tokenizer=True)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """What a trap writes."""
+    return tmp_path / "marker"
+
+
+def load(reference: str | Path, **options: Any) -> Any:
+    return load_model(str(reference), LoadOptions(**options))
+
+
+def class_name(reference: str | Path, **options: Any) -> str:
+    return type(load(reference, **options).model).__name__
+
+
+def refusal(reference: str | Path, **options: Any) -> str:
+    with pytest.raises(ModelSourceError) as raised:
+        load(reference, **options)
+    return str(raised.value)
+
+
+def rewritten(folder: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a folder with another configuration."""
+    shutil.copytree(folder, target)
+    written = {**json.loads((target / "config.json").read_bytes()), **changes}
+    kept = {name: value for name, value in written.items() if value is not None}
+    (target / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    return target
+
+
+# --- which class -----------------------------------------------------------------------------------------------
+
+
+def test_class_is_what_the_configuration_says_and_else_the_base_model(bert: Path, tmp_path: Path) -> None:
+    masked = rewritten(bert, tmp_path / "masked", architectures=["BertForMaskedLM"])
+    silent = rewritten(bert, tmp_path / "silent", architectures=None)
+    strange = rewritten(bert, tmp_path / "strange", architectures=["Trainer", "os.system", 7])
+    names = [class_name(folder) for folder in (bert, masked, silent, strange)]
+    assert names == ["BertModel", "BertForMaskedLM", "BertModel", "BertModel"]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("text-classification", "BertForSequenceClassification"),
+        ("sentiment-analysis", "BertForSequenceClassification"),
+        ("fill-mask", "BertForMaskedLM"),
+        ("feature-extraction", "BertModel"),
+        ("AutoModelForQuestionAnswering", "BertForQuestionAnswering"),
+        ("AutoModel", "BertModel"),
+    ],
+)
+def test_task_is_a_name_of_transformers_or_an_auto_class(bert: Path, task: str, expected: str) -> None:
+    assert class_name(bert, task=task, random_weights=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("text-clasification", "did you mean text-classification"),
+        ("AutoModelForMagic", "neither a task nor an auto class"),
+        ("AutoTokenizer", "neither a task nor an auto class"),
+        ("image-classification", "it has one for"),
+        ("AutoModelForImageClassification", "it has one for"),
+    ],
+)
+def test_task_that_there_is_not_is_refused_with_those_there_are(bert: Path, task: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as raised:
+        load(bert, task=task)
+    assert "fill-mask" in str(raised.value)
+    assert task in str(raised.value)
+
+
+def test_every_task_of_transformers_leads_to_a_class_or_to_the_tasks_that_do(bert: Path) -> None:
+    for task in transformers.pipelines.PIPELINE_REGISTRY.get_supported_tasks():
+        try:
+            assert class_name(bert, task=task, random_weights=True).startswith("Bert")
+        except InputError as error:
+            assert "it has one for" in str(error)  # noqa: PT017  either is right, and nothing else
+
+
+# --- weights ---------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_those_of_the_folder_and_the_model_is_ready_to_run(bert: Path) -> None:
+    sourced = load(bert)
+    reference = transformers.BertModel.from_pretrained(bert)
+    assert not sourced.model.training
+    assert sourced.notes == ()
+    for name, weight in reference.state_dict().items():
+        assert torch.equal(sourced.model.state_dict()[name], weight), name
+
+
+def test_random_weights_read_none_and_are_the_same_each_time(bert: Path, tmp_path: Path, marker: Path) -> None:
+    empty = tiny_models.without_weights(bert, tmp_path / "empty")
+    pickled = tiny_models.with_pickle_only(bert, tmp_path / "pickled", marker)
+    torch.manual_seed(1)
+    first = load(empty, random_weights=True).model.state_dict()
+    torch.manual_seed(2)
+    before = torch.random.get_rng_state()
+    second = load(pickled, random_weights=True).model.state_dict()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["pooler.dense.weight"], load(bert).model.state_dict()["pooler.dense.weight"])
+    assert not marker.exists()
+
+
+def test_weights_that_nobody_trained_are_noted_and_seeded(bert: Path) -> None:
+    made = [load(bert, task="text-classification") for _ in range(2)]
+    (note,) = made[0].notes
+    assert note.startswith("2 weights of BertForSequenceClassification are not in")
+    assert note.endswith("classifier.bias, classifier.weight")
+    assert torch.equal(made[0].model.classifier.weight, made[1].model.classifier.weight)
+
+
+def test_folder_with_weights_of_another_model_is_refused(bert: Path, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    shutil.copytree(bert, tmp_path / "other")
+    safetensors.torch.save_file({"x": torch.ones(1)}, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    assert "none of its weights is one of BertModel's" in refusal(tmp_path / "other")
+
+
+@pytest.mark.parametrize("random_weights", [False, True])
+def test_dtype_and_attention_are_as_asked(bert: Path, random_weights: bool) -> None:
+    options = {"dtype": "float16", "attn_implementation": "eager", "random_weights": random_weights}
+    model = load(bert, **options).model
+    assert {weight.dtype for weight in model.parameters()} == {torch.float16}
+    assert model.config._attn_implementation == "eager"
+    assert load(bert, random_weights=random_weights).model.config._attn_implementation == "sdpa"
+
+
+def test_weights_keep_the_type_they_are_stored_in(tmp_path: Path) -> None:
+    folder = tiny_models.save_bert(tmp_path / "half", dtype=torch.float16)
+    assert load(folder).model.dtype == torch.float16
+    assert load(folder, dtype="float32").model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["int8", "half precision", "Tensor", ""])
+def test_type_that_weights_cannot_have_is_refused(bert: Path, dtype: str) -> None:
+    with pytest.raises(InputError, match="no torch type for weights"):
+        load(bert, dtype=dtype)
+
+
+def test_nothing_of_the_libraries_is_left_changed_or_printed(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import huggingface_hub.utils
+    from transformers.utils import logging
+
+    def state() -> tuple[Any, ...]:
+        bars = huggingface_hub.utils.are_progress_bars_disabled()
+        return logging.get_verbosity(), logging.is_progress_bar_enabled(), bars, torch.get_default_dtype()
+
+    before = state()
+    load(bert, task="text-classification", dtype="float16").processor()
+    assert state() == before
+    assert capfd.readouterr() == ("", "")
+
+
+# --- processors ------------------------------------------------------------------------------------------------
+
+
+def test_processor_is_what_came_along_and_loaded_when_asked_for(bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert, tmp_path / "bert")
+    sourced = load(tmp_path / "bert")
+    tokenizer = sourced.processor()
+    assert tokenizer("the cat sat")["input_ids"] == [2, 5, 6, 7, 3]
+    for file in (tmp_path / "bert").glob("tokenizer*"):
+        file.write_text("{", encoding="utf-8")
+    again = load(tmp_path / "bert")
+    with pytest.raises(ModelSourceError, match="bert: "):
+        again.processor()
+
+
+def test_folder_without_a_tokenizer_has_no_processor(tmp_path: Path) -> None:
+    assert load(tiny_models.save_bert(tmp_path / "bert")).processor() is None
+
+
+def test_image_processor_comes_along(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    transformers.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    processor = load(tmp_path / "vit").processor()
+    assert processor(images=[torch.zeros(3, 5, 5)], return_tensors="pt")["pixel_values"].shape == (1, 3, 8, 8)
+
+
+# --- the cache -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, which is not asked for anything: the tests run with HF_HUB_OFFLINE."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("name", ["someone/tiny-bert", "tiny-bert"])
+def test_cached_model_is_used_offline(cache: Path, bert: Path, name: str) -> None:
+    tiny_models.put_in_cache(bert, cache, name)
+    sourced = load(name)
+    assert type(sourced.model).__name__ == "BertModel"
+    assert sourced.processor()("cat")["input_ids"] == [2, 6, 3]
+    assert class_name(name, revision="main") == "BertModel"
+    assert class_name(name, revision=tiny_models.COMMIT) == "BertModel"
+
+
+def test_model_that_is_not_cached_is_one_clear_message_offline(cache: Path, bert: Path) -> None:
+    tiny_models.put_in_cache(bert, cache, "someone/tiny-bert")
+    message = refusal("someone/other-bert")
+    assert message.startswith(f"someone/other-bert is not in the cache {cache / 'hub'}, and HF_HUB_OFFLINE is set")
+    assert "package.module:factory" in message
+    assert "at revision v2 is not in the cache" in refusal("someone/tiny-bert", revision="v2")
+
+
+def test_cached_model_without_its_weights_says_so(cache: Path, bert: Path, tmp_path: Path) -> None:
+    snapshot = tiny_models.put_in_cache(bert, cache, "someone/tiny-bert")
+    (snapshot / "model.safetensors").unlink()
+    message = refusal("someone/tiny-bert")
+    assert "the cache has no weights for it" in message
+    assert "HF_HUB_OFFLINE" in message
+    assert class_name("someone/tiny-bert", random_weights=True) == "BertModel"
+
+
+def test_folder_goes_before_a_model_of_the_same_name(
+    cache: Path, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_models.put_in_cache(bert, cache, "someone/tiny-bert")
+    rewritten(bert, tmp_path / "someone" / "tiny-bert", architectures=["BertForMaskedLM"])
+    monkeypatch.chdir(tmp_path)
+    assert class_name("someone/tiny-bert") == "BertForMaskedLM"
+
+
+# --- what cannot be loaded -------------------------------------------------------------------------------------
+
+
+def broken_folder(kind: str, bert: Path, folder: Path, marker: Path) -> Path:
+    if kind == "no weights":
+        return tiny_models.without_weights(bert, folder)
+    if kind == "pickle":
+        return tiny_models.with_pickle_only(bert, folder, marker)
+    if kind == "own code":
+        return tiny_models.with_own_code(folder, marker)
+    if kind == "own class":
+        tiny_models.with_own_code(folder, marker)
+        return rewritten(folder, folder.with_name("own class, known type"), model_type="bert")
+    if kind == "unknown type":
+        return rewritten(bert, folder, model_type="from-the-future")
+    if kind == "kernel":
+        return rewritten(bert, folder, attn_implementation="stranger/kernel")
+    shutil.copytree(bert, folder)
+    if kind == "truncated":
+        content = (bert / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    elif kind == "garbage":
+        (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    elif kind == "empty weights":
+        (folder / "model.safetensors").write_bytes(b"")
+    elif kind == "configuration":
+        (folder / "config.json").write_text("{", encoding="utf-8")
+    elif kind == "no configuration":
+        (folder / "config.json").unlink()
+    elif kind == "adapter":
+        (folder / "config.json").rename(folder / "adapter_config.json")
+    elif kind == "pipeline":
+        (folder / "config.json").rename(folder / "model_index.json")
+    return folder
+
+
+BROKEN = {
+    "no weights": "has no weights: there is no model.safetensors",
+    "pickle": "has its weights as pickle only (pytorch_model.bin)",
+    "own code": "needs Python code that came with it (modeling_own.OwnConfig, modeling_own.OwnModel), which was not",
+    "own class": "allow it with --trust-remote-code",
+    "unknown type": "model_type 'from-the-future', which transformers",
+    "kernel": "'stranger/kernel' is code from the hub, which was not fetched",
+    "truncated": "model.safetensors is no whole safetensors file",
+    "garbage": "model.safetensors is no whole safetensors file",
+    "empty weights": "model.safetensors is no whole safetensors file",
+    "configuration": "config.json",
+    "no configuration": "has no config.json, so it is no HuggingFace model",
+    "adapter": "is an adapter without its model",
+    "pipeline": "is a diffusers pipeline: name one of its models",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_folder_is_one_line_of_its_own_and_runs_nothing(
+    kind: str, bert: Path, tmp_path: Path, marker: Path, command: Callable[..., Outcome]
+) -> None:
+    folder = broken_folder(kind, bert, tmp_path / "broken", marker)
+    outcome = command("export", folder, tmp_path / "out.onnx")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert outcome.stderr.count("\n") == 1
+    assert BROKEN[kind] in outcome.error
+    assert str(folder) in outcome.error
+    assert not marker.exists()
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_code_that_is_allowed_runs(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # transformers copies the code there, and imports it from there
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    folder = tiny_models.with_own_code(tmp_path / "own", marker)
+    model = load(folder, trust_remote_code=True, random_weights=True).model
+    assert type(model).__name__ == "OwnModel"
+    assert marker.exists()
+    assert model(torch.ones(1, 4)).shape == (1, 4)
+
+
+def test_code_beside_a_model_that_needs_none_is_left_alone(bert: Path, tmp_path: Path, marker: Path) -> None:
+    own = tiny_models.with_own_code(tmp_path / "own", marker)
+    auto_map = json.loads((own / "config.json").read_bytes())["auto_map"]
+    folder = rewritten(bert, tmp_path / "both", auto_map=auto_map)
+    shutil.copy(own / "modeling_own.py", folder)
+    assert class_name(folder) == "BertModel"
+    assert not marker.exists()
+
+
+def test_attention_from_the_hub_needs_permission(bert: Path) -> None:
+    assert "code from the hub, which was not fetched" in refusal(bert, attn_implementation="stranger/kernel")
+    assert "quick" in refusal(bert, attn_implementation="quick")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "hf"), ("timm", "timm"), ("diffusers", "diffusers")])
+def test_missing_package_comes_with_the_command_that_installs_it(
+    package: str, extra: str, bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    reference = {"hf": str(bert), "timm": "timm:resnet18", "diffusers": f"diffusers:{bert}#unet"}[extra]
+    message = refusal(reference)
+    assert reference in message
+    assert f"pip install 'modelexport[{extra}]'" in message
