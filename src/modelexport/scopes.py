@@ -38,10 +38,12 @@ def read_torch_scope(properties: Mapping[str, str]) -> Scope | None:
     """
     names = _strings(properties.get(NAME_SCOPES_KEY))
     classes = _strings(properties.get(CLASS_HIERARCHY_KEY))
-    if not names or names[0] != ROOT_PATH or len(names) < 2 or len(names) > _MAX_DEPTH:
-        return None
     # The last entry is the operation.
     modules = names[:-1]
+    if not modules or modules[0] != ROOT_PATH or len(modules) > _MAX_DEPTH:
+        return None
+    if any(name.count(".") > _MAX_DEPTH for name in modules):
+        return None
     known: Sequence[str | None] = classes[: len(modules)] if len(classes) == len(names) else [None] * len(modules)
     return Scope(tuple(CallId(name) for name in modules), tuple(known))
 
@@ -68,8 +70,10 @@ def read_name_scope(name: str, operation: str, known: Container[str]) -> Scope |
     if not name.startswith("/") or len(name) > _MAX_TEXT:
         return None
     *parts, last = name[1:].split("/")
+    if len(parts) + name.count(".") > _MAX_DEPTH or not all(parts):
+        return None
     counted = _REPEATED.fullmatch(last)
-    if operation not in (last, counted[1] if counted else None) or len(parts) > _MAX_DEPTH or not all(parts):
+    if operation not in (last, counted[1] if counted else None):
         return None
     calls = [CallId(ROOT_PATH)]
     before = ""
