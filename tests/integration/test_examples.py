@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from tests.support.tiny_models import save_bert
 from typer.testing import CliRunner
 
 import modelexport
@@ -84,10 +85,11 @@ def make_gpt2():
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder but for a package of the user's own."""
+    """An empty folder but for a package of the user's own, and a model."""
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").write_text("")
     (tmp_path / "my_package" / "models.py").write_text(_PACKAGE)
+    save_bert(tmp_path / "my-bert", tokenizer=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
