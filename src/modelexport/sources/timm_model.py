@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from modelexport.errors import ModelSourceError
+from modelexport.errors import InputError, ModelSourceError
 from modelexport.sources.extras import require
 from modelexport.sources.hub import fetch, find_on_hub
 from modelexport.sources.load_errors import explain_load_error
@@ -40,7 +42,21 @@ def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
             image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
     except Exception as error:
         raise explain_load_error(reference, options.revision, error, weights=weights) from error
-    return SourcedModel(model, (image,))
+    return SourcedModel(model, (image,), lambda: _ImageProcessor(timm, model))
+
+
+class _ImageProcessor:
+    """What timm does to images before a model, called as the image processors of transformers are."""
+
+    def __init__(self, timm: Any, model: torch.nn.Module) -> None:
+        self._transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+        self._argument = next(iter(inspect.signature(model.forward).parameters))
+        self._dtype = next(model.parameters()).dtype
+
+    def __call__(self, images: Sequence[Any], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
+        if return_tensors != "pt":
+            raise InputError(f"images for timm become torch tensors, and not {return_tensors!r}")
+        return {self._argument: torch.stack([self._transform(image) for image in images]).to(self._dtype)}
 
 
 def _find_weights(timm: Any, reference: str, name: str, revision: str | None) -> Path:
