@@ -143,6 +143,13 @@ class _Builder:
         values: list[ir.Value] = []
         for tensor in self._cut.inputs:
             copy = self._copies[tensor.value]
+            if copy.producer() is not None:
+                raise ExtractionError(
+                    self._cut.call.id,
+                    "unknown_boundary",
+                    f"its input {tensor.name!r} is said to be {self._identity(tensor.value)}, which is made in a body "
+                    "that it holds: the hierarchy was changed, or is of another graph; export again",
+                )
             if copy in values:
                 copy = ir.Value(type=copy.type, shape=copy.shape)
             # A weight that was given as an argument is an input here, with no content of its own.
