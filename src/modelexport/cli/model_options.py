@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelexport.cli.output import message_console, printable
-from modelexport.errors import InputError
+from modelexport.errors import InputError, ModelExportError
 
 if TYPE_CHECKING:
     from modelexport.sources.model_source import SourcedModel
@@ -58,8 +58,22 @@ _RUNNING: Mapping[str, tuple[Any, Any]] = {
         Annotated[list[str] | None, typer.Option(help="An input as name=1x16 or name=1x16:int64; repeat for more.")],
         None,
     ),
-    "inputs": (Annotated[Path | None, typer.Option(help="An .npz file with the inputs by name.")], None),
+    "inputs": (Annotated[Path | None, typer.Option(help="An .npz or .json file with the inputs by name.")], None),
+    "input_text": (
+        Annotated[list[str] | None, typer.Option(help="A text for the model's own tokenizer; repeat for more.")],
+        None,
+    ),
+    "input_image": (
+        Annotated[list[Path] | None, typer.Option(help="An image file for its own image processor; repeat for more.")],
+        None,
+    ),
+    "input_audio": (
+        Annotated[list[Path] | None, typer.Option(help="A sound file for its own feature extractor; repeat for more.")],
+        None,
+    ),
 }
+# What goes through the model's own processor, which may take several of them together.
+_PROCESSED = ("input_text", "input_image", "input_audio")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +93,7 @@ class ModelRequest:
         """The options that were given, as they are written."""
         defaults = {**_LOADING, **_RUNNING}
         given = {**self.loading, **self.running}
-        return tuple(
-            f"--{name.replace('_', '-')}" for name, value in given.items() if value and value != defaults[name][1]
-        )
+        return tuple(_written(name) for name, value in given.items() if value and value != defaults[name][1])
 
     def check(self) -> None:
         """Finds out before anything is loaded what cannot be: a wrong option should not cost the time of a run.
@@ -89,8 +101,11 @@ class ModelRequest:
         Raises:
             InputError: Options that exclude each other are given.
         """
-        if self.running["inputs"] is not None and self.running["input_shape"]:
-            raise InputError("--inputs and --input-shape both give example inputs: use one of them")
+        ways = [("inputs",), ("input_shape",), _PROCESSED]
+        used = [[_written(name) for name in way if self.running[name]] for way in ways]
+        given = [names[0] for names in used if names]
+        if len(given) > 1:
+            raise InputError(f"{given[0]} and {given[1]} both give example inputs: use one of them")
 
     def load(self, reference: str) -> SourcedModel:
         """The model, with what its source has to say about it on stderr.
@@ -106,23 +121,58 @@ class ModelRequest:
         return sourced
 
     def choose_inputs(self, reference: str, sourced: SourcedModel) -> Any:
-        """The example inputs: from a file, from shapes, or those that came with the model.
+        """The example inputs: those that are given, else those that came with the model, else made up, and said so.
 
         Raises:
-            InputError: There are none.
+            InputError: Those that are given cannot be used, or none can be made up.
         """
-        from modelexport.sources.example_inputs import fill_shapes, read_arrays
+        from modelexport.sources.example_inputs import fill_shapes, read_inputs
+        from modelexport.sources.made_inputs import describe, make_inputs
 
         if self.running["inputs"] is not None:
-            return read_arrays(self.running["inputs"])
+            return read_inputs(self.running["inputs"])
         if self.running["input_shape"]:
             return fill_shapes(self.running["input_shape"])
+        if any(self.running[name] for name in _PROCESSED):
+            return self._processed(reference, sourced)
         if sourced.example_inputs is not None:
             return sourced.example_inputs
-        raise InputError(
-            f"no example inputs for {reference}: give --input-shape name=1x16 or --inputs file.npz, "
-            "or let the factory return a pair of the model and its inputs"
-        )
+        made = make_inputs(sourced.model, _processor_to_try(sourced))
+        message_console().print(printable(f"inputs made up: {describe(made) or 'none'}"), markup=False)
+        return made
+
+    def _processed(self, reference: str, sourced: SourcedModel) -> Any:
+        """What the model's own processor makes of what is given, with what else forward needs."""
+        from modelexport.sources.made_inputs import complete_inputs, describe
+        from modelexport.sources.processed_inputs import process, read_material
+
+        processor = None if sourced.processor is None else sourced.processor()
+        if processor is None:
+            option = next(_written(name) for name in _PROCESSED if self.running[name])
+            raise InputError(
+                f"{option}: {reference} came without a tokenizer or processor; "
+                "give --inputs file.npz or --input-shape name=1x16"
+            )
+        material = read_material(processor, *(self.running[name] or [] for name in _PROCESSED))
+        given = process(processor, material, inspect.signature(sourced.model.forward).parameters)
+        inputs = complete_inputs(sourced.model, given)
+        added = {name: inputs[name] for name in inputs if name not in given} if isinstance(inputs, dict) else {}
+        if added:
+            message_console().print(printable(f"inputs made up: {describe(added)}"), markup=False)
+        return inputs
+
+
+def _written(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _processor_to_try(sourced: SourcedModel) -> Any | None:
+    """The model's own processor; where it cannot be loaded, inputs can still be made up without it."""
+    try:
+        return None if sourced.processor is None else sourced.processor()
+    except ModelExportError as error:
+        message_console().print(printable(f"note: {error}"), markup=False)
+        return None
 
 
 def loads_model(command: Callable[..., None]) -> Callable[..., None]:

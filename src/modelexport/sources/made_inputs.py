@@ -5,20 +5,23 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from modelexport.errors import InputError
+from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN
 from modelexport.sources.made_inputs_facts import ModelFacts
 from modelexport.sources.made_inputs_proposals import propose
 from modelexport.sources.made_inputs_repairs import repairs
 from modelexport.sources.made_inputs_specs import Proposal, TensorSpec, make_tensors
 from modelexport.sources.made_inputs_trial import Failure, try_call
+from modelexport.sources.processed_inputs import process, samples
 
 _MOST_ATTEMPTS = 120
+_MOST_COMPLETIONS = 24
 _MOST_SECONDS = 120.0
 _MOST_SHOWN = 3
 _ADVICE = "give them with --input-shape name=1x16, --inputs file.npz or --input-text (in Python, as example_inputs)"
@@ -45,39 +48,64 @@ def make_example_inputs(model: torch.nn.Module, processor: object | None = None)
     Raises:
         InputError: Nothing that was tried is accepted; it says what forward answered.
     """
-    with TURN:
-        return _search(model, processor)
-
-
-def _search(model: torch.nn.Module, processor: object | None) -> Inputs:
     facts = ModelFacts.read(model)
+    with TURN:
+        found, failures = _search(model, facts, _first(model, facts, processor), _MOST_ATTEMPTS)
+    if found is None:
+        raise InputError(_report(model, failures))
+    return found
+
+
+def complete_inputs(model: torch.nn.Module, given: Mapping[str, Any]) -> Inputs:
+    """What is given, with made-up arguments beside it where forward does not run without them.
+
+    Where none are found, what is given as it is: it is for whoever runs it to say what is wrong with it.
+    """
+    with TURN:
+        found, _ = _search(model, ModelFacts.read(model), [dict(given)], _MOST_COMPLETIONS)
+    return dict(given) if found is None else found
+
+
+_Failures = list[tuple[Proposal, Failure]]
+
+
+def _search(
+    model: torch.nn.Module, facts: ModelFacts, first: Iterable[Proposal], most: int
+) -> tuple[Inputs | None, _Failures]:
+    """The first inputs that are accepted, the cheapest to come by first; and what failed before."""
     avoided = frozenset(facts.special_tokens().values())
     order = itertools.count()
-    queue = [(3 * rank, next(order), proposal) for rank, proposal in enumerate(_first(model, facts, processor))]
+    queue = [(3 * rank, next(order), proposal) for rank, proposal in enumerate(first)]
     heapq.heapify(queue)
     seen: set[str] = set()
-    failures: list[tuple[Proposal, Failure]] = []
+    failures: _Failures = []
     end = time.monotonic() + _MOST_SECONDS
-    while queue and len(failures) < _MOST_ATTEMPTS and time.monotonic() < end:
+    while queue and len(failures) < most and time.monotonic() < end:
         cost, _, proposal = heapq.heappop(queue)
-        key = repr(sorted(proposal.items(), key=lambda item: item[0]))
+        key = repr(sorted((name, _key(value)) for name, value in proposal.items()))
         if key in seen or not all(spec.is_bounded for spec in proposal.values() if isinstance(spec, TensorSpec)):
             continue
         seen.add(key)
         arguments = make_tensors(proposal, facts.dtype, avoided)
         args = tuple(arguments[name] for name in facts.positional if name in arguments)
         kwargs = {name: value for name, value in arguments.items() if name not in facts.positional}
-        failure = try_call(model, args, kwargs)
+        failure = try_call(model, *copied_inputs(args, kwargs))
         if failure is None:
-            return kwargs if not args else (*args, kwargs) if kwargs else args
+            return (kwargs if not args else (*args, kwargs) if kwargs else args), failures
         failures.append((proposal, failure))
         for number, (step, changed) in enumerate(repairs(facts, proposal, failure)):
             heapq.heappush(queue, (cost + 1 + step + number // 8, next(order), changed))
-    raise InputError(_report(model, failures))
+    return None, failures
+
+
+def _key(value: object) -> str:
+    return repr(value) if isinstance(value, TensorSpec) else f"{type(value).__name__} {id(value)}"
 
 
 def _first(model: torch.nn.Module, facts: ModelFacts, processor: object | None) -> Iterator[Proposal]:
     """Where the search begins, the likeliest first."""
+    if processor is not None:
+        yield from _processed(processor, facts)
     dummies = _dummies(model, facts)
     if dummies:
         yield dummies
@@ -86,6 +114,17 @@ def _first(model: torch.nn.Module, facts: ModelFacts, processor: object | None) 
     if not names:
         names = [name for name, parameter in facts.parameters.items() if parameter.default is None][:1]
     yield {name: propose(facts, name)[0] for name in names}
+
+
+def _processed(processor: object, facts: ModelFacts) -> Iterator[Proposal]:
+    """What the processor makes of samples, where forward's main input is among it."""
+    for material in samples(processor):
+        try:
+            made = process(processor, material, facts.parameters)
+        except InputError:
+            continue
+        if not facts.main_inputs or set(facts.main_inputs) & set(made):
+            yield made
 
 
 def _dummies(model: torch.nn.Module, facts: ModelFacts) -> Proposal:
@@ -110,8 +149,10 @@ def _report(model: torch.nn.Module, failures: list[tuple[Proposal, Failure]]) ->
     )
 
 
-def describe(inputs: Mapping[str, Any]) -> str:
+def describe(inputs: Mapping[str, Any] | tuple[Any, ...]) -> str:
     """Inputs in a few words: names, shapes and types."""
+    if isinstance(inputs, tuple):
+        return ", ".join(_described(value) for value in inputs)
     return ", ".join(f"{name} {_described(value)}" for name, value in inputs.items())
 
 

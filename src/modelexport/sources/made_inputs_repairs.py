@@ -18,6 +18,7 @@ _MISSING = re.compile(r"missing \d+ required [\w-]+ arguments?: (?P<names>.+)")
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
 _BY = re.compile(r"[x*]")
 _MOST_NUMBERS = 8
+_MOST_MENTIONED = 4
 _SHAPED = (ValueError, RuntimeError, IndexError, AssertionError, TypeError)
 _MOST_SENSIBLE_SIZE = 1 << 14
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
@@ -28,7 +29,7 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
     missing = _MISSING.search(failure.words) if issubclass(failure.kind, TypeError) else None
     if missing is not None:
         names = [name for name in re.findall(r"'(\w+)'", missing["names"]) if name in facts.parameters]
-        added = {name: propose(facts, name)[0] for name in names if name not in proposal}
+        added = {name: _fitting(propose(facts, name)[0], proposal) for name in names if name not in proposal}
         if added:
             yield 0, {**proposal, **added}
             return
@@ -55,9 +56,22 @@ def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Itera
             continue
         seen.add(name)
         for spec in propose(facts, name)[:1]:
-            yield {**proposal, name: spec}
-        if len(seen) == 4:
+            yield {**proposal, name: _fitting(spec, proposal)}
+        if len(seen) == _MOST_MENTIONED:
             return
+
+
+def _fitting(spec: Any, proposal: Proposal) -> Any:
+    """What is proposed with the batch and the length of what is there already."""
+    if not isinstance(spec, TensorSpec) or spec.rows:
+        return spec
+    shapes = [tuple(there.shape) for there in proposal.values() if isinstance(there, TensorSpec | torch.Tensor)]
+    usual = {BATCH: [shape[0] for shape in shapes if shape], LENGTH: [shape[1] for shape in shapes if len(shape) == 2]}
+    axes = {}
+    for axis, size in enumerate(spec.shape):
+        if axis < 2 and usual.get(size):
+            axes[axis] = usual[size][0]
+    return spec.resized(axes)
 
 
 def _by_module(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
@@ -212,11 +226,8 @@ def _with_placeholders(proposal: Proposal, name: str, token: int, count: int) ->
 
 
 def _other_shapes(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
-    for name in proposal:
-        options = propose(facts, name)
-        for option in options[1:]:
-            if option != proposal[name]:
-                yield {**proposal, name: option}
+    for name, spec in _tensors(proposal):
+        yield from ({**proposal, name: option} for option in propose(facts, name)[1:] if option != spec)
 
 
 def _other_sizes(proposal: Proposal) -> Iterator[Proposal]:

@@ -1,0 +1,201 @@
+"""Text, images and sound to what forward takes, through the model's own tokenizer, image processor or the like."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import wave
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from modelexport.errors import InputError
+
+_SAMPLE_TEXTS = ("The quick brown fox jumps over the lazy dog.", "Every module knows its own nodes.")
+_SAMPLE_SIDE = 64
+_SAMPLE_SECONDS = 1
+_USUAL_RATE = 16_000
+# What processors call what they take, as the base classes of transformers have it.
+_KEYS = {"texts": ("text",), "images": ("images",), "sounds": ("audio", "raw_speech", "audios")}
+_OPTIONS = {"texts": "--input-text", "images": "--input-image", "sounds": "--input-audio"}
+_PCM = {1: np.uint8, 2: np.int16, 4: np.int32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Material:
+    """What a person would give the model: texts, images, and sounds as numbers of one rate."""
+
+    texts: tuple[str, ...] = ()
+    images: tuple[Any, ...] = ()
+    sounds: tuple[np.ndarray[Any, Any], ...] = ()
+
+    def given(self) -> dict[str, tuple[Any, ...]]:
+        """The kinds that there are some of."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if value}
+
+
+def read_material(processor: object, texts: list[str], images: list[Path], sounds: list[Path]) -> Material:
+    """Texts as they are, images and sounds from files.
+
+    Raises:
+        InputError: A file cannot be read, or the sound has another rate than the model takes.
+    """
+    rate = sampling_rate(processor)
+    return Material(
+        tuple(texts), tuple(_read_image(path) for path in images), tuple(_read_sound(path, rate) for path in sounds)
+    )
+
+
+def process(processor: object, material: Material, taken: Mapping[str, Any]) -> dict[str, Any]:
+    """What the processor makes of it, as far as forward takes it.
+
+    Args:
+        processor: The model's own.
+        material: What it is to be made of.
+        taken: The names of forward's arguments.
+
+    Raises:
+        InputError: The processor has no use for one of the kinds, or refuses what is given.
+    """
+    keys = _call_keys(processor)
+    name = type(processor).__name__
+    arguments: dict[str, Any] = {}
+    for kind, values in material.given().items():
+        if kind not in keys:
+            raise InputError(f"{_OPTIONS[kind]}: the model's processor, a {name}, takes none; it takes {_taken(keys)}")
+        arguments[keys[kind]] = list(values)
+    options: dict[str, Any] = {"return_tensors": "pt"}
+    if material.sounds:
+        options["sampling_rate"] = sampling_rate(processor)
+    if len(material.texts) > 1 or len(material.sounds) > 1:
+        options["padding"] = True
+    try:
+        result = processor(**arguments, **options)  # type: ignore[operator]  # processors are called
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        given = " and ".join(_OPTIONS[kind] for kind in material.given())
+        raise InputError(f"{given}: the model's processor, a {name}, refuses it: {reason}") from error
+    found = {key: value for key, value in dict(result).items() if key in taken}
+    if not any(isinstance(value, torch.Tensor) for value in found.values()):
+        raise InputError(
+            f"the model's processor, a {name}, gives {', '.join(map(str, dict(result))) or 'nothing'}, "
+            f"and forward takes {', '.join(taken)}: give --inputs file.npz"
+        )
+    return found
+
+
+def samples(processor: object) -> Iterator[Material]:
+    """Material to try a processor with: all kinds it takes together, then each alone."""
+    keys = _call_keys(processor)
+    generator = np.random.default_rng(0)
+    pictures = tuple(generator.integers(0, 256, (_SAMPLE_SIDE, _SAMPLE_SIDE, 3), dtype=np.uint8) for _ in range(2))
+    rate = sampling_rate(processor) or _USUAL_RATE
+    times = np.arange(_SAMPLE_SECONDS * rate, dtype=np.float32) / rate
+    tones = tuple(np.sin(2 * np.pi * pitch * times).astype(np.float32) for pitch in (440, 660))
+    marks = [getattr(processor, f"{kind}_token", None) for kind in ("image", "audio")]
+    marked = "".join(mark for mark in marks if isinstance(mark, str))
+    everything = Material(
+        tuple(f"{marked}{text}" for text in _SAMPLE_TEXTS) if "texts" in keys else (),
+        pictures if "images" in keys else (),
+        tones if "sounds" in keys else (),
+    )
+    if len(keys) > 1:
+        yield everything
+    plain = dataclasses.replace(everything, texts=_SAMPLE_TEXTS if "texts" in keys else ())
+    for kind, values in plain.given().items():
+        yield Material(**{kind: values})
+        # A tokenizer without a token to pad with takes texts one by one only.
+        yield Material(**{kind: values[:1]})
+
+
+def sampling_rate(processor: object) -> int | None:
+    """How many numbers a second of sound has for the processor, or for the part of it that takes sound."""
+    for part in (processor, *vars(processor).values()):
+        rate = getattr(part, "sampling_rate", None)
+        if isinstance(rate, int):
+            return rate
+    return None
+
+
+def _call_keys(processor: object) -> dict[str, str]:
+    parameters = inspect.signature(type(processor).__call__).parameters
+    found = {kind: key for kind, names in _KEYS.items() for key in names if key in parameters}
+    # One that says nothing of what it takes has parts, each of which does.
+    for part in () if found else vars(processor).values():
+        if callable(part):
+            found |= {kind: _KEYS[kind][0] for kind in _call_keys(part)}
+    return found
+
+
+def _taken(keys: Mapping[str, str]) -> str:
+    return " and ".join(_OPTIONS[kind] for kind in keys) or "none of these options"
+
+
+def _read_image(path: Path) -> Any:
+    try:
+        pictures = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise InputError("--input-image needs Pillow, which is not installed: pip install pillow") from error
+    try:
+        with pictures.open(path) as picture:
+            return picture.convert("RGB")
+    except Exception as error:
+        raise InputError(f"--input-image {path} cannot be read as an image: {_reason(error)}") from error
+
+
+def _read_sound(path: Path, wanted: int | None) -> np.ndarray[Any, Any]:
+    numbers, rate = _read_wave(path) if path.suffix.lower() in (".wav", ".wave") else _read_other_sound(path)
+    if wanted is not None and rate != wanted:
+        raise InputError(
+            f"--input-audio {path} has {rate} numbers a second, and the model takes {wanted}: "
+            f"convert it first, with ffmpeg -i {path.name} -ar {wanted} converted.wav"
+        )
+    if not len(numbers):
+        raise InputError(f"--input-audio {path} is empty")
+    # One channel: the mean of what there is.
+    single: np.ndarray[Any, Any] = np.asarray(numbers, dtype=np.float32).mean(axis=1)
+    return single
+
+
+def _read_wave(path: Path) -> tuple[np.ndarray[Any, Any], int]:
+    try:
+        with wave.open(str(path), "rb") as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            data = file.readframes(file.getnframes())
+    except (wave.Error, EOFError, OSError) as error:
+        # Floats and compressed sound have the same suffix, and another reader.
+        if path.is_file() and importlib.util.find_spec("soundfile") is not None:
+            return _read_other_sound(path)
+        raise InputError(f"--input-audio {path} cannot be read as a PCM wave file: {_reason(error)}") from error
+    if width not in _PCM:
+        raise InputError(f"--input-audio {path} has {8 * width} bits a number: convert it to 16 bits")
+    numbers = np.frombuffer(data, dtype=np.dtype(_PCM[width]).newbyteorder("<"))
+    numbers = numbers[: len(numbers) // channels * channels].reshape(-1, channels).astype(np.float32)
+    if width == 1:
+        return (numbers - 128) / 128, rate
+    return numbers / float(1 << (8 * width - 1)), rate
+
+
+def _read_other_sound(path: Path) -> tuple[np.ndarray[Any, Any], int]:
+    try:
+        library = importlib.import_module("soundfile")
+    except ImportError as error:
+        raise InputError(
+            f"--input-audio {path} is no .wav file, and others need soundfile, which is not installed: "
+            "pip install soundfile"
+        ) from error
+    try:
+        numbers, rate = library.read(path, dtype="float32", always_2d=True)
+    except Exception as error:
+        raise InputError(f"--input-audio {path} cannot be read as sound: {_reason(error)}") from error
+    return numbers, int(rate)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
