@@ -51,6 +51,17 @@ class Tied(nn.Module):
         return self.decode(torch.relu(self.encode(x)))
 
 
+class Unwilling(nn.Module):
+    """Takes nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not today")
+
+
+def unwilling() -> Unwilling:
+    return Unwilling()
+
+
 class Waiting(nn.Module):
     """Says that its forward pass has begun, and then takes its time."""
 

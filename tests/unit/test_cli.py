@@ -51,7 +51,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from modelexport.cli.main import run
 run()
 """
-# For a model that comes without example inputs of its own.
+# For a model that takes no inputs that could be made up for it.
 NO_INPUTS = ("--no-optimize",)
 
 
@@ -390,7 +390,7 @@ def test_model_reference_that_leads_to_no_model_is_one_line_that_names_it(
         ("net.onnx", ("--inputs", "single.npy"), "single.npy"),
         ("net.onnx", ("--inputs", "pickled.npz"), "pickled.npz"),
         ("net.onnx", ("--inputs", "good.npz", "--input-shape", "x=2x3x4x4"), "--inputs and --input-shape"),
-        ("net.onnx", NO_INPUTS, "no example inputs for"),
+        ("net.onnx", NO_INPUTS, "no example inputs could be made up for Unwilling"),
     ],
 )
 def test_argument_that_cannot_be_used_is_one_line_that_names_it(
@@ -407,7 +407,7 @@ def test_argument_that_cannot_be_used_is_one_line_that_names_it(
     np.savez(tmp_path / "good.npz", x=np.zeros((2, 3, 4, 4), np.float32))
     before = files_in(tmp_path)
     monkeypatch.chdir(tmp_path)
-    factory = "net" if options is NO_INPUTS else "net_with_inputs"
+    factory = "unwilling" if options is NO_INPUTS else "net_with_inputs"
     outcome = command("export", f"{FACTORIES}:{factory}", output, *options)
     assert (outcome.code, outcome.stdout) == (2, "")
     assert named in outcome.error

@@ -23,7 +23,7 @@ from modelexport.sources.processed_inputs import process, samples
 _MOST_ATTEMPTS = 120
 _MOST_COMPLETIONS = 24
 _MOST_SECONDS = 120.0
-_MOST_SHOWN = 3
+_MOST_SHOWN = 2
 _ADVICE = "give them with --input-shape name=1x16, --inputs file.npz or --input-text (in Python, as example_inputs)"
 
 Inputs = dict[str, Any] | tuple[Any, ...]
@@ -142,10 +142,10 @@ def _report(model: torch.nn.Module, failures: list[tuple[Proposal, Failure]]) ->
     answers: dict[str, Proposal] = {}
     for proposal, failure in failures:
         answers.setdefault(str(failure), proposal)
-    shown = [f"\n  {describe(proposal) or 'nothing'}: {words}" for words, proposal in answers.items()][:_MOST_SHOWN]
+    shown = [f"{describe(proposal) or 'nothing'}: {words}" for words, proposal in answers.items()][:_MOST_SHOWN]
     return (
         f"no example inputs could be made up for {type(model).__name__}: {_ADVICE}. "
-        f"{len(failures)} calls were tried, and forward answered:{''.join(shown)}"
+        f"{len(failures)} calls were tried; forward answered to {'; to '.join(shown)}"
     )
 
 

@@ -15,7 +15,7 @@ from modelexport.preserve import buffers_restored, evaluation_mode, preserved_st
 from modelexport.structure import named_results
 
 _NAME = re.compile(r"[A-Za-z_]\w+")
-_MOST_WORDS = 300
+_MOST_WORDS = 200
 
 # The shape and type of a tensor.
 Given = tuple[tuple[int, ...], torch.dtype]

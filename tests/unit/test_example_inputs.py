@@ -1,0 +1,87 @@
+"""Inputs that are given in files: JSON to tensors, and what is no tensor refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from modelexport.errors import InputError
+from modelexport.sources.example_inputs import read_inputs
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "inputs.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_lists_of_numbers_are_tensors_of_the_type_that_torch_gives_them(tmp_path: Path) -> None:
+    read = read_inputs(written(tmp_path, {"ids": [[1, 2], [3, 4]], "x": [0.5, 1], "mask": [True, False]}))
+    assert isinstance(read, dict)
+    assert {name: value.dtype for name, value in read.items()} == {
+        "ids": torch.int64,
+        "x": torch.float32,
+        "mask": torch.bool,
+    }
+    assert read["ids"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_type_and_shape_can_be_said(tmp_path: Path) -> None:
+    read = read_inputs(written(tmp_path, {"x": {"data": [1, 2, 3, 4], "dtype": "float16", "shape": [2, 2]}}))
+    assert isinstance(read, dict)
+    assert read["x"].dtype is torch.float16
+    assert read["x"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_other_objects_are_arguments_with_parts_and_numbers_stay_numbers(tmp_path: Path) -> None:
+    content = {"batch": {"image": [[1.0]], "size": {"data": 3}}, "steps": 4, "fast": True, "pairs": [{"a": [1]}, {}]}
+    read = read_inputs(written(tmp_path, content))
+    assert isinstance(read, dict)
+    assert read["batch"]["image"].shape == (1, 1)
+    assert read["batch"]["size"].shape == ()
+    assert (read["steps"], read["fast"]) == (4, True)
+    assert read["pairs"][0]["a"].tolist() == [1]
+
+
+def test_list_holds_arguments_by_position(tmp_path: Path) -> None:
+    read = read_inputs(written(tmp_path, [[[1.0, 2.0]], [3]]))
+    assert isinstance(read, tuple)
+    assert [tuple(tensor.shape) for tensor in read] == [(1, 2), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"x": [1, ', "cannot be read as a JSON file"),
+        ('{"x": [NaN]}', "cannot be read as a JSON file"),
+        ("3", "holds a int: write an object"),
+        ({"x": [[1, 2], [3]]}, "x is no tensor"),
+        ({"x": ["a"]}, "x is no tensor"),
+        ({"x": {"data": [1], "dtype": "int99"}}, "x has the dtype 'int99'"),
+        ({"x": {"data": [1, 2, 3], "shape": [2, 2]}}, "x has 3 numbers, which make no shape [2, 2]"),
+        ({"x": {"y": {"data": ["b"]}}}, "x.y is no tensor"),
+        ("[" * 5000 + "]" * 5000, "inputs.json"),
+        ('{"a":' * 200 + "1" + "}" * 200, "nested too deep"),
+    ],
+)
+def test_what_is_no_input_is_refused_by_name(tmp_path: Path, content: Any, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_inputs(written(tmp_path, content))
+    assert said in str(caught.value)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.json"):
+        read_inputs(tmp_path / "none.json")
+
+
+def test_arrays_are_read_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((2, 3), np.float16))
+    read = read_inputs(tmp_path / "inputs.npz")
+    assert isinstance(read, dict)
+    assert read["x"].dtype is torch.float16
