@@ -13,7 +13,7 @@ from tests.support.command import Outcome
 from tests.support.commands_in_process import run_commands
 from tests.support.fake_hub import FakeHub, serve
 
-pytest.importorskip("transformers")
+pytest.importorskip("diffusers")
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("hub")]
 
 # Each model is asked for under an id of its own, so that it is known who asked for what.
@@ -29,6 +29,9 @@ ASKED: dict[str, tuple[str, ...]] = {
     "failing": ("inspect", "someone/failing"),
     "random": ("inspect", "someone/random", "--random-weights", "--format", "json"),
     "good": ("inspect", "someone/good", "--format", "json"),
+    "component": ("inspect", "diffusers:someone/pipeline#unet", "--format", "json"),
+    "random component": ("inspect", "diffusers:someone/pipeline2#unet", "--random-weights", "--format", "json"),
+    "no component": ("inspect", "diffusers:someone/pipeline#vae"),
     "good again": ("inspect", "someone/good", "--revision", "main", "--format", "json"),
 }
 
@@ -55,6 +58,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     models["code"] = tiny_models.with_own_code(folder / "code", marker)
     models["corrupt"] = tiny_models.without_weights(bert, folder / "corrupt")
     (models["corrupt"] / "model.safetensors").write_bytes(b"\xff" * 64)
+    models["pipeline"] = models["pipeline2"] = tiny_models.save_pipeline(folder / "pipeline")
+    # In another precision, and as a pickle: neither is asked for.
+    for variant in ("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.bin"):
+        (folder / "pipeline" / "unet" / variant).write_bytes(b"")
     hub = FakeHub(
         {f"someone/{name}": model for name, model in models.items()},
         gated=frozenset({"someone/gated"}),
@@ -77,6 +84,7 @@ FAILURES = {
     "code": "someone/code needs Python code that came with it (modeling_own.OwnConfig, modeling_own.OwnModel)",
     "corrupt": "someone/corrupt: ",
     "failing": "the HuggingFace hub answered 503",
+    "no component": "its models are diffusers:someone/pipeline#text_encoder, diffusers:someone/pipeline#unet",
 }
 
 
@@ -105,6 +113,8 @@ def test_corrupt_weights_are_called_so(session: Session) -> None:
         ("random", ["config.json"]),
         ("corrupt", ["config.json", "model.safetensors"]),
         ("good", ["config.json", "model.safetensors"]),
+        ("pipeline", ["unet/config.json", "unet/diffusion_pytorch_model.safetensors"]),
+        ("pipeline2", ["unet/config.json"]),
     ],
 )
 def test_no_more_is_downloaded_than_was_asked_for(session: Session, name: str, downloaded: list[str]) -> None:
@@ -118,6 +128,12 @@ def test_hub_is_asked_for_nothing_else(session: Session) -> None:
     ours = ("/api/models/someone/", "/someone/", "/api/models/wrong-too")
     assert [request for request in session.hub.asked if not request.partition(" ")[2].startswith(ours)] == []
     assert {request.partition(" ")[0] for request in session.hub.asked} <= {"GET", "HEAD"}
+
+
+def test_component_of_a_pipeline_on_the_hub_is_loaded(session: Session) -> None:
+    for kind in ("component", "random component"):
+        assert session.outcomes[kind].stderr == ""
+        assert json.loads(session.outcomes[kind].stdout)["characteristics"]["model_type"] == "UNet2DModel"
 
 
 def test_model_of_the_hub_is_loaded(session: Session) -> None:

@@ -107,23 +107,8 @@ def test_timm_model_that_cannot_be_loaded_is_one_line(
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline of a UNet, a scheduler and a text encoder of transformers."""
-    diffusers = pytest.importorskip("diffusers")
-    folder = tmp_path_factory.mktemp("diffusers") / "pipeline"
-    torch.manual_seed(3)
-    unet = diffusers.UNet2DModel(
-        sample_size=8,
-        in_channels=1,
-        out_channels=1,
-        layers_per_block=1,
-        block_out_channels=(8, 8),
-        norm_num_groups=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    )
-    diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler()).save_pretrained(folder)
-    tiny_models.save_bert(folder / "text_encoder")
-    return folder
+    pytest.importorskip("diffusers")
+    return tiny_models.save_pipeline(tmp_path_factory.mktemp("diffusers") / "pipeline")
 
 
 def load(reference: str, **options: Any) -> SourcedModel:

@@ -43,14 +43,15 @@ class FakeHub:
             return 401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."}, b""
         if rest and rest[0] not in (COMMIT, "main"):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-        files = sorted(file.name for file in self.models[name].iterdir())
+        folder = self.models[name]
+        files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
         if kind == "info":
             return 200, {"Content-Type": "application/json"}, json.dumps(_info(name, files)).encode()
         if name in self.gated:
             return 403, {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to model {name} is restricted."}, b""
         if rest[1] not in files:
             return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
-        content = (self.models[name] / rest[1]).read_bytes()
+        content = (folder / rest[1]).read_bytes()
         return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}, content
 
 

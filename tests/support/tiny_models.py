@@ -74,6 +74,26 @@ def save_bert(folder: Path, *, tokenizer: bool = False, dtype: torch.dtype = tor
     return folder
 
 
+def save_pipeline(folder: Path) -> Path:
+    """A diffusers pipeline of a UNet, a scheduler and a text encoder of transformers."""
+    import diffusers
+
+    torch.manual_seed(3)
+    unet = diffusers.UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(8, 8),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler()).save_pretrained(folder)
+    save_bert(folder / "text_encoder")
+    return folder
+
+
 def without_weights(source: Path, folder: Path) -> Path:
     shutil.copytree(source, folder)
     (folder / "model.safetensors").unlink()
