@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from tests.support import tiny_models
 from tests.support.command import Outcome
 from tests.support.commands_in_process import APART, run_commands
@@ -30,6 +31,7 @@ def refusal(reference: str, **options: Any) -> str:
 
 # --- timm ------------------------------------------------------------------------------------------------------
 
+_TYPES = {"tensor(float)": torch.float32, "tensor(int64)": torch.int64}
 TIMM_MODELS = ("test_vit", "test_resnet", "test_convnext")
 
 
@@ -40,10 +42,12 @@ def timm_outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
         pytest.fail(f"timm is not in {APART}: make puts it there")
     folder = tmp_path_factory.mktemp("timm")
     home = folder / "home"
+    Image.new("RGB", (200, 100), "red").save(folder / "red.png")
     asked: dict[str, list[str | Path]] = {
         name: ["export", f"timm:{name}", folder / f"{name}.onnx", "--random-weights", "--strategy", "htp"]
         for name in TIMM_MODELS
     }
+    asked["test_resnet"] += ["--input-image", folder / "red.png"]
     asked["verify"] = ["verify", folder / "test_convnext.onnx", "--model", "timm:test_convnext", "--random-weights"]
     asked["offline"] = ["inspect", "timm:test_vit"]
     asked["unknown"] = ["inspect", "timm:resnet18x"]
@@ -119,16 +123,16 @@ def test_model_of_a_pipeline_exports_and_gives_the_results_of_pytorch(
     pipeline: Path, tmp_path: Path, command: Callable[..., Outcome]
 ) -> None:
     reference = f"diffusers:{pipeline}#unet"
-    shapes = ("--input-shape", "sample=1x1x8x8", "--input-shape", "timestep=1:int64")
-    outcome = command("export", reference, tmp_path / "unet.onnx", *shapes, "--format", "json")
+    outcome = command("export", reference, tmp_path / "unet.onnx", "--format", "json")
     assert outcome.code == 0, outcome.stderr
     assert json.loads(outcome.stdout)["summary"]["coverage"] == 1.0
     model = load(reference).model
-    sample, timestep = torch.randn(1, 1, 8, 8), torch.ones(1, dtype=torch.int64)
     session = onnxruntime.InferenceSession(tmp_path / "unet.onnx", providers=["CPUExecutionProvider"])
-    (result,) = session.run(None, {"sample": sample.numpy(), "timestep": timestep.numpy()})
+    inputs = {value.name: torch.ones(value.shape, dtype=_TYPES[value.type]) for value in session.get_inputs()}
+    inputs["sample"] = torch.randn_like(inputs["sample"])
+    (result,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     with torch.no_grad():
-        expected = model(sample, timestep).sample.numpy()
+        expected = model(**inputs).sample.numpy()
     np.testing.assert_allclose(result, expected, atol=1e-4)
 
 

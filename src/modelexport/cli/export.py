@@ -74,7 +74,7 @@ def export(
 
         modelexport export my_package.models:make_net net.onnx --input-shape x=1x3x32x32
 
-        modelexport export ./my-bert classifier.onnx --task text-classification --input-shape input_ids=1x8:int64
+        modelexport export ./my-bert classifier.onnx --task text-classification --input-text "The cat sat"
 
         modelexport export my_package.models:make_gpt2 gpt2.onnx --stages
     """
