@@ -65,11 +65,13 @@ class Fingerprint:
         """Whether both hold the same numbers but for noise, in whatever layout."""
         return self.group == other.group and self._distance(other, slice(0, _UNORDERED)) <= self._allowed(other)
 
+    def same_order(self, other: Fingerprint) -> bool:
+        """Whether both hold the same numbers but for noise, in the same order whatever the shape."""
+        return self.same_values(other) and self._distance(other, slice(_UNORDERED, None)) <= self._allowed(other)
+
     def same_layout(self, other: Fingerprint) -> bool:
         """Whether both hold the same numbers but for noise, in the same order and shape."""
-        if self.shape != other.shape or not self.same_values(other):
-            return False
-        return self._distance(other, slice(_UNORDERED, None)) <= self._allowed(other)
+        return self.shape == other.shape and self.same_order(other)
 
     def is_moved(self, other: Fingerprint) -> bool:
         """Whether one is the other, laid out anew or not: then the numbers are the same to the last bit."""

@@ -1,4 +1,4 @@
-"""How large and how deep a file from a stranger may be before it is refused, all in one place."""
+"""How large and how deep a file from a stranger may be, and what running it may take, all in one place."""
 
 from __future__ import annotations
 
@@ -27,4 +27,19 @@ class ReadLimits:
     linked_data: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class RunLimits:
+    """What a process that runs a file from a stranger may take.
+
+    Attributes:
+        seconds: By the clock, for each run; None for no limit.
+        memory_bytes: Of memory; None for no limit. Kept where the system can (not on Windows).
+    """
+
+    seconds: float | None = 300.0
+    memory_bytes: int | None = 8 * 2**30
+
+
 DEFAULT_LIMITS = ReadLimits()
+DEFAULT_RUN_LIMITS = RunLimits()
+NO_RUN_LIMITS = RunLimits(None, None)

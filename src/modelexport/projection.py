@@ -54,6 +54,7 @@ def project(
     calls: CallTree,
     recorded: Mapping[ir.Node, Attribution] | None = None,
     policy: ResolutionPolicy = DEFAULT_POLICY,
+    same: Mapping[ir.Value, str] | None = None,
 ) -> Projection:
     """Carry the owners of `first` onto `rewritten`.
 
@@ -64,12 +65,14 @@ def project(
         calls: The module calls.
         recorded: What was recorded for nodes of `rewritten` themselves; used for those that nothing leads to.
         policy: How far nodes that nothing leads to are reasoned about.
+        same: For tensors of `rewritten` the names that the same tensors have in `first`; by default they are the same
+            where the name is.
     """
     # A node that was only there to pass a value on (dropout in evaluation mode) is no work; if the rewritten graph
     # still has one, it is found by the name of its output.
     by_output = {value.name: owners[node] for node in owners for value in node.outputs if value.name}
     aliases = _remove_passing_nodes(first)
-    projector = _Projector(first, owners, by_output, calls, recorded or {})
+    projector = _Projector(first, owners, by_output, calls, recorded or {}, same)
     projector.project_graph(rewritten.graph, first.graph)
     tensors = projector.surviving_tensors(rewritten)
     for name, value in aliases.items():
@@ -104,8 +107,10 @@ class _Projector:
         by_output: Mapping[str, Attribution],
         calls: CallTree,
         recorded: Mapping[ir.Node, Attribution],
+        same: Mapping[ir.Value, str] | None,
     ) -> None:
         self._recorded = recorded
+        self._same = same
         self.found: dict[ir.Node, Attribution] = {}
         self._first = first
         self._owners = owners
@@ -167,9 +172,10 @@ class _Projector:
     def _match_values(self, graph: ir.Graph, before: ir.Graph, names: Mapping[str, ir.Value]) -> None:
         for own, original in zip(graph.inputs, before.inputs, strict=False):
             self._names[own] = original
-        values = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-        for value in values:
-            known = names.get(value.name) if value.name else None
+        made = (value for node in graph for value in node.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *made):
+            name = self._name_before(value)
+            known = names.get(name) if name else None
             if known is not None:
                 self._names[value] = known
         # Outputs may have been renamed; their order is kept.
@@ -229,7 +235,11 @@ class _Projector:
             if not self._is_same_operation(node, producer):
                 region = self._region([producer], self._stops(self._entering([node])))
             return self._combine(self._owners[producer], region, original)
-        return next((self._by_output[v.name] for v in node.outputs if v.name and v.name in self._by_output), None)
+        before = (self._name_before(value) for value in node.outputs)
+        return next((self._by_output[name] for name in before if name and name in self._by_output), None)
+
+    def _name_before(self, value: ir.Value) -> str | None:
+        return value.name if self._same is None else self._same.get(value)
 
     def _is_same_operation(self, node: ir.Node, producer: ir.Node) -> bool:
         """Whether `node` does just what `producer` did: then whatever it no longer reads from did no work."""

@@ -6,16 +6,20 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport import artifact
+from modelexport.analysis.by_value import same_tensors
 from modelexport.attribution import Attribution, Kind
 from modelexport.document import CallRecord, HierarchyDocument, build_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.finished import FinishedFile, read_finished, write_finished
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import CallId, CallTree, ModuleCall
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.loading import LoadedModel, load
 from modelexport.projection import Projection, project
 from modelexport.resolution import add_contexts
@@ -73,7 +77,14 @@ class RetagReport:
 
 
 def retag(
-    rewritten: str | Path, tagged: str | Path, output_path: str | Path | None = None, *, overwrite: bool = True
+    rewritten: str | Path,
+    tagged: str | Path,
+    output_path: str | Path | None = None,
+    *,
+    overwrite: bool = True,
+    by_value: bool = False,
+    inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
 ) -> RetagReport:
     """Carry the hierarchy of a tagged model onto a model that another tool made of it.
 
@@ -85,6 +96,9 @@ def retag(
         tagged: The file it was made of, with its sidecar.
         output_path: Where to write the rewritten model with its hierarchy; None replaces `rewritten`.
         overwrite: Replace files that exist.
+        by_value: Tell which tensors are the same by running both files once in onnxruntime, not by their names.
+        inputs: What they run on, by the names of the inputs; made up from their types and shapes where none are given.
+        limits: What a run may take.
 
     Raises:
         InputError: A file cannot be used as given, or the two have nothing in common.
@@ -98,8 +112,10 @@ def retag(
     calls = call_tree(before)
     owners = _owners(first, before)
     tensors = _made_tensors(first.model)
-    _check_related(tensors, first, given)
-    projection = project(first.model, owners, given.graph, calls)
+    same = _same_by_value(first, before, given, inputs, limits) if by_value else None
+    if same is None:
+        _check_related(tensors, first, given)
+    projection = project(first.model, owners, given.graph, calls, same=same)
     document = _document(given, before, calls, projection)
     files = write_finished(given, document, target, overwrite=overwrite)
     kept = _made_tensors(given.graph) & set((projection.tensors or {}).values())
@@ -148,8 +164,23 @@ def _check_related(tensors: set[str], tagged: LoadedModel, given: FinishedFile) 
     if tensors and tensors.isdisjoint(_made_tensors(given.graph)):
         raise InputError(
             f"{given.path} makes no tensor of {tagged.path}: it was made of another model, or by a tool that renames "
-            "every tensor; tag it by value with modelexport tag --model"
+            "every tensor; with --by-value tensors are known by what they hold"
         )
+
+
+def _same_by_value(
+    tagged: LoadedModel,
+    before: HierarchyDocument,
+    given: FinishedFile,
+    inputs: Mapping[str, npt.NDArray[Any]] | None,
+    limits: RunLimits,
+) -> dict[ir.Value, str]:
+    root = next((call for call in before.calls if call.parent is None), None)
+    arguments = {tensor.tensor: tensor.name for tensor in root.inputs if tensor.tensor} if root is not None else {}
+    found = same_tensors(
+        tagged.model, tagged.path, given.graph, given.path, inputs=inputs, arguments=arguments, limits=limits
+    )
+    return {value: original.name for value, original in found.items() if original.name}
 
 
 def _document(

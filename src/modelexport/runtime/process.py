@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -18,6 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import InputError, OnnxRunError
+from modelexport.limits import NO_RUN_LIMITS, RunLimits
 from modelexport.runtime import worker
 
 _MESSAGE_CHARACTERS = 400
@@ -34,9 +36,18 @@ _WIDENED = frozenset(
 
 
 class OnnxProcess:
-    """Runs graphs one after the other in one process, which is started when needed and again after it died."""
+    """Runs graphs one after the other in one process, which is started when needed and again after it died.
 
-    def __init__(self) -> None:
+    Args:
+        limits: What the process may take; a graph that takes more is refused like one that kills it.
+
+    Raises:
+        InputError: onnxruntime is not installed.
+    """
+
+    def __init__(self, limits: RunLimits = NO_RUN_LIMITS) -> None:
+        self._limits = limits
+        self._late = False
         if importlib.util.find_spec("onnxruntime") is None:
             raise InputError("running an ONNX model needs onnxruntime: pip install 'modelexport[runtime]'")
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,6 +93,9 @@ class OnnxProcess:
 
     def _ask(self, header: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         process = self._started()
+        clock = threading.Timer(self._limits.seconds or 0.0, self._end, [process])
+        if self._limits.seconds is not None:
+            clock.start()
         try:
             worker.write_message(cast(BinaryIO, process.stdin), header, arrays)
             answer = worker.read_message(cast(BinaryIO, process.stdout))
@@ -91,8 +105,13 @@ class OnnxProcess:
             # Half a message is on its way: the process cannot be used any more.
             self._stop()
             raise
+        finally:
+            clock.cancel()
         if answer is None:
             raise OnnxRunError(self._last_words())
+        if self._late:  # the answer came at the same moment
+            self._late = False
+            self._stop()
         said, found = answer
         if said["error"]:
             raise OnnxRunError(_shortened(said["error"]))
@@ -105,7 +124,7 @@ class OnnxProcess:
         # As a script, by its path: whoever calls need not be importable again there. What can be imported here can be
         # imported there too. Ctrl-C is for the caller, who then ends it.
         process = subprocess.Popen(
-            [sys.executable, "-P", worker.__file__],
+            [sys.executable, "-P", worker.__file__, str(self._limits.memory_bytes or "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -124,10 +143,18 @@ class OnnxProcess:
             )
         return process
 
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        self._late = True
+        process.kill()
+
     def _last_words(self) -> str:
         """How the process ended, after it did."""
         assert self._process is not None
         code = self._process.wait()
+        if self._late:
+            self._late = False
+            self._stop()
+            return f"it takes longer than {self._limits.seconds:g} s"
         lines: list[str] = []
         if self._complaints is not None:
             self._complaints.seek(0)

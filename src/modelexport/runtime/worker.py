@@ -81,8 +81,21 @@ def _run(runtime: Any, header: Mapping[str, Any], arrays: dict[str, np.ndarray])
     }
 
 
+def _limit_memory(amount: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, amount)):
+        hard = resource.getrlimit(what)[1]
+        if hard == resource.RLIM_INFINITY or most < hard:
+            resource.setrlimit(what, (most, hard))
+
+
 def main() -> None:
-    """Answer requests until the caller has gone."""
+    """Answer requests until the caller has gone; the argument is how many bytes of memory this may take, or empty."""
+    if len(sys.argv) > 1 and sys.argv[1]:
+        _limit_memory(int(sys.argv[1]))
     # Whatever prints to stdout must not end up between the messages.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

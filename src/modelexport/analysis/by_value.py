@@ -1,0 +1,82 @@
+"""The same tensors of two files that compute the same, found by running both once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import onnx_ir as ir
+
+from modelexport.analysis.feeds import InputPair, for_graph, given_feeds, made_feeds, pair_inputs
+from modelexport.analysis.tensor_values import Fingerprints, fingerprint_tensors
+from modelexport.analysis.value_matching import match_tensors
+from modelexport.errors import InputError, OnnxRunError
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.runtime.process import OnnxProcess
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def same_tensors(
+    first: ir.Model,
+    first_path: Path,
+    second: ir.Model,
+    second_path: Path,
+    *,
+    inputs: Arrays | None = None,
+    arguments: Mapping[str, str] | None = None,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
+) -> dict[ir.Value, ir.Value]:
+    """For tensors of the second model those of the first that hold the same and stand at the same place.
+
+    Args:
+        first: The first model.
+        first_path: Its file: weights in other files are looked for beside it.
+        second: The second model.
+        second_path: Its file.
+        inputs: What both run on, by the names of inputs; None to make it up.
+        arguments: What the inputs of the first are also called.
+        limits: What a run may take.
+
+    Raises:
+        InputError: onnxruntime is missing or cannot run a file, the inputs don't fit, or nothing is the same.
+    """
+    pairs = pair_inputs(first, second, arguments or {})
+    candidates = made_feeds(pairs) if inputs is None else [given_feeds(pairs, inputs)]
+    with OnnxProcess(limits) as process:
+        before, after = _run_both(process, (first, first_path), (second, second_path), pairs, candidates)
+    found = match_tensors(first, before, second, after, [(pair.first, pair.second) for pair in pairs])
+    if not any(value.producer() is not None and after[value].telling for value in found if value in after):
+        raise InputError(
+            f"{second_path} computes nothing that {first_path} computes on these inputs: it was made of another model, "
+            "or its values are others (a quantized file's are)"
+        )
+    return found
+
+
+def _run_both(
+    process: OnnxProcess,
+    first: tuple[ir.Model, Path],
+    second: tuple[ir.Model, Path],
+    pairs: Sequence[InputPair],
+    candidates: Iterable[Sequence[npt.NDArray[Any]]],
+) -> tuple[Fingerprints, Fingerprints]:
+    problem = ""
+    for arrays in candidates:
+        try:
+            return (
+                _run(process, *first, for_graph([pair.first for pair in pairs], arrays)),
+                _run(process, *second, for_graph([pair.second for pair in pairs], arrays)),
+            )
+        except OnnxRunError as error:
+            problem = problem or str(error)
+    raise InputError(f"{problem}; give inputs that both files take with --inputs or --input-shape")
+
+
+def _run(process: OnnxProcess, model: ir.Model, path: Path, feeds: Arrays) -> Fingerprints:
+    try:
+        return fingerprint_tensors(process, model, feeds, path.parent)
+    except OnnxRunError as error:
+        raise OnnxRunError(f"onnxruntime cannot run {path}: {error}") from error
