@@ -27,6 +27,7 @@ from modelexport.hierarchy import (
     TensorInfo,
     parent_path,
 )
+from modelexport.schemas import json_schema
 from modelexport.tags import TagScheme, TagView
 
 SCHEMA_VERSION = 1
@@ -448,9 +449,4 @@ class _Head(msgspec.Struct):
 
 def document_schema() -> dict[str, Any]:
     """The JSON Schema of the sidecar."""
-    schema = msgspec.json.schema(HierarchyDocument)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "modelexport hierarchy",
-        **schema,
-    }
+    return json_schema("modelexport hierarchy", HierarchyDocument)

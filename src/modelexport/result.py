@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from modelexport.document import HierarchyDocument
+from modelexport.schemas import json_schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,38 @@ class AttemptReport:
     exporter: str
     reason: str
     error: str | None = None
+
+
+class ExportSummary(msgspec.Struct, frozen=True):
+    """The counts of an export."""
+
+    success: bool
+    strategy: str
+    exporter: str
+    node_count: int
+    module_count: int
+    call_count: int
+    tag_count: int
+    coverage: float
+    kinds: dict[str, int]
+    seconds: float
+    peak_memory_bytes: int
+
+
+class PrintedExport(msgspec.Struct, frozen=True):
+    """An `ExportResult` in plain types, as commands print it."""
+
+    summary: ExportSummary
+    onnx_path: str
+    sidecar_path: str
+    files: tuple[str, ...]
+    attempts: tuple[AttemptReport, ...]
+    steps: tuple[StepReport, ...]
+
+
+def export_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport export --format json`` prints, and ``tag`` too."""
+    return json_schema("modelexport export", PrintedExport)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,26 +117,30 @@ class ExportResult(Mapping[str, Any]):
     def as_dict(self) -> dict[str, Any]:
         """The result in plain types, ready for JSON."""
         document = self.document
-        return {
-            "summary": {
-                "success": True,
-                "strategy": document.strategy,
-                "exporter": document.exporter,
-                "node_count": len(document.nodes),
-                "module_count": len(document.modules),
-                "call_count": len(document.calls),
-                "tag_count": len({node.tag for node in document.nodes}),
-                "coverage": self.coverage,
-                "kinds": self.kinds,
-                "seconds": sum(step.seconds for step in self.steps),
-                "peak_memory_bytes": max((step.peak_memory_bytes for step in self.steps), default=0),
-            },
-            "onnx_path": str(self.onnx_path),
-            "sidecar_path": str(self.sidecar_path),
-            "files": [str(path) for path in self.files],
-            "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
-            "steps": [dataclasses.asdict(step) for step in self.steps],
-        }
+        summary = ExportSummary(
+            success=True,
+            strategy=document.strategy,
+            exporter=document.exporter,
+            node_count=len(document.nodes),
+            module_count=len(document.modules),
+            call_count=len(document.calls),
+            tag_count=len({node.tag for node in document.nodes}),
+            coverage=self.coverage,
+            kinds=self.kinds,
+            seconds=sum(step.seconds for step in self.steps),
+            peak_memory_bytes=max((step.peak_memory_bytes for step in self.steps), default=0),
+        )
+        content: dict[str, Any] = msgspec.to_builtins(
+            PrintedExport(
+                summary=summary,
+                onnx_path=str(self.onnx_path),
+                sidecar_path=str(self.sidecar_path),
+                files=tuple(str(path) for path in self.files),
+                attempts=self.attempts,
+                steps=self.steps,
+            )
+        )
+        return content
 
     def __getitem__(self, key: str) -> Any:
         return self.as_dict()[key]

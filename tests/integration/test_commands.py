@@ -5,20 +5,32 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import sys
+import types
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
+import typer
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
 from tests.support.bodies import walk_nodes
+from tests.support.renaming import rename_file
 from typer.testing import CliRunner
 
 from modelexport.cli.main import app
+from modelexport.cli.schema import SchemaName
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+# So many of a model's parts are run again.
+_MOST_SUBMODELS = 2
 
 each_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in zoo.names()]
@@ -32,10 +44,27 @@ def printed(*words: str) -> str:
 
 
 def checked(command: str, text: str) -> Any:
-    """JSON that a command printed, found to be as its published schema says."""
+    """JSON that a command printed, found to be as its published schema says, with no field that it does not name."""
     content = json.loads(text)
-    jsonschema.validate(content, json.loads(printed("schema", command)))
+    jsonschema.validate(content, closed(json.loads(printed("schema", command))))
     return content
+
+
+def closed(schema: Any) -> Any:
+    """The schema without room for fields that it does not name."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: closed(part) for key, part in schema.items()}
+    return parts | {"additionalProperties": False} if isinstance(parts.get("properties"), dict) else parts
+
+
+def run(*words: str) -> str:
+    """What a command prints that may find something."""
+    done = CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
+    assert (done.exit_code or done.return_value or 0) in (0, 1), done.output
+    return done.stdout
 
 
 def operators(ours: Exported) -> Counter[str]:
@@ -80,8 +109,121 @@ def test_compare_finds_a_file_the_same_as_itself(exported: Exporter, name: str) 
 def test_validate_and_tree_agree_with_the_file(exported: Exporter, name: str) -> None:
     ours = exported(name)
     total = operators(ours).total()
-    report = json.loads(printed("validate", str(ours.path), "--format", "json"))
+    report = checked("validate", printed("validate", str(ours.path), "--format", "json"))
     assert (report["valid"], report["errors"], report["findings"], report["nodes"]) == (True, 0, [], total)
-    tree = json.loads(printed("tree", str(ours.path), "--format", "json"))
+    tree = checked("tree", printed("tree", str(ours.path), "--format", "json"))
     assert (tree["coverage"], tree["modules"][0]["nodes"]) == (1.0, total)
     assert type(ours.specimen.model).__name__ in printed("tree", str(ours.path))
+
+
+@each_model
+def test_export_prints_what_is_in_the_file(exported: Exporter, name: str) -> None:
+    ours = exported(name)
+    report = checked("export", json.dumps(ours.result.as_dict()))
+    nodes = operators(ours).total()
+    assert (report["summary"]["node_count"], report["summary"]["kinds"]) == (nodes, dict(ours.result.kinds))
+    assert [Path(file).is_file() for file in report["files"]] == [True] * len(report["files"])
+
+
+@each_model
+def test_retag_by_value_gives_a_file_with_other_names_its_owners_back(
+    exported: Exporter, name: str, tmp_path: Path
+) -> None:
+    ours = exported(name)
+    renamed, written = tmp_path / "renamed.onnx", tmp_path / "tagged.onnx"
+    rename_file(ours.path, renamed)
+    words = ["retag", str(renamed), "--from", str(ours.path), "--by-value", "-o", str(written)]
+    shown = printed(*words)
+    total = operators(ours).total()
+    assert f"{total} nodes" in shown
+    assert "known by value" in shown
+    report = checked("retag", printed(*words, "--force", "--format", "json"))
+    assert (report["nodes"], report["coverage"], report["by_value"]) == (total, 1.0, True)
+    assert report["exact"] + report["projected"] + report["inferred"] == total
+    assert owners_in_order(written) == owners_in_order(ours.path)
+
+
+def owners_in_order(path: Path) -> list[str]:
+    return [json.loads(node.doc_string)["module"] for _, node in walk_nodes(onnx.load(path, load_external_data=False))]
+
+
+@each_model
+def test_extract_writes_models_that_compute_what_the_whole_computes(
+    exported: Exporter, name: str, tmp_path: Path
+) -> None:
+    ours = exported(name)
+    report = checked(
+        "extract",
+        run("extract", str(ours.path), "--select", "*", "--output-dir", str(tmp_path / "all"), "--format", "json"),
+    )
+    calls = {entry["call"] for entry in (*report["submodels"], *report["refused"])}
+    everything = {call.id for call in ours.document.calls}
+    assert {call for call in everything if "." not in call} <= calls <= everything
+    for entry in report["submodels"][:_MOST_SUBMODELS]:
+        assert_computes_the_same(ours, tmp_path / "all" / entry["file"], entry)
+        path = tmp_path / "one.onnx"
+        words = ["extract", str(ours.path), entry["call"], "-o", str(path), "--force"]
+        one = checked("extract", printed(*words, "--format", "json"))
+        assert one == {key: value for key, value in entry.items() if key != "file"} | {"files": one["files"]}
+        assert one["files"][0] == str(path)
+        assert f"{entry['call']}: {entry['node_count']} nodes" in printed(*words)
+
+
+def assert_computes_the_same(ours: Exported, path: Path, entry: dict[str, Any]) -> None:
+    whole = onnx.load(ours.path)
+    held = values_of(whole, ours.feeds, [port["tensor"] for port in (*entry["inputs"], *entry["outputs"])])
+    part = onnx.load(path)
+    assert len(list(walk_nodes(part))) == entry["node_count"]
+    feeds = {port["name"]: held[port["tensor"]] for port in entry["inputs"]}
+    found = values_of(part, feeds, [port["name"] for port in entry["outputs"]])
+    for port in entry["outputs"]:
+        assert found[port["name"]].dtype == held[port["tensor"]].dtype
+        np.testing.assert_allclose(found[port["name"]], held[port["tensor"]], rtol=1e-4, atol=1e-6)
+
+
+def values_of(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
+    """What onnxruntime gives for tensors of a graph, whether it makes them or has them."""
+    held = {**feeds, **{tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}}
+    made = [name for name in names if name not in held]
+    del model.graph.output[:], model.graph.value_info[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    taken = {value.name for value in session.get_inputs()}
+    return {**held, **dict(zip(made, session.run(made, {n: a for n, a in feeds.items() if n in taken}), strict=True))}
+
+
+@each_model
+def test_verify_judges_every_call_and_finds_nothing_wrong(
+    exported: Exporter, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = exported(name)
+    factories = types.ModuleType("zoo_factories")
+    monkeypatch.setattr(factories, name, lambda: (ours.specimen.model, ours.specimen.inputs), raising=False)
+    monkeypatch.setitem(sys.modules, factories.__name__, factories)
+    words = ["verify", str(ours.path), "--model", f"zoo_factories:{name}"]
+    report = checked("verify", printed(*words, "--format", "json"))
+    assert {row["call"] for row in report["calls"]} == {call.id for call in ours.document.calls}
+    assert len(report["calls"]) == len(ours.document.calls) == sum(report["counts"].values())
+    assert report["passed"] is True
+    assert report["counts"].keys() <= {"within", "not_comparable"}
+    for row in report["calls"]:
+        assert row["verdict"] != "within" or row["introduced"]["excess"] <= 1
+
+
+def test_every_command_that_prints_json_has_a_schema() -> None:
+    printing = {
+        command
+        for command in typer.main.get_command(app).commands
+        if re.search(r"--format\s+<[^>]*\bjson\b", printed(command, "--help"))
+    }
+    assert printing >= {"export", "retag", "select", "verify"}
+    assert printing <= {value.value for value in SchemaName}
+
+
+def test_inspect_prints_what_its_schema_says() -> None:
+    report = checked("inspect", printed("inspect", "builtin:bert-tiny", "--format", "json"))
+    assert report["model"] == "builtin:bert-tiny"
+    assert [candidate["strategy"] for candidate in report["candidates"]]

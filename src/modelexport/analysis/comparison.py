@@ -24,6 +24,7 @@ from modelexport.analysis.weight_changes import (
 )
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.reading import ModelFile, read_model
+from modelexport.schemas import json_schema
 
 SCHEMA_VERSION = 1
 
@@ -174,11 +175,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def comparison_schema() -> dict[str, Any]:
     """The JSON Schema of what `modelexport compare --format json` prints."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "modelexport comparison",
-        **msgspec.json.schema(Comparison),
-    }
+    return json_schema("modelexport comparison", Comparison)
 
 
 def compare_models(

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from modelexport.schemas import json_schema
+
 
 class Severity(StrEnum):
     """How bad a finding is.
@@ -106,5 +108,22 @@ class ValidationReport(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
-        content = msgspec.to_builtins(self)
-        return {**content, "errors": self.errors, "valid": self.is_valid}
+        printed = PrintedValidation(self.file, self.nodes, self.rules, self.findings, self.errors, self.is_valid)
+        content: dict[str, Any] = msgspec.to_builtins(printed)
+        return content
+
+
+class PrintedValidation(msgspec.Struct, frozen=True):
+    """A report as it is printed: with what follows from it."""
+
+    file: str
+    nodes: int
+    rules: tuple[RuleReport, ...]
+    findings: tuple[Finding, ...]
+    errors: int
+    valid: bool
+
+
+def validation_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport validate --format json`` prints."""
+    return json_schema("modelexport validation", PrintedValidation)

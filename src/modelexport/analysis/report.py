@@ -18,6 +18,7 @@ from modelexport.inspection import tensor_bytes
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.reading import ModelFile, read_model
 from modelexport.recovery import find_hierarchy
+from modelexport.schemas import json_schema
 
 # How many modules the lists of the largest and of the most repeated have.
 _LISTED = 10
@@ -257,8 +258,4 @@ def _details(document: HierarchyDocument, nodes: Iterable[NodeRecord]) -> Iterab
 
 def analysis_schema() -> dict[str, Any]:
     """The JSON Schema of what ``modelexport analyze --format json`` prints."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "modelexport analysis",
-        **msgspec.json.schema(AnalysisReport),
-    }
+    return json_schema("modelexport analysis", AnalysisReport)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -23,6 +24,7 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.loading import LoadedModel, load
 from modelexport.projection import Projection, project
 from modelexport.resolution import add_contexts
+from modelexport.schemas import json_schema
 
 STRATEGY = "retag"
 
@@ -39,12 +41,14 @@ class RetagReport:
         document: The hierarchy of the rewritten graph.
         tensors_kept: How many tensors of the tagged graph the rewritten one still has.
         tensors_before: How many the tagged graph has.
+        by_value: Whether tensors were known by what they hold, and not by name.
     """
 
     files: tuple[Path, ...]
     document: HierarchyDocument
     tensors_kept: int
     tensors_before: int
+    by_value: bool = False
 
     @property
     def exact(self) -> int:
@@ -61,19 +65,56 @@ class RetagReport:
         """Nodes whose owner is reasoned from data flow."""
         return len(self.document.nodes) - self.exact - self.projected
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         """The report for programs."""
-        return {
-            "files": [str(path) for path in self.files],
-            "nodes": len(self.document.nodes),
-            "exact": self.exact,
-            "projected": self.projected,
-            "inferred": self.inferred,
-            "kinds": dict(Counter(node.kind for node in self.document.nodes)),
-            "coverage": self.document.coverage,
-            "tensors_kept": self.tensors_kept,
-            "tensors_before": self.tensors_before,
-        }
+        content: dict[str, Any] = msgspec.to_builtins(
+            PrintedRetagging(
+                files=tuple(str(path) for path in self.files),
+                nodes=len(self.document.nodes),
+                exact=self.exact,
+                projected=self.projected,
+                inferred=self.inferred,
+                kinds=dict(Counter(node.kind for node in self.document.nodes)),
+                coverage=self.document.coverage,
+                tensors_kept=self.tensors_kept,
+                tensors_before=self.tensors_before,
+                by_value=self.by_value,
+            )
+        )
+        return content
+
+
+class PrintedRetagging(msgspec.Struct, frozen=True):
+    """A report as it is printed.
+
+    Attributes:
+        files: What was written.
+        nodes: How many nodes the rewritten model has.
+        exact: Nodes whose owner was recorded for what they compute.
+        projected: Nodes that do the work of several, all of whose calls are named.
+        inferred: Nodes whose owner is reasoned from data flow.
+        kinds: Nodes by kind of attribution.
+        coverage: The part of the nodes that has an owner.
+        tensors_kept: How many tensors of the tagged graph the rewritten one still has.
+        tensors_before: How many the tagged graph has.
+        by_value: Whether tensors were known by what they hold, and not by name.
+    """
+
+    files: tuple[str, ...]
+    nodes: int
+    exact: int
+    projected: int
+    inferred: int
+    kinds: dict[str, int]
+    coverage: float
+    tensors_kept: int
+    tensors_before: int
+    by_value: bool
+
+
+def retagging_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport retag --format json`` prints."""
+    return json_schema("modelexport retagging", PrintedRetagging)
 
 
 def retag(
@@ -119,7 +160,7 @@ def retag(
     document = _document(given, before, calls, projection)
     files = write_finished(given, document, target, overwrite=overwrite)
     kept = _made_tensors(given.graph) & set((projection.tensors or {}).values())
-    return RetagReport(files, document, len(kept), len(tensors))
+    return RetagReport(files, document, len(kept), len(tensors), by_value)
 
 
 def _document_of(tagged: LoadedModel) -> HierarchyDocument:

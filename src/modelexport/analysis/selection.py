@@ -15,6 +15,7 @@ from modelexport.errors import InputError
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.reading import read_model
 from modelexport.recovery import find_hierarchy
+from modelexport.schemas import json_schema
 
 # How many of several culprits an error names.
 _NAMED = 3
@@ -147,8 +148,4 @@ def _selected(node: NodeRecord, names: Mapping[str, str], elsewhere: Counter[str
 
 def selection_schema() -> dict[str, Any]:
     """The JSON Schema of what ``modelexport select --format json`` prints."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "modelexport selection",
-        **msgspec.json.schema(Selection),
-    }
+    return json_schema("modelexport selection", Selection)

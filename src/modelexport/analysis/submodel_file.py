@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport import artifact
-from modelexport.analysis.submodel import Port, Submodel
+from modelexport.analysis.submodel import Submodel
 from modelexport.document import encode_document
 from modelexport.errors import ExtractionError, ModelExportError
 from modelexport.graph import graph_bodies, weight_bytes
@@ -177,38 +176,3 @@ def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
         taken.add(name.lower())
         names[call] = f"{name}.onnx"
     return names
-
-
-def describe_submodel(submodel: Submodel) -> dict[str, Any]:
-    """What a submodel is, in plain types: for manifests and for programs."""
-    graph = submodel.model.graph
-
-    def ports(given: tuple[Port, ...], values: Iterable[ir.Value]) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": port.name,
-                "argument": port.argument,
-                "tensor": port.tensor,
-                "type": None if value.dtype is None else value.dtype.name.lower(),
-                "shape": None if value.shape is None else [_size(size) for size in value.shape],
-            }
-            for port, value in zip(given, values, strict=True)
-        ]
-
-    return {
-        "call": submodel.call.id,
-        "tag": submodel.call.tag,
-        "node_count": len(submodel.document.nodes),
-        "inputs": ports(submodel.inputs, graph.inputs),
-        "outputs": ports(submodel.outputs, graph.outputs),
-        "notes": list(submodel.notes),
-    }
-
-
-def _size(size: int | ir.SymbolicDim) -> int | str | None:
-    return size if isinstance(size, int) else size.value
-
-
-def manifest_text(entries: Iterable[dict[str, Any]], refused: Iterable[dict[str, Any]]) -> str:
-    """The manifest of a folder of submodels: which file is which call, and what was refused why."""
-    return json.dumps({"submodels": list(entries), "refused": list(refused)}, indent=1, ensure_ascii=True) + "\n"

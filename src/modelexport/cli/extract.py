@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from modelexport.artifact import check_target, sidecar_path
@@ -13,6 +14,7 @@ from modelexport.errors import ExtractionError, InputError
 
 if TYPE_CHECKING:
     from modelexport.analysis.extraction import Extractor
+    from modelexport.analysis.submodel_description import DescribedSubmodel, ListedSubmodel, RefusedSubmodel
 
 MANIFEST = "manifest.json"
 
@@ -63,13 +65,15 @@ def extract(
 
 def _extract_one(file: Path, target: str, output: Path, force: bool, output_format: OutputFormat) -> None:
     from modelexport.analysis.extraction import Extractor
-    from modelexport.analysis.submodel_file import describe_submodel, write_submodel
+    from modelexport.analysis.submodel_description import WrittenSubmodel, describe_submodel
+    from modelexport.analysis.submodel_file import write_submodel
 
     submodel = Extractor(file).extract(target)
     files = write_submodel(submodel, output, overwrite=force)
-    described = describe_submodel(submodel) | {"files": [str(path) for path in files]}
+    described = describe_submodel(submodel)
     if output_format is OutputFormat.JSON:
-        print_json(described)
+        written = WrittenSubmodel(**msgspec.structs.asdict(described), files=tuple(str(path) for path in files))
+        print_json(msgspec.to_builtins(written))
         return
     _show(described)
     for path in files:
@@ -79,7 +83,8 @@ def _extract_one(file: Path, target: str, output: Path, force: bool, output_form
 def _extract_many(file: Path, pattern: str, folder: Path, force: bool, output_format: OutputFormat) -> None:
     from modelexport.analysis.extraction import Extractor
     from modelexport.analysis.selectors import select_calls
-    from modelexport.analysis.submodel_file import file_names, manifest_text
+    from modelexport.analysis.submodel_description import Manifest, PrintedManifest, manifest_text
+    from modelexport.analysis.submodel_file import file_names
     from modelexport.textfile import check_text_target, write_text
 
     extractor = Extractor(file)
@@ -98,16 +103,15 @@ def _extract_many(file: Path, pattern: str, folder: Path, force: bool, output_fo
                 f"Cannot write {taken[0]}: it exists. Choose another folder, or use --force to replace it."
             )
     entries, refused = _write_all(extractor, names, folder, force)
-    write_text(manifest, manifest_text(entries, refused))
+    write_text(manifest, manifest_text(Manifest(tuple(entries), tuple(refused))))
     if output_format is OutputFormat.JSON:
-        print_json({"submodels": entries, "refused": refused, "manifest": str(manifest)})
+        print_json(msgspec.to_builtins(PrintedManifest(tuple(entries), tuple(refused), manifest=str(manifest))))
     else:
         for entry in entries:
-            _show(entry)
-        for entry in refused:
-            result_console().print(
-                printable(f"{entry['call'] or '(root)'}: refused, {entry['explanation']}"), markup=False
-            )
+            _show(entry, entry.file)
+        for reason in refused:
+            line = f"{reason.call or '(root)'}: refused, {reason.explanation}"
+            result_console().print(printable(line), markup=False)
         result_console().print(printable(f"{len(entries)} of {len(names)} extracted, see {manifest}"), markup=False)
     if refused:
         raise typer.Exit(1)
@@ -115,41 +119,34 @@ def _extract_many(file: Path, pattern: str, folder: Path, force: bool, output_fo
 
 def _write_all(
     extractor: Extractor, names: dict[str, str], folder: Path, force: bool
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from modelexport.analysis.submodel_file import describe_submodel, write_submodel
+) -> tuple[list[ListedSubmodel], list[RefusedSubmodel]]:
+    from modelexport.analysis.submodel_description import ListedSubmodel, RefusedSubmodel, describe_submodel
+    from modelexport.analysis.submodel_file import write_submodel
 
-    entries: list[dict[str, Any]] = []
-    refused: list[dict[str, Any]] = []
+    entries: list[ListedSubmodel] = []
+    refused: list[RefusedSubmodel] = []
     progress = message_console()
     for number, (call, name) in enumerate(names.items(), start=1):
         try:
             submodel = extractor.extract(call)
         except ExtractionError as error:
-            refused.append(
-                {
-                    "call": call,
-                    "reason": error.reason,
-                    "explanation": error.explanation,
-                    "fused_with": list(error.fused_with),
-                    "enclosing": error.enclosing,
-                }
-            )
+            refused.append(RefusedSubmodel(call, error.reason, error.explanation, error.fused_with, error.enclosing))
             continue
         write_submodel(submodel, folder / name, overwrite=force)
-        entries.append(describe_submodel(submodel) | {"file": name})
+        entries.append(ListedSubmodel(**msgspec.structs.asdict(describe_submodel(submodel)), file=name))
         if progress.is_terminal:
             progress.print(printable(f"  {number}/{len(names)} {name}"), markup=False)
     return entries, refused
 
 
-def _show(described: dict[str, Any]) -> None:
+def _show(described: DescribedSubmodel, file: str = "") -> None:
     console = result_console()
-    where = f" -> {described['file']}" if "file" in described else ""
-    lines = [f"{described['call'] or '(root)'}: {described['node_count']} nodes{where}"]
-    for side in ("inputs", "outputs"):
-        for port in described[side]:
-            shape = "x".join("?" if size is None else str(size) for size in port["shape"] or ())
-            lines.append(f"  {side[:-1]:6} {port['name']}  {port['type'] or '?'} {shape}".rstrip())
-    lines += [f"  note: {note}" for note in described["notes"]]
+    where = f" -> {file}" if file else ""
+    lines = [f"{described.call or '(root)'}: {described.node_count} nodes{where}"]
+    for side, ports in (("input", described.inputs), ("output", described.outputs)):
+        for port in ports:
+            shape = "x".join("?" if size is None else str(size) for size in port.shape or ())
+            lines.append(f"  {side:6} {port.name}  {port.type or '?'} {shape}".rstrip())
+    lines += [f"  note: {note}" for note in described.notes]
     for line in lines:
         console.print(printable(line), markup=False)

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from typing import Annotated
 
+import msgspec
 import typer
 
 from modelexport.cli.model_options import ModelArgument, ModelRequest, loads_model
@@ -29,24 +30,19 @@ def inspect(
 
         modelexport inspect my_package.models:make_net --format json
     """
-    from modelexport.strategies.characteristics import characterize
-    from modelexport.strategies.selection import StrategySelector
+    from modelexport.strategies.overview import overlook
 
     # What a factory prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr):
         module = request.load(model).model
-    found = dataclasses.asdict(characterize(module))
-    candidates = [
-        {"strategy": c.strategy.name, "exporter": c.exporter, "reason": c.reason}
-        for c in StrategySelector().recommend(module)
-    ]
+    found = overlook(model, module)
     if output_format is OutputFormat.JSON:
-        print_json({"model": model, "characteristics": found, "candidates": candidates})
+        print_json(msgspec.to_builtins(found))
         return
     console = result_console()
-    for name, value in found.items():
+    for name, value in dataclasses.asdict(found.characteristics).items():
         shown = ", ".join(value) if isinstance(value, tuple) else f"{value:,}" if type(value) is int else value
         console.print(f"{name.replace('_', ' '):22} {printable(str(shown))}", markup=False)
-    for number, candidate in enumerate(candidates, start=1):
-        text = f"{number}. {candidate['strategy']} ({candidate['exporter']}): {candidate['reason']}"
+    for number, candidate in enumerate(found.candidates, start=1):
+        text = f"{number}. {candidate.strategy} ({candidate.exporter}): {candidate.reason}"
         console.print(printable(text), markup=False)

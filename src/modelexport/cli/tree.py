@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from modelexport.cli.output import OutputFormat, message_console, print_json, pr
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy import MAX_DEPTH, parent_path
 from modelexport.reading import ModelFile, read_model
+from modelexport.schemas import json_schema
 
 
 def tree(
@@ -43,7 +44,7 @@ def tree(
     if loaded.document is None:
         message_console().print(f"note: {printable(loaded.missing)}; shown from the tags in the file", markup=False)
     if output_format is OutputFormat.JSON:
-        print_json(_as_json(loaded, depth, everything))
+        print_json(msgspec.to_builtins(_printed(loaded, depth, everything)))
     elif loaded.document is not None:
         modules = _selected(count_modules(loaded.document), depth, everything)
         result_console().print(_module_tree(modules))
@@ -51,18 +52,42 @@ def tree(
         result_console().print(_tag_tree(loaded.tag_counts(), depth))
 
 
-def _as_json(loaded: ModelFile, depth: int | None, everything: bool) -> dict[str, object]:
+class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
+    """A module tree as it is printed.
+
+    Attributes:
+        file: The file.
+        strategy: The strategy that made the hierarchy; like the next three None without a sidecar.
+        coverage: The part of the nodes that has an owner.
+        kinds: Nodes by kind of attribution.
+        modules: The modules, each behind the one around it.
+        tags: Nodes by the tag they carry.
+    """
+
+    file: str
+    strategy: str | None = None
+    coverage: float | None = None
+    kinds: dict[str, int] | None = None
+    modules: tuple[ModuleStatistics, ...] | None = None
+    tags: dict[str, int]
+
+
+def tree_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport tree --format json`` prints."""
+    return json_schema("modelexport tree", PrintedTree)
+
+
+def _printed(loaded: ModelFile, depth: int | None, everything: bool) -> PrintedTree:
     if loaded.document is None:
-        return {"file": str(loaded.path), "modules": None, "tags": loaded.tag_counts()}
-    modules = _selected(count_modules(loaded.document), depth, everything)
-    return {
-        "file": str(loaded.path),
-        "strategy": loaded.document.strategy,
-        "coverage": loaded.document.coverage,
-        "kinds": loaded.document.kinds,
-        "modules": msgspec.to_builtins(modules),
-        "tags": loaded.tag_counts(),
-    }
+        return PrintedTree(file=str(loaded.path), tags=loaded.tag_counts())
+    return PrintedTree(
+        file=str(loaded.path),
+        strategy=loaded.document.strategy,
+        coverage=loaded.document.coverage,
+        kinds=loaded.document.kinds,
+        modules=tuple(_selected(count_modules(loaded.document), depth, everything)),
+        tags=loaded.tag_counts(),
+    )
 
 
 def _selected(modules: list[ModuleStatistics], depth: int | None, everything: bool) -> list[ModuleStatistics]:

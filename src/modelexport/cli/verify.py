@@ -95,7 +95,7 @@ def verify(
             progress=progress,
         )
     if output_format is VerificationFormat.JSON:
-        print_json({"file": str(file), "model": model, **report.as_dict()})
+        print_json({**report.as_dict(), "file": str(file), "model": model})
     elif output_format is VerificationFormat.CSV:
         sys.stdout.write(as_csv(_CSV_HEADERS, [_csv_row(call) for call in report.calls]))
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from modelexport.schemas import json_schema, or_null
 from modelexport.verification.difference import Difference
 
 _SHOWN = 10
@@ -144,8 +145,11 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON: what is infinite is None, with the reason beside it."""
-        content: dict[str, Any] = _finite(msgspec.to_builtins(self))
-        return {"passed": self.passed, "counts": self.counts, **content}
+        whole = VerificationContent(
+            self.passed, self.counts, self.calls, self.rtol, self.atol, self.whole_run_error, self.forward_passes
+        )
+        content: dict[str, Any] = _finite(msgspec.to_builtins(whole))
+        return content
 
     def summary(self) -> str:
         """How many calls there are of each kind, in one line."""
@@ -177,6 +181,31 @@ class VerificationReport(msgspec.Struct, frozen=True):
         if len(self.findings) > _SHOWN:
             lines.append(f"… and {len(self.findings) - _SHOWN} more")
         return "\n".join(lines)
+
+
+class VerificationContent(msgspec.Struct, frozen=True):
+    """A report in plain types: with what follows from it."""
+
+    passed: bool
+    counts: dict[str, int]
+    calls: tuple[CallVerification, ...]
+    rtol: float | None
+    atol: float | None
+    whole_run_error: str
+    forward_passes: int
+
+
+class PrintedVerification(VerificationContent, frozen=True, kw_only=True):
+    """A report as the command prints it: with what was compared."""
+
+    file: str
+    model: str
+
+
+def verification_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport verify --format json`` prints."""
+    schema: dict[str, Any] = or_null(json_schema("modelexport verification", PrintedVerification))
+    return schema
 
 
 def worst_first(record: CallVerification) -> tuple[int, float]:
