@@ -1,0 +1,198 @@
+"""Retagging files whose tensors were all renamed: known again by what they hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tests.conftest import Exported, Exporter
+from tests.support import rewriting
+from tests.support.renaming import rename_everything, rename_file
+
+import modelexport
+from modelexport.analysis.retagging import RetagReport, retag
+from modelexport.limits import RunLimits
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+UNTOUCHED = "untouched"
+TOOLS = (UNTOUCHED, "onnxruntime basic", "onnxruntime extended", "onnxruntime all", "float16")
+
+
+def rewritten_and_renamed(ours: Exported, tool: str, folder: Path) -> tuple[Path, Path, dict[str, str]]:
+    """What a tool makes of an export, the same with other names, and the old names by the new."""
+    rewritten, renamed = folder / "rewritten.onnx", folder / "renamed.onnx"
+    if tool == UNTOUCHED:
+        onnx.save(onnx.load(ours.path), rewritten)
+    else:
+        rewriting.rewrite(tool, ours.path, rewritten, ours.feeds)
+    return rewritten, renamed, rename_file(rewritten, renamed)
+
+
+def with_old_names(report: RetagReport, old: dict[str, str]) -> modelexport.HierarchyDocument:
+    nodes = tuple(
+        msgspec.structs.replace(node, id="/".join(old.get(part, part) for part in node.id.split("/")))
+        for node in report.document.nodes
+    )
+    return msgspec.structs.replace(report.document, nodes=nodes)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in rewriting.MODELS])
+def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_theirs(
+    exported: Exporter, name: str, tool: str, tmp_path: Path
+) -> None:
+    ours = exported(name)
+    rewritten, renamed, old = rewritten_and_renamed(ours, tool, tmp_path)
+    report = retag(renamed, ours.path, tmp_path / "retagged.onnx", by_value=True)
+    verdict = rewriting.judge(ours.path, ours.document, rewritten, with_old_names(report, old))
+    assert (verdict.unowned, verdict.moved, verdict.strangers) == ([], [], [])
+    assert report.document.coverage == 1.0
+    by_name = retag(rewritten, ours.path, tmp_path / "by-name.onnx")
+    assert report.tensors_kept >= by_name.tensors_kept
+    assert report.inferred <= by_name.inferred
+    if tool in (UNTOUCHED, "float16"):
+        assert verdict.untouched == verdict.nodes
+        assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
+
+
+@pytest.mark.xdist_group("bert")
+def test_given_inputs_are_used_by_the_names_of_either_file(exported: Exporter, tmp_path: Path) -> None:
+    ours = exported("bert")
+    renamed, out = tmp_path / "renamed.onnx", tmp_path / "out.onnx"
+    old = rename_file(ours.path, renamed)
+    new = {before: after for after, before in old.items()}
+    owners = [node.module for node in ours.document.nodes]
+    for feeds in (ours.feeds, {new[name]: array for name, array in ours.feeds.items()}):
+        report = retag(renamed, ours.path, out, by_value=True, inputs=feeds)
+        assert [node.module for node in report.document.nodes] == owners
+    short = {name: array[:, :3] for name, array in ours.feeds.items()}
+    with pytest.raises(modelexport.InputError, match="takes"):
+        retag(renamed, ours.path, out, by_value=True, inputs=short)
+    with pytest.raises(modelexport.InputError, match="nothing was given for input"):
+        retag(renamed, ours.path, out, by_value=True, inputs={})
+    with pytest.raises(modelexport.InputError, match="no input 'more'"):
+        retag(renamed, ours.path, out, by_value=True, inputs={**ours.feeds, "more": np.ones(1)})
+
+
+@pytest.mark.xdist_group("bert")
+def test_axes_of_any_length_get_one(exported: Exporter, tmp_path: Path) -> None:
+    ours = exported("bert", dynamic=True)
+    renamed = tmp_path / "renamed.onnx"
+    rename_file(ours.path, renamed)
+    report = retag(renamed, ours.path, by_value=True)
+    assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
+
+
+@pytest.mark.xdist_group("bert")
+def test_names_that_were_swapped_do_not_count(exported: Exporter, tmp_path: Path) -> None:
+    """A tool may give new tensors the names that others had."""
+    ours = exported("bert")
+    model = onnx.load(ours.path)
+    old = rename_everything(model)
+    made = [name for node in model.graph.node for name in node.output if name]
+    others = dict(zip(made, (old[name] for name in (*made[7:], *made[:7])), strict=True))
+    for node in model.graph.node:
+        node.input[:] = [others.get(name, name) for name in node.input]
+        node.output[:] = [others.get(name, name) for name in node.output]
+    for value in model.graph.output:
+        value.name = others[value.name]
+    path = tmp_path / "swapped.onnx"
+    onnx.save(model, path)
+    report = retag(path, ours.path, by_value=True)
+    assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.parametrize("strategy", ["none", "by value"])
+def test_another_model_is_refused(exported: Exporter, tmp_path: Path, strategy: str) -> None:
+    """The same architecture with other weights: the structure is the same, and nothing that it computes."""
+    model = onnx.load(exported("bert").path)
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype == np.float32 and array.size > 1:
+            changed = np.random.default_rng(7).standard_normal(array.shape).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(changed, tensor.name))
+    rename_everything(model)
+    path = tmp_path / "other.onnx"
+    onnx.save(model, path)
+    before = path.read_bytes()
+    with pytest.raises(modelexport.InputError, match="another model"):
+        retag(path, exported("bert").path, by_value=strategy == "by value")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def stranger(*nodes: onnx.NodeProto, shape: object = ("n",), functions: object = ()) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    return helper.make_model(graph, ir_version=10, opset_imports=imports, functions=functions)
+
+
+DOUBLE = helper.make_node("Add", ["x", "x"], ["y"])
+
+
+@pytest.mark.xdist_group("cnn")
+def test_file_that_kills_onnxruntime_is_an_error_of_ours(exported: Exporter, tmp_path: Path) -> None:
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
+    functions = []
+    for number in range(3000):
+        inner = helper.make_node(f"f{number + 1}", ["x"], ["y"], domain="local") if number < 2999 else DOUBLE
+        functions.append(helper.make_function("local", f"f{number}", ["x"], ["y"], [inner], imports))
+    deep = stranger(helper.make_node("f0", ["x"], ["y"], domain="local"), shape=(2, 3, 16, 16), functions=functions)
+    path = tmp_path / "deep.onnx"
+    onnx.save(deep, path)
+    with pytest.raises(modelexport.InputError, match="onnxruntime"):
+        retag(path, exported("cnn").path, by_value=True)
+
+
+@pytest.mark.xdist_group("cnn")
+def test_file_that_takes_too_long_or_too_much_is_an_error_of_ours(exported: Exporter, tmp_path: Path) -> None:
+    ours = exported("cnn")
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["v"], ["w"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
+        ],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("w", 1, None)],
+    )
+    shape = [size.dim_value for size in onnx.load(ours.path).graph.input[0].type.tensor_type.shape.dim]
+    endless = stranger(helper.make_node("Loop", ["", "", "x"], ["y"], body=body), shape=shape)
+    path = tmp_path / "endless.onnx"
+    onnx.save(endless, path)
+    with pytest.raises(modelexport.InputError, match="longer than 2 s"):
+        retag(path, ours.path, by_value=True, limits=RunLimits(seconds=2.0))
+    length = helper.make_node("Constant", [], ["size"], value_ints=[2**33])
+    huge = stranger(length, helper.make_node("ConstantOfShape", ["size"], ["y"]), shape=shape)
+    onnx.save(huge, path)
+    with pytest.raises(modelexport.InputError, match="onnxruntime"):
+        retag(path, ours.path, by_value=True, limits=RunLimits(memory_bytes=2**30))
+
+
+@pytest.mark.xdist_group("cnn")
+def test_torch_is_not_loaded(exported: Exporter, tmp_path: Path) -> None:
+    renamed = tmp_path / "renamed.onnx"
+    rename_file(exported("cnn").path, renamed)
+    code = (
+        "import sys\nfrom modelexport.cli.main import run\n"
+        "try:\n    run()\nexcept SystemExit as end:\n"
+        "    sys.exit(end.code or ('torch was loaded' if 'torch' in sys.modules else 0))"
+    )
+    words = ["retag", str(renamed), "--from", str(exported("cnn").path), "--by-value", "--force"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "known by value" in done.stdout
