@@ -88,7 +88,7 @@ class _Matcher:
 
     def settle(self) -> None:
         """Tell equal tensors apart by data flow, the surest first, for as long as anything is found."""
-        rounds = (self._by_operation_and_inputs, self._by_operation, self._by_shape, self._first_of_several)
+        rounds = (self._by_operation_and_inputs, self._by_operation, self._first_of_several)
         position = 0
         while position < len(rounds):
             before = len(self.found)
@@ -109,14 +109,6 @@ class _Matcher:
                 fitting = [c for c in candidates if _operation(c) == _operation(value) is not None]
                 rivals = [v for v in self._rivals(value) if _operation(v) == _operation(value)]
                 if len(fitting) == 1 == len(rivals):
-                    self.pair(value, fitting[0])
-
-    def _by_shape(self) -> None:
-        """The same shape, which no other equal tensor has."""
-        for value, candidates in self._left():
-            if self._is_telling(value):
-                fitting = [c for c in candidates if self._have_one_shape(value, c)]
-                if len(fitting) == 1 == len(self._rivals_in_shape(value)):
                     self.pair(value, fitting[0])
 
     def _first_of_several(self) -> None:
@@ -221,10 +213,23 @@ class _Matcher:
         )
 
     def _may_be(self, second: ir.Value, first: ir.Value) -> bool:
-        if not self.agree(second, first):
+        if not self.agree(second, first) or self._come_of_others(second, first):
             return False
         # In bodies, which nobody sees run, the operations have to speak for the values.
         return second in self._second_values or _operation(second) == _operation(first)
+
+    def _come_of_others(self, second: ir.Value, first: ir.Value) -> bool:
+        """Whether the same operation made both, of numbers that are not the same: equal results are chance then."""
+        ours, theirs = second.producer(), first.producer()
+        if (
+            ours is None
+            or theirs is None
+            or not _same_operation(ours, theirs)
+            or len(ours.inputs) != len(theirs.inputs)
+        ):
+            return False
+        read = zip(ours.inputs, theirs.inputs, strict=True)
+        return any(a is not None and b is not None and not self.agree(a, b) for a, b in read)
 
     def _follow_on(self, second: ir.Value, first: ir.Value) -> None:
         """What the only operation of its kind makes of the same tensor, at the same place, with the same result."""
