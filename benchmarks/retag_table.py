@@ -1,6 +1,7 @@
 """What is left of a model's hierarchy behind each tool that rewrites ONNX files: with retag, and in plain metadata.
 
-Run with ``make retag``, or ``python benchmarks/retag_table.py --write docs/retag.md``: the table there is this one.
+Run with ``make retag``, or ``python benchmarks/retag_table.py --write docs/retag.md``: the tables there are these. The
+second is of the same files with every name changed, retagged by value.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.support import rewriting, zoo
+from tests.support.renaming import rename_file, with_old_names
 
 import modelexport
 from modelexport.analysis.retagging import retag
@@ -22,18 +24,28 @@ from modelexport.inputs import normalize_inputs
 from modelexport.loading import load
 from modelexport.structure import named_arguments
 
-_START, _END = "<!-- table -->", "<!-- end of table -->"
+_MARKS = {
+    "table": ("<!-- table -->", "<!-- end of table -->"),
+    "by value": ("<!-- by value -->", "<!-- end of by value -->"),
+}
 _HEAD = "| model | tool | nodes | untouched | exact | projected | inferred | wrong | in metadata | in doc_string |"
 
 
-def rows(name: str, folder: Path) -> list[str]:
+_HEAD_BY_VALUE = "| model | tool | nodes | untouched | exact | projected | inferred | wrong | tensors known |"
+# What has values of its own cannot be known by them.
+_OTHER_VALUES = ("quantize_dynamic", "quantize_static QDQ", "quantize_static QOperator")
+UNTOUCHED = "none"
+
+
+def rows(name: str, folder: Path) -> tuple[list[str], list[str]]:
+    """The lines of a model in both tables."""
     specimen = zoo.build(name)
     tagged = folder / f"{name}.onnx"
     document = modelexport.export_model(specimen.model, specimen.inputs, tagged, strategy="fx").document
     args, kwargs = normalize_inputs(specimen.inputs, None)
     given = [tensor.numpy() for _, tensor in named_arguments(document.modules[0].forward_arguments, args, kwargs)]
     feeds = {value.name or "": array for value, array in zip(load(tagged).model.graph.inputs, given, strict=True)}
-    lines = []
+    lines, by_value = [], [_by_value_row(name, UNTOUCHED, tagged, tagged, document, folder)]
     for tool in rewriting.TOOLS:
         rewritten = folder / f"{name}-{tool.replace(' ', '-')}.onnx"
         try:
@@ -48,7 +60,24 @@ def rows(name: str, folder: Path) -> list[str]:
         kept = (verdict.metadata_kept, verdict.doc_string_kept)
         lines.append(f"| {name} | {tool} | {' | '.join(str(number) for number in (*numbers, *kept))} |")
         print(lines[-1], flush=True)
-    return lines
+        if tool not in _OTHER_VALUES:
+            by_value.append(_by_value_row(name, tool, tagged, rewritten, document, folder))
+    return lines, by_value
+
+
+def _by_value_row(
+    name: str, tool: str, tagged: Path, rewritten: Path, document: modelexport.HierarchyDocument, folder: Path
+) -> str:
+    renamed = folder / "renamed.onnx"
+    old = rename_file(rewritten, renamed)
+    report = retag(renamed, tagged, folder / "retagged.onnx", by_value=True)
+    verdict = rewriting.judge(tagged, document, rewritten, with_old_names(report.document, old))
+    wrong = len(verdict.unowned) + len(verdict.moved) + len(verdict.strangers)
+    numbers = (verdict.nodes, verdict.untouched, report.exact, report.projected, report.inferred, wrong)
+    known = f"{report.tensors_kept} of {report.tensors_before}"
+    line = f"| {name} | {tool} | {' | '.join(str(number) for number in numbers)} | {known} |"
+    print(f"by value {line}", flush=True)
+    return line
 
 
 def main() -> None:
@@ -57,13 +86,25 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    by_name: list[str] = []
+    by_value: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        lines = [line for name in rewriting.MODELS for line in rows(name, Path(folder))]
+        for name in rewriting.MODELS:
+            lines, others = rows(name, Path(folder))
+            by_name += lines
+            by_value += others
     if options.write:
         page = options.write.read_text(encoding="utf-8")
-        before, _, rest = page.partition(_START)
-        table = "\n".join([_HEAD, "|" + "---|" * 10, *lines])
-        options.write.write_text(f"{before}{_START}\n{table}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+        page = _with_table(page, "table", _HEAD, by_name)
+        page = _with_table(page, "by value", _HEAD_BY_VALUE, by_value)
+        options.write.write_text(page, encoding="utf-8")
+
+
+def _with_table(page: str, which: str, head: str, lines: list[str]) -> str:
+    start, end = _MARKS[which]
+    before, _, rest = page.partition(start)
+    table = "\n".join([head, "|" + "---|" * (head.count("|") - 1), *lines])
+    return f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         UsageBasedExporter,
         export_model,
     )
-    from modelexport.limits import ReadLimits
+    from modelexport.limits import ReadLimits, RunLimits
     from modelexport.loading import LoadedModel, load
     from modelexport.reading import ModelFile, read_model
     from modelexport.result import ExportResult, ProgressEvent
@@ -92,6 +92,7 @@ _HOMES = {
     "OnnxRunError": "errors",
     "ProgressEvent": "result",
     "ReadLimits": "limits",
+    "RunLimits": "limits",
     "RetagReport": "analysis.retagging",
     "Selection": "analysis.selection",
     "SelectorError": "errors",
@@ -159,6 +160,7 @@ __all__ = [
     "OnnxRunError",
     "ProgressEvent",
     "ReadLimits",
+    "RunLimits",
     "RetagReport",
     "Selection",
     "SelectorError",

@@ -6,17 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 from tests.conftest import Exported, Exporter
 from tests.support import rewriting
-from tests.support.renaming import rename_everything, rename_file
+from tests.support.renaming import rename_everything, rename_file, with_old_names
 
 import modelexport
-from modelexport.analysis.retagging import RetagReport, retag
+from modelexport.analysis.retagging import retag
 from modelexport.limits import RunLimits
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -35,14 +34,6 @@ def rewritten_and_renamed(ours: Exported, tool: str, folder: Path) -> tuple[Path
     return rewritten, renamed, rename_file(rewritten, renamed)
 
 
-def with_old_names(report: RetagReport, old: dict[str, str]) -> modelexport.HierarchyDocument:
-    nodes = tuple(
-        msgspec.structs.replace(node, id="/".join(old.get(part, part) for part in node.id.split("/")))
-        for node in report.document.nodes
-    )
-    return msgspec.structs.replace(report.document, nodes=nodes)
-
-
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in rewriting.MODELS])
 def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_theirs(
@@ -51,7 +42,7 @@ def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_thei
     ours = exported(name)
     rewritten, renamed, old = rewritten_and_renamed(ours, tool, tmp_path)
     report = retag(renamed, ours.path, tmp_path / "retagged.onnx", by_value=True)
-    verdict = rewriting.judge(ours.path, ours.document, rewritten, with_old_names(report, old))
+    verdict = rewriting.judge(ours.path, ours.document, rewritten, with_old_names(report.document, old))
     assert (verdict.unowned, verdict.moved, verdict.strangers) == ([], [], [])
     assert report.document.coverage == 1.0
     by_name = retag(rewritten, ours.path, tmp_path / "by-name.onnx")

@@ -6,7 +6,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import onnx
+
+from modelexport.document import HierarchyDocument
 
 _SEED = 0
 
@@ -56,3 +59,12 @@ def rename_file(source: Path, target: Path) -> dict[str, str]:
     old = rename_everything(model)
     onnx.save(model, target)
     return old
+
+
+def with_old_names(document: HierarchyDocument, old: dict[str, str]) -> HierarchyDocument:
+    """The document of a renamed file, its nodes known by their old names again."""
+    nodes = tuple(
+        msgspec.structs.replace(node, id="/".join(old.get(part, part) for part in node.id.split("/")))
+        for node in document.nodes
+    )
+    return msgspec.structs.replace(document, nodes=nodes)
