@@ -72,9 +72,20 @@ class PrintedExport(msgspec.Struct, frozen=True):
     steps: tuple[StepReport, ...]
 
 
+class PrintedStages(msgspec.Struct, frozen=True):
+    """The exports of the stages of generating, by the stage's name."""
+
+    stages: dict[str, PrintedExport]
+
+
 def export_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport export --format json`` prints, and ``tag`` too."""
-    return json_schema("modelexport export", PrintedExport)
+    """The JSON Schema of what ``modelexport export --format json`` prints: for one file, and with --stages."""
+    return json_schema("modelexport export", PrintedExport, PrintedStages)
+
+
+def tagging_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport tag --format json`` prints."""
+    return json_schema("modelexport tagging", PrintedExport)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -119,7 +119,9 @@ def test_validate_and_tree_agree_with_the_file(exported: Exporter, name: str) ->
 @each_model
 def test_export_prints_what_is_in_the_file(exported: Exporter, name: str) -> None:
     ours = exported(name)
-    report = checked("export", json.dumps(ours.result.as_dict()))
+    whole = ours.result.as_dict()
+    checked("tag", json.dumps(whole))
+    report = checked("export", json.dumps(whole))
     nodes = operators(ours).total()
     assert (report["summary"]["node_count"], report["summary"]["kinds"]) == (nodes, dict(ours.result.kinds))
     assert [Path(file).is_file() for file in report["files"]] == [True] * len(report["files"])

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -26,6 +27,7 @@ from tests.support.value_check import judge
 
 import modelexport
 from modelexport.capture.decomposition import Stage, decompose
+from modelexport.result import export_schema
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [
@@ -221,6 +223,7 @@ def test_command_tells_of_each_stage(command: Callable[..., Outcome], tmp_path: 
         assert "--stages" in refused.stderr
     done = command("export", made, tmp_path / "gpt2.onnx", "--stages", "--format", "json")
     assert done.code == 0, done.stderr
+    jsonschema.validate(json.loads(done.stdout), export_schema())
     told = json.loads(done.stdout)["stages"]
     assert list(told) == ["prefill", "decode"]
     assert all(stage["summary"]["coverage"] == 1.0 for stage in told.values())

@@ -17,7 +17,7 @@ from modelexport.analysis.submodel_description import extraction_schema
 from modelexport.cli.output import print_json
 from modelexport.cli.tree import tree_schema
 from modelexport.document import document_schema
-from modelexport.result import export_schema
+from modelexport.result import export_schema, tagging_schema
 
 
 class SchemaName(enum.StrEnum):
@@ -58,7 +58,7 @@ _SCHEMAS: dict[SchemaName, Callable[[], dict[str, Any]]] = {
     SchemaName.INSPECT: _overview_schema,
     SchemaName.RETAG: retagging_schema,
     SchemaName.SELECT: selection_schema,
-    SchemaName.TAG: export_schema,
+    SchemaName.TAG: tagging_schema,
     SchemaName.TREE: tree_schema,
     SchemaName.VALIDATE: validation_schema,
     SchemaName.VERIFY: _verification_schema,
