@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from tests.support.renaming import rename_file
 from tests.support.tiny_models import save_bert
 from typer.testing import CliRunner
 
@@ -143,6 +144,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = modelexport.strip_hierarchy(onnx.load(folder / "bert.onnx"))
     for name in ("plain", "optimized", "quantized"):
         onnx.save(plain, folder / f"{name}.onnx")
+    rename_file(folder / "plain.onnx", folder / "renamed.onnx")
     for name in ("model", "old", "new", "before", "after", "a", "b"):
         shutil.copy(folder / "bert.onnx", folder / f"{name}.onnx")
         shutil.copy(folder / "bert_hierarchy.json", folder / f"{name}_hierarchy.json")
