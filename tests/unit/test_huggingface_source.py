@@ -147,6 +147,35 @@ def test_folder_with_weights_of_another_model_is_refused(bert: Path, tmp_path: P
     assert "none of its weights is one of BertModel's" in refusal(tmp_path / "other")
 
 
+@pytest.fixture
+def in_pieces(bert: Path, tmp_path: Path) -> Path:
+    """Its weights in several files with an index."""
+    folder = tmp_path / "pieces"
+    transformers.BertModel.from_pretrained(bert).save_pretrained(folder, max_shard_size="4KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def test_weights_in_pieces_are_put_together(bert: Path, in_pieces: Path) -> None:
+    whole, pieces = load(bert).model.state_dict(), load(in_pieces).model.state_dict()
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+
+
+@pytest.mark.parametrize("piece", ["../bert/model.safetensors", "/etc/hostname", "model-00009-of-00009.safetensors", 7])
+def test_piece_that_is_not_in_the_folder_is_refused_by_name(in_pieces: Path, piece: object) -> None:
+    index = in_pieces / "model.safetensors.index.json"
+    written = json.loads(index.read_bytes())
+    written["weight_map"]["pooler.dense.weight"] = piece
+    index.write_text(json.dumps(written), encoding="utf-8")
+    assert f"model.safetensors.index.json names weights that are not there: {piece}" in refusal(in_pieces)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": [1]}}'])
+def test_index_that_is_none_is_refused(in_pieces: Path, content: str) -> None:
+    (in_pieces / "model.safetensors.index.json").write_text(content, encoding="utf-8")
+    assert "model.safetensors.index.json is no index of weights" in refusal(in_pieces)
+
+
 @pytest.mark.parametrize("random_weights", [False, True])
 def test_dtype_and_attention_are_as_asked(bert: Path, random_weights: bool) -> None:
     options = {"dtype": "float16", "attn_implementation": "eager", "random_weights": random_weights}

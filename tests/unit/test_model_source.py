@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.tiny_models import Trap
 
-from modelexport.errors import InputError, ModelSourceError
+from modelexport.errors import InputError, ModelExportError, ModelSourceError
 from modelexport.sources.model_source import LoadOptions, load_model
 
 FACTORIES = "tests.support.factories"
@@ -210,6 +212,20 @@ def test_path_that_is_not_there_is_said_and_nothing_is_asked_of_the_hub(
     message = refusal(reference)
     assert "hub at" not in message
     assert "HF_HUB_OFFLINE" not in message
+
+
+@pytest.mark.parametrize("reference", ["~nobody_of_that_name/net", "x" * 5000, "./" + "x" * 5000, "a/\udcff"])
+def test_name_that_no_file_can_have_is_no_crash(reference: str) -> None:
+    refusal(reference)
+
+
+@given(st.text())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_any_text_gives_a_model_or_one_of_our_errors(reference: str) -> None:
+    try:
+        load_model(reference)
+    except ModelExportError as error:
+        assert str(error)  # noqa: PT017  any of them will do
 
 
 @pytest.mark.parametrize("reference", ["a b", "org/na me", "a--b/c", "x" * 200, "nul\x00byte", "-name"])

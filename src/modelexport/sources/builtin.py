@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from modelexport.errors import ModelSourceError
+from modelexport.sources.extras import require
+from modelexport.sources.load_errors import explain_load_error
 
 BUILTIN_PREFIX = "builtin:"
 _SEED = 0
@@ -21,10 +23,11 @@ def build_builtin(reference: str) -> tuple[torch.nn.Module, Any]:
     name = reference.removeprefix(BUILTIN_PREFIX)
     if name != "bert-tiny":
         raise ModelSourceError(f"there is no built-in model {name!r}: the one there is is {BUILTIN_PREFIX}bert-tiny")
+    require("transformers", "hf", reference)
     try:
         from transformers import BertConfig, BertModel
     except ImportError as error:
-        raise ModelSourceError("the built-in model needs transformers: pip install 'modelexport[hf]'") from error
+        raise explain_load_error(reference, None, error) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         config = BertConfig(

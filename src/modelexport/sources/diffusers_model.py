@@ -15,6 +15,7 @@ from modelexport.sources.extras import require
 from modelexport.sources.hub import Repository, fetch, find_on_hub, folder_repository
 from modelexport.sources.huggingface import load_folder
 from modelexport.sources.load_errors import explain_load_error
+from modelexport.sources.paths import existing_path
 from modelexport.sources.quiet import quiet
 from modelexport.sources.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
 
@@ -76,12 +77,12 @@ def _load(found: Repository, model_class: Any, written: dict[str, Any], options:
 def _find(reference: str, target: str, options: LoadOptions) -> Repository:
     """The folder with the configuration and the weights of one model."""
     place, hash_sign, component = target.rpartition("#")
-    if not hash_sign or Path(target).expanduser().is_dir():
+    if not hash_sign or existing_path(target) is not None:
         place, component = target, ""
     if component and Path(component).name != component:
         raise ModelSourceError(f"{reference}: {component!r} is no name of a model in a pipeline, such as unet")
-    folder = Path(place).expanduser()
-    if folder.is_dir():
+    folder = existing_path(place)
+    if folder is not None:
         options.only(reference, [field.name for field in dataclasses.fields(options) if field.name != "revision"])
         inside = {path.parent.name for path in folder.glob(f"*/{_CONFIG}")}
         _refuse_unless_inside(reference, place, component, (folder / component / _CONFIG).is_file(), inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 from modelexport.errors import ModelSourceError
@@ -11,6 +12,7 @@ from modelexport.sources.load_errors import explain_load_error, in_one_line
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _TRY_AGAIN = 500
+_SHOWN_NAMES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Repository:
         """
         for name in names:
             if name in self.files:
+                self._check_index(name)
                 return name
         if self.cached_only is not None:
             raise ModelSourceError(
@@ -59,6 +62,21 @@ class Repository:
             f"{self.reference} has no weights: there is no {' and no '.join(names)}; --random-weights makes them up "
             "from the configuration"
         )
+
+    def _check_index(self, name: str) -> None:
+        """Weights in pieces: each piece is a file of the model, and lies in no other place."""
+        if not name.endswith(".index.json"):
+            return
+        try:
+            pieces = set(json.loads(fetch(self, name).read_bytes())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelSourceError(f"{self.reference}: {name} is no index of weights: {in_one_line(error)}") from error
+        folder = name.rpartition("/")[0]
+        missing = sorted(str(piece) for piece in pieces if f"{folder}/{piece}".lstrip("/") not in self.files)
+        if missing:
+            raise ModelSourceError(
+                f"{self.reference}: {name} names weights that are not there: {', '.join(missing[:_SHOWN_NAMES])}"
+            )
 
 
 def folder_repository(reference: str, folder: Path, cached_only: str | None = None) -> Repository:

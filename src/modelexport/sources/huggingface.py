@@ -59,9 +59,9 @@ def _load(repository: Repository, options: LoadOptions) -> SourcedModel:
         repository.weights_file((str(explicit),) if explicit else SAFE_WEIGHTS)
     wanted = {"dtype": dtype, "attn_implementation": options.attn_implementation}
     settings = {name: value for name, value in wanted.items() if value is not None}
-    model_class = choose_class(repository.reference, config, options.task)
     notes: tuple[str, ...] = ()
     try:
+        model_class = choose_class(repository.reference, config, options.task)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             if options.random_weights:

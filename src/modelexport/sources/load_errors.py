@@ -33,7 +33,7 @@ def explain_load_error(
             return cause
         meaning = _broken_file(error, cause, weights) or _hub_answer(cause, repository or reference, revision, advice)
         if meaning is None and isinstance(cause, ImportError):
-            meaning = f"it needs a package that is not installed: {in_one_line(cause)}"
+            meaning = _failed_import(cause)
         if meaning is not None:
             return ModelSourceError(f"{reference}: {meaning}")
     return ModelSourceError(f"{reference}: loading it failed with {type(error).__name__}: {in_one_line(error)}")
@@ -51,6 +51,13 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def in_one_line(error: BaseException) -> str:
     """What an error says, without line breaks."""
     return " ".join(str(error).split())
+
+
+def _failed_import(error: ImportError) -> str:
+    *_, first = causes(error)
+    if isinstance(first, ImportError):
+        return f"it needs a package that is not installed: {in_one_line(first)}"
+    return f"importing what it needs failed with {type(first).__name__}: {in_one_line(first)}"
 
 
 def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[Path]) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from modelexport.errors import ModelSourceError
 from modelexport.sources.builtin import BUILTIN_PREFIX, build_builtin
 from modelexport.sources.model_file import is_exported_program, refuse_file
+from modelexport.sources.paths import existing_path
 from modelexport.sources.python_reference import load_reference
 from modelexport.sources.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel
 
@@ -41,8 +42,8 @@ def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> Source
         from modelexport.sources.diffusers_model import load_component
 
         return load_component(reference, reference.removeprefix(_DIFFUSERS_PREFIX), options)
-    path = Path(reference).expanduser()
-    if _exists(path):
+    path = existing_path(reference)
+    if path is not None:
         return _load_path(reference, path, options)
     if ":" in reference:
         options.only(reference)
@@ -73,14 +74,6 @@ def _load_exported_program(path: Path) -> SourcedModel:
     module = importlib.import_module("modelexport.sources.exported_program")
     loaded: SourcedModel = module.load_exported_program(path)
     return loaded
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        # A name that no file can have.
-        return False
 
 
 def _is_path(reference: str) -> bool:
