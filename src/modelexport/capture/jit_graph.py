@@ -71,6 +71,11 @@ def inputs_of(node: Any) -> list[Any]:
     return [node.inputsAt(index) for index in range(node.inputsSize())]
 
 
+def given_to(block: Any) -> list[Any]:
+    """The values that a graph or a block is given."""
+    return outputs_of(block.param_node() if isinstance(block, torch._C.Graph) else block.paramNode())
+
+
 def blocks_of(graph: Any) -> Iterator[Any]:
     """The graph, and the blocks within its nodes."""
     yield graph
@@ -91,6 +96,8 @@ _OPERATOR = re.compile(r" = (\w+::\w+)")
 def _operators_with_blocks(text: str) -> set[str]:
     """Of a printed graph, the operators of nodes with blocks; an empty name where one cannot be told."""
     found: set[str] = set()
+    if "block0(" not in text:
+        return found
     for block in _BLOCK.finditer(text):
         # A node's blocks are printed below it.
         start = text.rfind("\n", 0, max(0, block.start() - 1)) + 1

@@ -1,37 +1,40 @@
 """Which tensors of the TorchScript exporter's graph a module call was given and returned.
 
 The tracer knows the value of its graph that holds a tensor. On the way to ONNX the exporter rewrites that graph in
-place, translates it, and twice numbers it anew; each value is followed through: by its number where the graph stays the
-same, by the exporter's own table through the translation, by its place in the graph through a renumbering. A value that
-a rewriting removed is what its readers now read in its place, or the one that was made in the same way.
+place, translates it, and twice copies it. Only the values asked for are followed, each as the exporter's own object:
+through a copy by a name that they have for that moment, through the translation by the exporter's own table. A value
+that a rewriting removed is what its readers now read in its place, or the one that was made in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from modelexport.capture.jit_graph import blocks_of, inputs_of, outputs_of
+from modelexport.capture.jit_graph import blocks_of, given_to, inputs_of, outputs_of
 from modelexport.errors import ExportError
 
 _FIRST = "_jit_pass_inline"
 _MERGING = "_jit_pass_cse"
 _TRANSLATING = "_jit_pass_onnx"
+_SYMBOLIC = "_run_symbolic_function"
 _RENUMBERING = "_jit_pass_canonicalize"
-_FOLDING = ("_jit_pass_onnx_eval_peephole", "_jit_pass_onnx_constant_fold")
 _SMALL = 64
+# Where a printed graph defines a value.
+_DEFINED = re.compile(r"%([^\s:,()]+) :")
 
 
 class ConstantAddedError(ExportError):
     """To look a tensor up would have changed the graph: the tracer had not met it before."""
 
 
-def traced_values(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """The numbers of the values that hold these tensors in the graph that is being traced.
+def traced_values(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The values that hold these tensors in the graph that is being traced; None for one that it does not know.
 
     Raises:
         ConstantAddedError: The tracer did not know one of them, and has entered it as a constant. The trace is spoilt:
@@ -41,7 +44,7 @@ def traced_values(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     return [_traced_value(tensors, place) for place in range(len(tensors))]
 
 
-def _traced_value(tensors: Sequence[torch.Tensor], place: int) -> int | None:
+def _traced_value(tensors: Sequence[torch.Tensor], place: int) -> Any:
     tracing: Any = torch._C
     state = tracing._get_tracing_state()
     try:
@@ -52,175 +55,244 @@ def _traced_value(tensors: Sequence[torch.Tensor], place: int) -> int | None:
         return None
     if value.toIValue() is not None and not value.uses():
         raise ConstantAddedError
-    number: int = value.unique()
-    return number
+    return value
+
+
+class _Reader(NamedTuple):
+    """A node that reads a value, as it was."""
+
+    node: Any
+    place: int
+    kind: str
+    size: int
+
+    def reads_now(self) -> Any:
+        """What the node reads in that place now; None if the node is gone or another."""
+        try:
+            same = self.node.kind() == self.kind and self.node.inputsSize() == self.size
+        except RuntimeError:
+            return None
+        return self.node.inputsAt(self.place) if same else None
 
 
 class ValueTracker:
     """Follows values of the traced graph to the graph that is folded and written."""
 
     def __init__(self) -> None:
-        self._tracked: dict[int, int | None] = {}
+        # The values by the number that each had in the trace; None once nothing holds it any more.
+        self._values: dict[int, Any] = {}
+        self._inputs: dict[int, int] = {}
+        self._results: list[int | None] = []
+        self._names: _Names | None = None
+        self._readers: dict[int, list[_Reader]] = {}
         self._before: _Snapshot | None = None
-        self._table: Any = None
-        self._traced: tuple[_Structure, list[int | None]] | None = None
+        self._numbers: dict[int, int] = {}
+
+    def begin_trace(self) -> None:
+        """A trace begins: what was followed belongs to another."""
+        self._values.clear()
+
+    def track(self, values: Sequence[Any]) -> list[int | None]:
+        """Follow these values of the traced graph; gives the numbers to ask for them by."""
+        numbers = [None if value is None else int(value.unique()) for value in values]
+        for number, value in zip(numbers, values, strict=True):
+            if number is not None:
+                self._values.setdefault(number, value)
+        return numbers
 
     def end_trace(self, state: Any, results: Sequence[int | None]) -> None:
-        """The trace is complete; from here on the graph is numbered anew.
+        """The trace is complete; now the graph is copied.
 
         Args:
             state: The tracer's state.
             results: The numbers of the model's results.
         """
-        self._traced = _Structure.read(state.graph()), list(results)
-
-    def track(self, numbers: Sequence[int | None]) -> None:
-        """Follow the values with these numbers in the traced graph."""
-        self._tracked.update({number: number for number in numbers if number is not None})
+        places = {value.unique(): place for place, value in enumerate(given_to(state.graph()))}
+        self._inputs = {number: places[number] for number in self._values if number in places}
+        self._results = list(results)
+        # What the graph is given and gives is found by its place; the tracer may still name it, and files show that.
+        apart = {*self._inputs, *self._results}
+        self._names = _Names({number: value for number, value in self._values.items() if number not in apart})
 
     def find(self, number: int | None) -> int | None:
         """The number that a traced value has at the end; None where nothing holds it any more."""
-        return self._tracked.get(number) if number is not None else None
+        return self._numbers.get(number) if number is not None else None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """See what the exporter does to its graph within the context."""
-        from torch.onnx._internal.torchscript_exporter import utils
-
         with contextlib.ExitStack() as stack:
             stack.enter_context(_wrapped(torch._C, _FIRST, self._at_first))
             stack.enter_context(_wrapped(torch._C, _MERGING, self._merge))
             stack.enter_context(_wrapped(torch._C, _TRANSLATING, self._translate))
             stack.enter_context(_wrapped(torch._C, _RENUMBERING, self._renumber))
-            for name in _FOLDING:
-                stack.enter_context(_wrapped(torch._C, name, self._at_folding))
-            stack.enter_context(_wrapped(utils, "_run_symbolic_function", self._see_table))
             yield
 
     def _at_first(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
-        if self._traced is not None:
-            structure, results = self._traced
-            self._traced = None
-            self._move(_matched(structure, results, _Structure.read(graph), _tensors(graph.outputs())))
-            self._before = _Snapshot.take(graph)
+        if self._names is not None:
+            found = self._names.find_in(graph)
+            inputs, outputs = given_to(graph), _tensors(graph.outputs())
+            found.update({number: inputs[place] for number, place in self._inputs.items() if place < len(inputs)})
+            if len(outputs) == len(self._results):
+                found.update({n: value for n, value in zip(self._results, outputs, strict=True) if n is not None})
+            self._names = None
+            self._values = {number: found.get(number) for number in self._values}
+            self._remember()
         return original(graph, *rest)
 
     def _merge(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
         """Equal nodes become one: looked at by itself, because later rewritings take their readers away."""
-        self._settle(graph, keep=True)
-        result = original(graph, *rest)
-        self._settle(graph, keep=True)
-        return result
-
-    def _see_table(self, original: Callable[..., Any], graph: Any, block: Any, node: Any, *rest: Any) -> Any:
-        # The exporter's own table of old and new values, which grows as it goes.
-        if len(rest) > 1:
-            self._table = rest[1]
-        return original(graph, block, node, *rest)
+        self._settle(graph)
+        self._remember(graph)
+        changed = original(graph, *rest)
+        if changed is not False:
+            self._settle(graph)
+            self._remember(graph)
+        return changed
 
     def _translate(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
+        from torch.onnx._internal.torchscript_exporter import utils
+
         self._settle(graph)
-        inputs = [value.unique() for value in graph.inputs()]
-        self._table = None
-        result = original(graph, *rest)
-        table = dict(zip(inputs, [value.unique() for value in result.inputs()], strict=False))
-        for old, new in self._table.items() if isinstance(self._table, dict) else ():
-            # A value that nothing reads is gone by now, and says so.
-            with contextlib.suppress(RuntimeError, AttributeError):
-                table[old.unique()] = new.unique()
-        self._table = None
-        self._move(table)
-        self._before = _Snapshot.take(result)
+        inputs = {value: place for place, value in enumerate(given_to(graph))}
+        table: dict[Any, Any] = {}
+
+        def see_table(translate: Callable[..., Any], graph: Any, block: Any, node: Any, *rest: Any) -> Any:
+            nonlocal table
+            # The exporter's own table of old and new values, which grows as it goes: seeing it once is enough.
+            if len(rest) > 1 and isinstance(rest[1], dict):
+                table = rest[1]
+                setattr(utils, _SYMBOLIC, translate)
+            return translate(graph, block, node, *rest)
+
+        with _wrapped(utils, _SYMBOLIC, see_table):
+            result = original(graph, *rest)
+        placed = given_to(result)
+        for number, value in self._values.items():
+            new = table.get(value)
+            if new is None and inputs.get(value, len(placed)) < len(placed):
+                new = placed[inputs[value]]
+            # A value that nothing reads is gone by now.
+            self._values[number] = new if _is_there(new) else None
+        self._remember()
         return result
 
     def _renumber(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
-        before = _numbers(graph)
-        self._settle(graph, numbers=before)
+        self._settle(graph)
+        names = _Names(self._values)
         result = original(graph, *rest)
-        after = _numbers(result)
-        self._move(dict(zip(before, after, strict=True)) if len(before) == len(after) else {})
-        self._before = _Snapshot(result.copy(), after)
+        # From here on the graph is changed in place alone, and each value keeps its number.
+        self._numbers = {number: value.unique() for number, value in names.find_in(result).items()}
         return result
 
-    def _at_folding(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
-        self._settle(graph)
-        self._before = None
-        return original(graph, *rest)
+    def _remember(self, graph: Any = None) -> None:
+        """Keep who reads each value, for when it is gone; and with a graph, what each was made of."""
+        self._readers = {
+            number: [
+                _Reader(user, use.offset, user.kind(), user.inputsSize()) for use in value.uses() for user in [use.user]
+            ]
+            for number, value in self._values.items()
+            if value is not None
+        }
+        self._before = None if graph is None else _Snapshot.take(graph, self._values)
 
-    def _settle(self, graph: Any, *, keep: bool = False, numbers: list[int] | None = None) -> None:
-        """Find what became of the values that the graph no longer has.
+    def _settle(self, graph: Any) -> None:
+        """Find what became of the values that the graph no longer has."""
+        lost = {number for number, value in self._values.items() if value is not None and not _is_there(value)}
+        for number in lost:
+            read = (reader.reads_now() for reader in self._readers.get(number, ()))
+            self._values[number] = next((value for value in read if value is not None), None)
+        left = {number for number in lost if self._values[number] is None}
+        if left and self._before is not None:
+            found = {number: self._values[number] for number in lost - left}
+            self._values.update(self._before.made_alike(left, graph, found))
 
-        Args:
-            graph: The graph.
-            keep: Whether the same is to be asked again later.
-            numbers: The numbers of the graph's values, where the caller has them.
-        """
-        if self._before is None:
-            return
-        numbers = numbers if numbers is not None else _numbers(graph)
-        present = set(numbers)
-        lost = {number for number in self._tracked.values() if number is not None and number not in present}
-        found = self._before.replacements(lost, graph, present) if lost else {}
-        self._tracked = {first: found.get(now, now) if now in lost else now for first, now in self._tracked.items()}
-        self._tracked = {first: now if now in present else None for first, now in self._tracked.items()}
-        self._before = _Snapshot(graph.copy(), numbers) if keep else None
 
-    def _move(self, table: dict[int, int]) -> None:
-        self._tracked = {first: table.get(now) if now is not None else None for first, now in self._tracked.items()}
+def _is_there(value: Any) -> bool:
+    """Whether a value is still part of its graph."""
+    if value is None:
+        return False
+    try:
+        value.unique()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Names:
+    """The values of a graph by names, by which they are found in a copy of it: those without one are given one."""
+
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        self._numbers: dict[str, list[int]] = {}
+        self._given: set[str] = set()
+        for number, value in values.items():
+            if value is None:
+                continue
+            name = value.debugName()
+            if name == str(value.unique()):
+                # No variable of a program has such a name.
+                name = f"modelexport-{name}"
+                value.setDebugName(name)
+                self._given.add(name)
+            self._numbers.setdefault(name, []).append(number)
+
+    def find_in(self, graph: Any) -> dict[int, Any]:
+        """The values in the copy, whose names are then as they would have been."""
+        found: dict[int, Any] = {}
+        for value in _values(graph):
+            name = value.debugName()
+            if name in self._numbers:
+                found.update(dict.fromkeys(self._numbers[name], value))
+                if name in self._given:
+                    value.setDebugName("")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
 class _Snapshot:
-    """A graph as it was: a copy, and the numbers that its values had, in order."""
+    """A graph as it was: a copy, the names of its values as printed, and those of the values that are followed."""
 
     copy: Any
-    numbers: list[int]
+    text: str
+    names: dict[int, str]
 
     @classmethod
-    def take(cls, graph: Any) -> _Snapshot:
-        return cls(graph.copy(), _numbers(graph))
+    def take(cls, graph: Any, values: Mapping[int, Any]) -> _Snapshot:
+        names = {number: value.debugName() for number, value in values.items() if value is not None}
+        return cls(graph.copy(), graph.str(False), names)
 
-    def replacements(self, lost: set[int], graph: Any, present: set[int]) -> dict[int, int]:
-        """For each lost value the one that stands for it in `graph`, where that can be told."""
-        values = list(_values(self.copy))
-        if len(values) != len(self.numbers):
-            return {}
-        numbers = {value.unique(): number for value, number in zip(values, self.numbers, strict=True)}
-        nodes = {output.unique(): node for node in _nodes(graph) for output in outputs_of(node)[:1]}
-        found: dict[int, int] = {}
-        results = list(graph.outputs())
-        for value in values:
-            number = numbers[value.unique()]
-            if number in lost:
-                now = _read_now(value, numbers, nodes, results)
-                if now is not None and now in present:
-                    found[number] = now
-        left = lost - found.keys()
-        if left:
-            made_alike = self._made_alike(graph, found)
-            found.update({number: made_alike[number] for number in left if number in made_alike})
-        return found
-
-    def _made_alike(self, graph: Any, found: dict[int, int]) -> dict[int, int]:
-        """The values of `graph` that the same operations made of the same values as here: merged or made anew."""
+    def made_alike(self, lost: set[int], graph: Any, found: Mapping[int, Any]) -> dict[int, Any]:
+        """For each lost value the one that the same operations made of the same values: merged or made anew."""
+        names = self._names_in_copy()
         keys: dict[object, int] = {}
+        now = {value.debugName(): value for value in _main_values(graph)}
         after = _value_classes(graph, keys, {})
-        numbers = dict(zip([value.unique() for value in _values(self.copy)], self.numbers, strict=True))
         # What is still there, or was found otherwise, is what it is, however it is made now.
+        now.update({self.names[number]: value for number, value in found.items()})
         known = {
-            unique: after[now] for unique, number in numbers.items() if (now := found.get(number, number)) in after
+            unique: after[now[name].unique()]
+            for unique, name in names.items()
+            if name in now and now[name].unique() in after
         }
         before = _value_classes(self.copy, keys, known)
-        survivors: dict[int, int] = {}
-        for unique, group in after.items():
-            survivors.setdefault(group, unique)
-        return {numbers[unique]: survivors[group] for unique, group in before.items() if group in survivors}
+        survivors: dict[int, Any] = {}
+        for value in _main_values(graph):
+            survivors.setdefault(after[value.unique()], value)
+        alike = {name: survivors.get(before[unique]) for unique, name in names.items() if unique in before}
+        return {number: alike.get(self.names[number]) for number in lost}
+
+    def _names_in_copy(self) -> dict[int, str]:
+        """By the numbers of the copy, the names that the values of its main block had; none where that is unsure."""
+        values, names = list(_values_as_printed(self.copy)), _DEFINED.findall(self.text)
+        if len(values) != len(names):
+            return {}
+        return {value.unique(): name for value, name in zip(values, names, strict=True)}
 
 
 def _value_classes(graph: Any, keys: dict[object, int], known: dict[int, int]) -> dict[int, int]:
     """For each value of the main block a number that values have in common which are equal by construction."""
     classes: dict[int, int] = {}
-    for place, value in enumerate(graph.inputs()):
+    for place, value in enumerate(given_to(graph)):
         classes[value.unique()] = keys.setdefault(("input", place), len(keys))
     for node in graph.nodes():
         key = _node_key(node, classes)
@@ -228,20 +300,6 @@ def _value_classes(graph: Any, keys: dict[object, int], known: dict[int, int]) -
             unique = value.unique()
             classes[unique] = known[unique] if unique in known else keys.setdefault((key, place), len(keys))
     return classes
-
-
-def _read_now(value: Any, numbers: dict[int, int], nodes: dict[int, Any], results: list[Any]) -> int | None:
-    """What the readers of a value read in its place now."""
-    for use in value.uses():
-        user = use.user
-        first = next(iter(outputs_of(user)), None)
-        if first is None and use.offset < len(results):
-            # What reads and makes nothing is the end of the graph.
-            return int(results[use.offset].unique())
-        now = nodes.get(numbers[first.unique()]) if first is not None else None
-        if now is not None and now.kind() == user.kind() and now.inputsSize() == user.inputsSize():
-            return int(now.inputsAt(use.offset).unique())
-    return None
 
 
 def _node_key(node: Any, classes: dict[int, int]) -> object:
@@ -261,72 +319,45 @@ def _node_key(node: Any, classes: dict[int, int]) -> object:
     return (node.kind(), attributes, inputs)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Structure:
-    """A graph in numbers: its inputs, and for each value what the node that made it reads and makes."""
-
-    inputs: list[int]
-    makers: dict[int, tuple[list[int], list[int]]]
-
-    @classmethod
-    def read(cls, graph: Any) -> _Structure:
-        makers: dict[int, tuple[list[int], list[int]]] = {}
-        for node in _nodes(graph):
-            outputs = [value.unique() for value in outputs_of(node)]
-            made = [value.unique() for value in inputs_of(node)], outputs
-            makers.update(dict.fromkeys(outputs, made))
-        return cls([value.unique() for value in graph.inputs()], makers)
-
-
-def _tensors(values: Iterable[Any]) -> list[int]:
+def _tensors(values: Iterable[Any]) -> list[Any]:
     """The tensors among values, and inside of the tuples and lists among them."""
-    found: list[int] = []
+    found: list[Any] = []
     waiting = list(values)[::-1]
     while waiting:
         value = waiting.pop()
         if isinstance(value.type(), torch._C.TensorType):
-            found.append(value.unique())
+            found.append(value)
         else:
             waiting.extend(reversed(inputs_of(value.node())))
     return found
 
 
-def _matched(
-    before: _Structure, results: Sequence[int | None], after: _Structure, results_after: Sequence[int]
-) -> dict[int, int]:
-    """The values of a graph in a copy of it that lacks what no result needs: found from the results backwards."""
-    table = dict(zip(before.inputs, after.inputs, strict=False))
-    waiting = (
-        [(one, other) for one, other in zip(results, results_after, strict=False) if one is not None]
-        if len(results) == len(results_after)
-        else []
-    )
-    while waiting:
-        one, other = waiting.pop()
-        if one in table:
-            continue
-        table[one] = other
-        made, copied = before.makers.get(one), after.makers.get(other)
-        if made is not None and copied is not None and [len(side) for side in made] == [len(side) for side in copied]:
-            for first, second in zip(made, copied, strict=True):
-                waiting.extend(zip(first, second, strict=True))
-    return table
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for block in blocks_of(graph):
-        yield from block.nodes()
-
-
 def _values(graph: Any) -> Iterator[Any]:
     for block in blocks_of(graph):
-        yield from block.inputs()
+        yield from given_to(block)
         for node in block.nodes():
             yield from outputs_of(node)
 
 
-def _numbers(graph: Any) -> list[int]:
-    return [value.unique() for value in _values(graph)]
+def _main_values(graph: Any) -> list[Any]:
+    """The values of the main block."""
+    return [*given_to(graph), *(value for node in graph.nodes() for value in outputs_of(node))]
+
+
+def _values_as_printed(graph: Any) -> Iterator[Any]:
+    """The values in the order in which a printed graph defines them: those of a node's blocks behind it."""
+    yield from given_to(graph)
+    waiting = [iter(graph.nodes())]
+    while waiting:
+        node = next(waiting[-1], None)
+        if node is None:
+            waiting.pop()
+        elif isinstance(node, torch._C.Block):
+            yield from given_to(node)
+            waiting.append(iter(node.nodes()))
+        else:
+            yield from outputs_of(node)
+            waiting.append(iter(list(node.blocks())))
 
 
 @contextlib.contextmanager

@@ -355,6 +355,8 @@ class _ScopeRecorder:
         if path == "" and not self._stack:
             self._counts.clear()
             self.calls.clear()
+            if self._tracker is not None:
+                self._tracker.begin_trace()
         labels: dict[Any, str] = torch.jit._trace._trace_module_map or {}
         label = labels.get(module)
         if label:
@@ -375,9 +377,8 @@ class _ScopeRecorder:
         if self._tracker is None:
             return [None] * len(tensors)
         with _traced(state):
-            numbers = traced_values([tensor for _, tensor in tensors])
-        self._tracker.track(numbers)
-        return numbers
+            values = traced_values([tensor for _, tensor in tensors])
+        return self._tracker.track(values)
 
     def _leave(self, path: str, result: object, state: object) -> None:
         if not any(self.calls[number].path == path for number in self._stack):
