@@ -30,12 +30,9 @@ class GraphWatch:
         parameters: The names, in `before`, of the values that hold weights.
         nodes_before: Its nodes.
         names_before: The name of each value in `before`.
-        shapes_before: Shape and type of its values, where the exporter inferred them.
         nodes: The nodes of the final graph.
         names: The name of each value in the final graph.
-        shapes: Shape and type of the values of the final graph, where the exporter inferred them; read only if the
-            graph was not seen before.
-        graph: The exporter's own form of `before`.
+        graph: The exporter's own form of `before`, or of the final graph if that was not seen.
         merged_scopes: The scopes whose nodes the tracer's graph lost to equal ones under other scopes.
     """
 
@@ -43,12 +40,21 @@ class GraphWatch:
     parameters: frozenset[str] = frozenset()
     nodes_before: list[JitNode] = dataclasses.field(default_factory=list)
     names_before: dict[int, str] = dataclasses.field(default_factory=dict)
-    shapes_before: dict[int, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
     nodes: list[JitNode] = dataclasses.field(default_factory=list)
     names: dict[int, str] = dataclasses.field(default_factory=dict)
-    shapes: dict[int, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
     merged_scopes: set[str] = dataclasses.field(default_factory=set)
     graph: torch._C.Graph | None = None
+
+    def shapes(self) -> dict[int, tuple[tuple[int, ...], str]]:
+        """Shape and type of the values of `graph` by their numbers in `nodes_before`, or in `nodes` without those."""
+        numbers = self.names if self.before is None else self.names_before
+        values = (value for block in blocks_of(self.graph) for value in values_of(block)) if self.graph else ()
+        return {
+            number: (tuple(kind.sizes()), str(kind.dtype()).removeprefix("torch."))
+            # A copy has its values in the same order.
+            for number, value in zip(numbers, values, strict=False)
+            if value.isCompleteTensor() and (kind := value.type())
+        }
 
     def texts(self) -> Iterator[tuple[JitNode, str]]:
         """The nodes of the graph before folding, each with how the exporter prints it."""
@@ -74,6 +80,11 @@ def inputs_of(node: Any) -> list[Any]:
 def given_to(block: Any) -> list[Any]:
     """The values that a graph or a block is given."""
     return outputs_of(block.param_node() if isinstance(block, torch._C.Graph) else block.paramNode())
+
+
+def values_of(block: Any) -> list[Any]:
+    """The values that a graph or a block is given and that its nodes make, those of blocks within left out."""
+    return [*given_to(block), *(value for node in block.nodes() for value in outputs_of(node))]
 
 
 def blocks_of(graph: Any) -> Iterator[Any]:
@@ -120,29 +131,36 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
     def before_folding(graph: torch._C.Graph, parameters: dict[str, torch.Tensor], *rest: Any) -> None:
         if watch.nodes_before:
             return
-        watch.nodes_before, watch.names_before, watch.shapes_before = _read(graph, with_shapes=True)
+        watch.nodes_before, watch.names_before = _read(graph)
         watch.before = _as_model(graph, opset_version)
         # A copy: what follows changes the graph in place.
         watch.graph = graph.copy()
         watch.parameters = frozenset(parameters)
 
-    def before_merging(graph: torch._C.Graph) -> None:
-        counts.update(_count_scopes(graph))
+    def merge(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+        before = graph.copy()
+        changed = original(graph, *rest)
+        if changed is not False:
+            left = _count_scopes(graph)
+            watch.merged_scopes.update(s for s, count in _count_scopes(before).items() if left[s] < count)
+        return changed
 
-    def after_merging(graph: torch._C.Graph) -> None:
-        left = _count_scopes(graph)
-        watch.merged_scopes.update(scope for scope, count in counts.items() if left[scope] < count)
+    def fold(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+        before_folding(graph, *rest)
+        return original(graph, *rest)
 
-    counts: Counter[str] = Counter()
-
-    def after_naming(graph: torch._C.Graph) -> None:
-        watch.nodes, watch.names, watch.shapes = _read(graph, with_shapes=watch.before is None)
+    def name(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+        result = original(graph, *rest)
+        watch.nodes, watch.names = _read(graph)
+        if watch.graph is None:
+            watch.graph = graph.copy()
+        return result
 
     with contextlib.ExitStack() as stack:
-        for name in _FOLDING:
-            stack.enter_context(_observed(name, before=before_folding))
-        stack.enter_context(_observed(_MERGING, before=before_merging, after=after_merging))
-        stack.enter_context(_observed(_NAMING, after=after_naming))
+        for folding in _FOLDING:
+            stack.enter_context(wrapped(torch._C, folding, fold))
+        stack.enter_context(wrapped(torch._C, _MERGING, merge))
+        stack.enter_context(wrapped(torch._C, _NAMING, name))
         yield watch
 
 
@@ -173,24 +191,14 @@ def weights_apart() -> Iterator[dict[str, bytes]]:
 
 
 @contextlib.contextmanager
-def _observed(
-    name: str, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
-) -> Iterator[None]:
-    original = getattr(torch._C, name)
-
-    def observed(*args: Any) -> Any:
-        if before is not None:
-            before(*args)
-        result = original(*args)
-        if after is not None:
-            after(*args)
-        return result
-
-    setattr(torch._C, name, observed)
+def wrapped(module: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    """A function of a module is called through `around`, which gets it first, for the time of the context."""
+    original = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
     try:
         yield
     finally:
-        setattr(torch._C, name, original)
+        setattr(module, name, original)
 
 
 def _count_scopes(graph: torch._C.Graph) -> Counter[str]:
@@ -202,26 +210,16 @@ def _count_scopes(graph: torch._C.Graph) -> Counter[str]:
     )
 
 
-def _read(
-    graph: torch._C.Graph, *, with_shapes: bool
-) -> tuple[list[JitNode], dict[int, str], dict[int, tuple[tuple[int, ...], str]]]:
+def _read(graph: torch._C.Graph) -> tuple[list[JitNode], dict[int, str]]:
     nodes: list[JitNode] = []
     names: dict[int, str] = {}
-    shapes: dict[int, tuple[tuple[int, ...], str]] = {}
-
-    def see(value: torch._C.Value) -> int:
-        number: int = value.unique()
-        names[number] = value.debugName()
-        if with_shapes and value.isCompleteTensor():
-            kind: Any = value.type()
-            shapes[number] = (tuple(kind.sizes()), str(kind.dtype()).removeprefix("torch."))
-        return number
-
     for block in blocks_of(graph):
-        for value in block.inputs():
-            see(value)
-        nodes.extend(JitNode(node.scopeName(), tuple(map(see, outputs_of(node)))) for node in block.nodes())
-    return nodes, names, shapes
+        names.update({value.unique(): value.debugName() for value in given_to(block)})
+        for node in block.nodes():
+            outputs = {value.unique(): value.debugName() for value in outputs_of(node)}
+            names.update(outputs)
+            nodes.append(JitNode(node.scopeName(), tuple(outputs)))
+    return nodes, names
 
 
 def _as_model(graph: torch._C.Graph, opset_version: int | None) -> onnx.ModelProto | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modelexport.capture.jit_graph import blocks_of, given_to, inputs_of, outputs_of
+from modelexport.capture.jit_graph import blocks_of, given_to, inputs_of, outputs_of, values_of, wrapped
 from modelexport.errors import ExportError
 
 _FIRST = "_jit_pass_inline"
@@ -122,10 +122,10 @@ class ValueTracker:
     def watching(self) -> Iterator[None]:
         """See what the exporter does to its graph within the context."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_wrapped(torch._C, _FIRST, self._at_first))
-            stack.enter_context(_wrapped(torch._C, _MERGING, self._merge))
-            stack.enter_context(_wrapped(torch._C, _TRANSLATING, self._translate))
-            stack.enter_context(_wrapped(torch._C, _RENUMBERING, self._renumber))
+            stack.enter_context(wrapped(torch._C, _FIRST, self._at_first))
+            stack.enter_context(wrapped(torch._C, _MERGING, self._merge))
+            stack.enter_context(wrapped(torch._C, _TRANSLATING, self._translate))
+            stack.enter_context(wrapped(torch._C, _RENUMBERING, self._renumber))
             yield
 
     def _at_first(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
@@ -165,7 +165,7 @@ class ValueTracker:
                 setattr(utils, _SYMBOLIC, translate)
             return translate(graph, block, node, *rest)
 
-        with _wrapped(utils, _SYMBOLIC, see_table):
+        with wrapped(utils, _SYMBOLIC, see_table):
             result = original(graph, *rest)
         placed = given_to(result)
         for number, value in self._values.items():
@@ -239,7 +239,7 @@ class _Names:
     def find_in(self, graph: Any) -> dict[int, Any]:
         """The values in the copy, whose names are then as they would have been."""
         found: dict[int, Any] = {}
-        for value in _values(graph):
+        for value in (value for block in blocks_of(graph) for value in values_of(block)):
             name = value.debugName()
             if name in self._numbers:
                 found.update(dict.fromkeys(self._numbers[name], value))
@@ -265,7 +265,7 @@ class _Snapshot:
         """For each lost value the one that the same operations made of the same values: merged or made anew."""
         names = self._names_in_copy()
         keys: dict[object, int] = {}
-        now = {value.debugName(): value for value in _main_values(graph)}
+        now = {value.debugName(): value for value in values_of(graph)}
         after = _value_classes(graph, keys, {})
         # What is still there, or was found otherwise, is what it is, however it is made now.
         now.update({self.names[number]: value for number, value in found.items()})
@@ -276,7 +276,7 @@ class _Snapshot:
         }
         before = _value_classes(self.copy, keys, known)
         survivors: dict[int, Any] = {}
-        for value in _main_values(graph):
+        for value in values_of(graph):
             survivors.setdefault(after[value.unique()], value)
         alike = {name: survivors.get(before[unique]) for unique, name in names.items() if unique in before}
         return {number: alike.get(self.names[number]) for number in lost}
@@ -332,18 +332,6 @@ def _tensors(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _values(graph: Any) -> Iterator[Any]:
-    for block in blocks_of(graph):
-        yield from given_to(block)
-        for node in block.nodes():
-            yield from outputs_of(node)
-
-
-def _main_values(graph: Any) -> list[Any]:
-    """The values of the main block."""
-    return [*given_to(graph), *(value for node in graph.nodes() for value in outputs_of(node))]
-
-
 def _values_as_printed(graph: Any) -> Iterator[Any]:
     """The values in the order in which a printed graph defines them: those of a node's blocks behind it."""
     yield from given_to(graph)
@@ -358,13 +346,3 @@ def _values_as_printed(graph: Any) -> Iterator[Any]:
         else:
             yield from outputs_of(node)
             waiting.append(iter(list(node.blocks())))
-
-
-@contextlib.contextmanager
-def _wrapped(module: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
-    try:
-        yield
-    finally:
-        setattr(module, name, original)

@@ -39,6 +39,7 @@ EXPORTER = "torchscript"
 
 # Options of torch.onnx.export that its TorchScript exporter has no use for.
 _DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "profile", "dump_exported_program")
+_TRACING: Any = torch._C
 _LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
 # The exporter can only write to memory what fits into one protobuf.
 _LARGEST_IN_MEMORY = 3 * 2**29
@@ -118,7 +119,8 @@ def _export_and_follow(
     options: Mapping[str, Any],
     tracker: ValueTracker | None,
 ) -> Capture:
-    recorder = _ScopeRecorder(model, tree, tracker)
+    inputs = [tensor for _, tensor in named_arguments(tree[""].forward_arguments, args, kwargs)]
+    recorder = _ScopeRecorder(model, tree, tracker, inputs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recorder.watching())
         watch = stack.enter_context(watch_graph(options.get("opset_version")))
@@ -135,8 +137,7 @@ def _export_and_follow(
     calls = recorder.call_tree()
     by_flow = calls
     if tracker is None or recorder.overwritten:
-        shapes = watch.shapes_before if seen_before else watch.shapes
-        infos = {names[number]: TensorInfo(*shape) for number, shape in shapes.items() if number in names}
+        infos = {names[number]: TensorInfo(*shape) for number, shape in watch.shapes().items() if number in names}
         by_flow = find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
     return Capture(
@@ -307,7 +308,9 @@ def _traced_model(watch: GraphWatch) -> ir.Model:
 class _ScopeRecorder:
     """Watches one trace: numbers the calls, and has the tracer label what they run with their numbers."""
 
-    def __init__(self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None, inputs: list[torch.Tensor]
+    ) -> None:
         self._modules = {info.path: model.get_submodule(info.path) for info in tree}
         self._tree = tree
         self._tracker = tracker
@@ -315,9 +318,12 @@ class _ScopeRecorder:
         # Calls that were given or returned a tensor that something had written into: by way of a view that may have
         # been, and then the tracer's value for it is that of before.
         self.overwritten: set[CallId] = set()
+        # Copies of tensors have been written into before anything runs.
+        self._versions = {id(tensor): tensor._version for tensor in inputs}
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
         self.calls: list[ModuleCall] = []
+        self._by_scope: dict[str, CallId | None] = {}
         self.sides: dict[CallId, TracedSide] = {}
 
     @contextlib.contextmanager
@@ -338,13 +344,13 @@ class _ScopeRecorder:
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
-            with _not_traced() as state:
-                if state is not None:
+            if (state := _TRACING._get_tracing_state()) is not None:
+                with _Untraced(state):
                     self._enter(path, module, given, named, state)
 
         def after(module: torch.nn.Module, given: object, result: object) -> None:
-            with _not_traced() as state:
-                if state is not None:
+            if (state := _TRACING._get_tracing_state()) is not None:
+                with _Untraced(state):
                     self._leave(path, result, state)
 
         return before, after
@@ -367,17 +373,21 @@ class _ScopeRecorder:
         self._stack.append(len(self.calls))
         self.calls.append(call)
         inputs = list(named_arguments(self._tree[path].forward_arguments, given, named))
-        self.sides[call.id] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
-        self._numbers[call.id] = self._look_up(call.id, inputs, state), []
+        identity = call.id
+        self.sides[identity] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
+        self._numbers[identity] = self._look_up(identity, inputs, state), []
 
     def _look_up(self, call: CallId, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
         """The tracer's numbers of these tensors."""
-        if any(tensor._version for _, tensor in tensors):
+        if any(tensor._version > self._versions.get(id(tensor), 0) for _, tensor in tensors):
             self.overwritten.add(call)
         if self._tracker is None:
             return [None] * len(tensors)
-        with _traced(state):
+        _TRACING._set_tracing_state(state)
+        try:
             values = traced_values([tensor for _, tensor in tensors])
+        finally:
+            _TRACING._set_tracing_state(None)
         return self._tracker.track(values)
 
     def _leave(self, path: str, result: object, state: object) -> None:
@@ -388,12 +398,14 @@ class _ScopeRecorder:
             call = self.calls[self._stack.pop()]
             if call.path == path:
                 break
+        identity = call.id
         found = list(named_results(result))
         outputs = [(name, _info(tensor)) for name, tensor in found]
-        self.sides[call.id] = dataclasses.replace(self.sides[call.id], outputs=outputs)
-        self._numbers[call.id] = self._numbers[call.id][0], self._look_up(call.id, found, state)
+        self.sides[identity] = TracedSide(self.sides[identity].inputs, outputs)
+        numbers = self._look_up(identity, found, state)
+        self._numbers[identity] = self._numbers[identity][0], numbers
         if not self._stack and self._tracker is not None:
-            self._tracker.end_trace(state, self._numbers[call.id][1])
+            self._tracker.end_trace(state, numbers)
 
     def owners(self, nodes: list[JitNode], names: Mapping[int, str]) -> dict[str, CallId]:
         """The call of each value that a node made under one of our labels, by the value's name."""
@@ -406,8 +418,10 @@ class _ScopeRecorder:
 
     def call_of(self, node: JitNode) -> CallId | None:
         """The innermost call a node was recorded under; None for nodes that the exporter added."""
-        labels = _LABEL.findall(node.scope)
-        return self.calls[int(labels[-1])].id if labels else None
+        if node.scope not in self._by_scope:
+            labels = _LABEL.findall(node.scope)
+            self._by_scope[node.scope] = self.calls[int(labels[-1])].id if labels else None
+        return self._by_scope[node.scope]
 
     def call_tree(self) -> CallTree:
         """The calls of the trace, without boundaries."""
@@ -440,34 +454,21 @@ class _ScopeRecorder:
         return CallTree(complete)
 
 
-@contextlib.contextmanager
-def _not_traced() -> Iterator[object | None]:
-    """What is done inside is not recorded: looking at a tensor's shape would be. Gives the trace that is under way."""
-    tracing: Any = torch._C
-    state = tracing._get_tracing_state()
-    if state is None:
-        yield None
-        return
-    tracing._set_tracing_state(None)
-    try:
-        yield state
-    finally:
-        tracing._set_tracing_state(state)
+class _Untraced:
+    """What is done inside is not recorded: looking at a tensor's shape would be. Entered for every call of a module."""
 
+    def __init__(self, state: object) -> None:
+        self._state = state
 
-@contextlib.contextmanager
-def _traced(state: object) -> Iterator[None]:
-    """Inside `_not_traced`: the trace is under way again."""
-    tracing: Any = torch._C
-    tracing._set_tracing_state(state)
-    try:
-        yield
-    finally:
-        tracing._set_tracing_state(None)
+    def __enter__(self) -> None:
+        _TRACING._set_tracing_state(None)
+
+    def __exit__(self, *error: object) -> None:
+        _TRACING._set_tracing_state(self._state)
 
 
 def _info(tensor: torch.Tensor) -> TensorInfo:
-    return TensorInfo(tuple(int(size) for size in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def _describe(watch: GraphWatch, recorder: _ScopeRecorder) -> str:
