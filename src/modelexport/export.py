@@ -39,6 +39,7 @@ from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.tags import TagView
 from modelexport.textfile import check_text_target, staged_text
+from modelexport.uncollected import uncollected
 from modelexport.wire import ExporterFile
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
@@ -207,6 +208,7 @@ def _capture(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, 
             return capture_with_first(found, request)
 
 
+@uncollected()
 def _project(capture: Capture, traced: Mapping[ir.Node, Attribution], policy: ResolutionPolicy) -> Projection:
     if capture.traced is capture.model:
         projection = Projection(traced)
@@ -220,6 +222,7 @@ def _project(capture: Capture, traced: Mapping[ir.Node, Attribution], policy: Re
     return dataclasses.replace(projection, attributions=add_contexts(capture.model, projection.attributions))
 
 
+@uncollected()
 def _document(
     capture: Capture,
     projection: Projection,

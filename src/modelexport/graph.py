@@ -16,18 +16,33 @@ import onnx_ir as ir
 SMALL_TENSOR_BYTES = 1024
 
 # Looking up the text of an enumeration takes longer than the number beside it.
-_INT, _INTS = f"{ir.AttributeType.INT}", f"{ir.AttributeType.INTS}"
+_KINDS = {kind: f"{kind}" for kind in ir.AttributeType}
+_INT, _INTS = _KINDS[ir.AttributeType.INT], _KINDS[ir.AttributeType.INTS]
+_BODY_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 
-def graph_bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+def graph_bodies(node: ir.Node) -> Sequence[tuple[str, ir.Graph]]:
     """The graphs a node holds in its attributes, each with a name that tells it from the others."""
-    for name, attribute in node.attributes.items():
-        kind = attribute.type
-        if kind == ir.AttributeType.GRAPH and not attribute.is_ref():
-            yield name, attribute.as_graph()
-        elif kind == ir.AttributeType.GRAPHS and not attribute.is_ref():
-            for position, graph in enumerate(attribute.as_graphs()):
-                yield f"{name}.{position}", graph
+    attributes = node.attributes
+    # Nearly all nodes have none, and all nodes are asked.
+    if not attributes or not any(attribute.type in _BODY_TYPES for attribute in attributes.values()):
+        return ()
+    found: list[tuple[str, ir.Graph]] = []
+    for name, attribute in attributes.items():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append((name, attribute.as_graph()))
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found.extend((f"{name}.{position}", graph) for position, graph in enumerate(attribute.as_graphs()))
+    return found
+
+
+def nodes_within(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph and of the bodies in it; onnx_ir's own walk takes several times as long."""
+    waiting = [graph]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            waiting.extend(body for _, body in graph_bodies(node))
 
 
 def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
@@ -286,20 +301,21 @@ def attribute_text(attribute: ir.Attr) -> str:
     if attribute.is_ref():
         return f"reference {attribute.ref_attr_name}"
     kind = attribute.type
-    if kind in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-        return f"{kind}"
+    text = _KINDS[kind]
+    if kind in _BODY_TYPES:
+        return text
     if kind == ir.AttributeType.TENSOR:
         # Not `as_tensor`, whose check of the type takes longer than everything else here.
-        return f"{kind} {_tensor_text(attribute.value)}"
+        return f"{text} {_tensor_text(attribute.value)}"
     if kind == ir.AttributeType.TENSORS:
-        return f"{kind} {[_tensor_text(tensor) for tensor in attribute.as_tensors()]}"
+        return f"{text} {[_tensor_text(tensor) for tensor in attribute.as_tensors()]}"
     if kind == ir.AttributeType.FLOAT:
-        return f"{kind} {_stored_float(attribute.value)}"
+        return f"{text} {_stored_float(attribute.value)}"
     if kind == ir.AttributeType.FLOATS:
-        return f"{kind} {[_stored_float(number) for number in attribute.value]}"
+        return f"{text} {[_stored_float(number) for number in attribute.value]}"
     if isinstance(attribute.value, list | tuple):
-        return f"{kind} {list(attribute.value)}"
-    return f"{kind} {attribute.value}"
+        return f"{text} {list(attribute.value)}"
+    return f"{text} {attribute.value}"
 
 
 def weight_bytes(model: ir.Model) -> int:

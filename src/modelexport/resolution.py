@@ -14,7 +14,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.attribution import Attribution, Kind
-from modelexport.graph import graph_bodies
+from modelexport.graph import graph_bodies, nodes_within
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree
 
 # What each confidence stands for is in docs/attribution.md.
@@ -67,7 +67,7 @@ def complete(
 def add_contexts(model: ir.Model, found: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Attribution]:
     """The attributions, each node that joins results of several calls with those calls as its context."""
     joined = dict(found)
-    for node in model.graph.all_nodes():
+    for node in nodes_within(model.graph):
         owners = {found[maker].owner for value in node.inputs if value is not None and (maker := value.producer())}
         if len(owners) > 1:
             own = found[node]

@@ -13,7 +13,6 @@ from modelexport.analysis.matching import Matching
 from modelexport.analysis.outline import Outline, outline
 from modelexport.analysis.ownership import Ownership
 from modelexport.analysis.pair_changes import TOPOLOGY, PairChange, changes_of_pairs, type_text
-from modelexport.analysis.uncollected import uncollected
 from modelexport.analysis.weight_changes import (
     ContentReport,
     WeightChange,
@@ -25,6 +24,7 @@ from modelexport.analysis.weight_changes import (
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.reading import ModelFile, read_model
 from modelexport.schemas import json_schema
+from modelexport.uncollected import uncollected
 
 SCHEMA_VERSION = 1
 

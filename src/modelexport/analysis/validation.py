@@ -11,7 +11,7 @@ from modelexport.analysis.contamination_cases import RULE as CONTAMINATION
 from modelexport.analysis.findings import Finding, RuleReport, Severity, ValidationReport
 from modelexport.analysis.rules import Breach
 from modelexport.analysis.subject import Subject
-from modelexport.analysis.uncollected import uncollected
+from modelexport.uncollected import uncollected
 
 TOPOLOGY = "topology"
 # The rules that ask onnx itself; all others look at the file's structure.

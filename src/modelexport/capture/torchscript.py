@@ -30,9 +30,11 @@ from modelexport.capture.jit_values import ConstantAddedError, ValueTracker, tra
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.sharing import with_sharers
 from modelexport.errors import UnusableOptionError
+from modelexport.graph import nodes_within
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.preserve import buffers_restored
 from modelexport.structure import named_arguments, named_results
+from modelexport.uncollected import uncollected
 from modelexport.wire import ExporterFile
 
 EXPORTER = "torchscript"
@@ -127,6 +129,18 @@ def _export_and_follow(
         if tracker is not None:
             stack.enter_context(tracker.watching())
         written = _export(model, args, kwargs, options)
+    return _gather(written, watch, recorder, tracker, tree)
+
+
+@uncollected()
+def _gather(
+    written: ExporterFile | onnx.ModelProto,
+    watch: GraphWatch,
+    recorder: _ScopeRecorder,
+    tracker: ValueTracker | None,
+    tree: ModuleTree,
+) -> Capture:
+    """What was seen of one export, put together."""
     file = written if isinstance(written, ExporterFile) else None
     final = ir.from_proto(written.skeleton() if isinstance(written, ExporterFile) else written)
     seen_before = watch.before is not None
@@ -171,7 +185,7 @@ def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -
 
 def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, CallId]:
     found: dict[ir.Node, CallId] = {}
-    for node in model.graph.all_nodes():
+    for node in nodes_within(model.graph):
         call = next((owners[v.name] for v in node.outputs if v.name is not None and v.name in owners), None)
         if call is not None:
             found[node] = call
@@ -298,7 +312,7 @@ def _traced_model(watch: GraphWatch) -> ir.Model:
     weights = [value for value in graph.inputs if value.name in watch.parameters]
     for value in weights:
         graph.inputs.remove(value)
-    values = [*graph.inputs, *weights, *(v for node in graph.all_nodes() for v in node.outputs)]
+    values = [*graph.inputs, *weights, *(v for node in nodes_within(graph) for v in node.outputs)]
     for value in values:
         if value.name in names:
             value.name = names[value.name]
@@ -318,8 +332,9 @@ class _ScopeRecorder:
         # Calls that were given or returned a tensor that something had written into: by way of a view that may have
         # been, and then the tracer's value for it is that of before.
         self.overwritten: set[CallId] = set()
-        # Copies of tensors have been written into before anything runs.
-        self._versions = {id(tensor): tensor._version for tensor in inputs}
+        # Weights and copies of inputs have been written into before anything runs.
+        stored = (*model.parameters(), *model.buffers(), *inputs)
+        self._versions = {id(tensor): version for tensor in stored if (version := tensor._version)}
         self._stack: list[int] = []
         self._counts: Counter[str] = Counter()
         self.calls: list[ModuleCall] = []
@@ -379,7 +394,7 @@ class _ScopeRecorder:
 
     def _look_up(self, call: CallId, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
         """The tracer's numbers of these tensors."""
-        if any(tensor._version > self._versions.get(id(tensor), 0) for _, tensor in tensors):
+        if any(self._is_overwritten(tensor) for _, tensor in tensors):
             self.overwritten.add(call)
         if self._tracker is None:
             return [None] * len(tensors)
@@ -389,6 +404,14 @@ class _ScopeRecorder:
         finally:
             _TRACING._set_tracing_state(None)
         return self._tracker.track(values)
+
+    def _is_overwritten(self, tensor: torch.Tensor) -> bool:
+        """Whether something has written into the tensor, or into what it is a view of, since the trace began."""
+        version = tensor._version
+        if not version:
+            return False
+        base = tensor._base
+        return bool(version > self._versions.get(id(tensor if base is None else base), 0))
 
     def _leave(self, path: str, result: object, state: object) -> None:
         if not any(self.calls[number].path == path for number in self._stack):
