@@ -224,3 +224,34 @@ def test_dynamic_shapes_are_refused_with_what_to_give_instead(tmp_path: Path) ->
             strategy="htp",
             dynamic_shapes=({0: torch.export.Dim.AUTO},),
         )
+
+
+class _Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first.register_forward_pre_hook(lambda module, args: (args[0] * 1.7,))
+        self.first.register_forward_hook(lambda module, args, result: torch.sin(result) * 3)
+        self.register_forward_hook(lambda module, args, result: torch.exp(result))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x) + 1) * 2
+
+
+def test_file_with_hooks_is_that_of_plain_export_and_hooks_of_all_modules_count_for_each(tmp_path: Path) -> None:
+    model, inputs = _Hooked().eval(), (torch.randn(2, 4),)
+    path = tmp_path / "model.onnx"
+    # The exporter has modules of its own, which return no tensor.
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, result: result.abs() if isinstance(result, torch.Tensor) else None
+    )
+    try:
+        document = modelexport.export_model(model, inputs, path, strategy="htp").document
+        plain = _export_plainly(model, inputs, {})
+    finally:
+        handle.remove()
+    stripped = modelexport.strip_hierarchy(onnx.load(path))
+    assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
+    owners = [(node.op, node.module, node.kind) for node in document.nodes if node.op in ("Sin", "Exp", "Abs")]
+    modules = ["first", "first", "second", "", ""]
+    assert owners == [(op, m, "exact") for op, m in zip(["Abs", "Sin", "Abs", "Abs", "Exp"], modules, strict=True)]

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import onnx
@@ -124,8 +124,16 @@ _NAMING = "_jit_pass_onnx_assign_scoped_names_for_node_and_value"
 
 
 @contextlib.contextmanager
-def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
-    """See the graph that the TorchScript exporter makes within the context."""
+def watch_graph(
+    opset_version: int | None, put_back: Callable[[Any], Mapping[int, str]] = lambda graph: {}
+) -> Iterator[GraphWatch]:
+    """See the graph that the TorchScript exporter makes within the context.
+
+    Args:
+        opset_version: The version the exporter was asked for.
+        put_back: Called with the final graph before it gets its names, to make its scopes those that names are made of;
+            gives the scopes that nodes had instead, by the numbers of their values.
+    """
     watch = GraphWatch()
 
     def before_folding(graph: torch._C.Graph, parameters: dict[str, torch.Tensor], *rest: Any) -> None:
@@ -150,8 +158,10 @@ def watch_graph(opset_version: int | None) -> Iterator[GraphWatch]:
         return original(graph, *rest)
 
     def name(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+        scopes = put_back(graph)
         result = original(graph, *rest)
-        watch.nodes, watch.names = _read(graph)
+        nodes, watch.names = _read(graph)
+        watch.nodes = [JitNode(next((scopes[n] for n in outs if n in scopes), own), outs) for own, outs in nodes]
         if watch.graph is None:
             watch.graph = graph.copy()
         return result

@@ -1,8 +1,7 @@
 """The TorchScript exporter: `torch.onnx.export(dynamo=False)`, with the scope of each node as evidence.
 
-The tracer labels the nodes it records with the modules that are running, as ``class::name`` for each level. The
-exporter makes node names from the ``name`` half alone. So the ``class`` half can carry the call instead, exact and with
-its index, and the file stays as it is.
+The tracer labels the nodes it records with the modules that are running; `ScopeRecorder` has it label them with the
+calls.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import re
 import tempfile
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,9 @@ from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
-from modelexport.capture.jit_values import ConstantAddedError, ValueTracker, traced_values
+from modelexport.capture.jit_values import ConstantAddedError, ValueTracker
 from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.scope_recorder import ScopeRecorder
 from modelexport.capture.sharing import with_sharers
 from modelexport.errors import UnusableOptionError
 from modelexport.graph import nodes_within
@@ -41,8 +39,6 @@ EXPORTER = "torchscript"
 
 # Options of torch.onnx.export that its TorchScript exporter has no use for.
 _DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "profile", "dump_exported_program")
-_TRACING: Any = torch._C
-_LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
 # The exporter can only write to memory what fits into one protobuf.
 _LARGEST_IN_MEMORY = 3 * 2**29
 
@@ -122,10 +118,10 @@ def _export_and_follow(
     tracker: ValueTracker | None,
 ) -> Capture:
     inputs = [tensor for _, tensor in named_arguments(tree[""].forward_arguments, args, kwargs)]
-    recorder = _ScopeRecorder(model, tree, tracker, inputs)
+    recorder = ScopeRecorder(model, tree, tracker, inputs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recorder.watching())
-        watch = stack.enter_context(watch_graph(options.get("opset_version")))
+        watch = stack.enter_context(watch_graph(options.get("opset_version"), recorder.hooks.put_back))
         if tracker is not None:
             stack.enter_context(tracker.watching())
         written = _export(model, args, kwargs, options)
@@ -136,7 +132,7 @@ def _export_and_follow(
 def _gather(
     written: ExporterFile | onnx.ModelProto,
     watch: GraphWatch,
-    recorder: _ScopeRecorder,
+    recorder: ScopeRecorder,
     tracker: ValueTracker | None,
     tree: ModuleTree,
 ) -> Capture:
@@ -168,13 +164,13 @@ def _gather(
     )
 
 
-def _bereft(recorder: _ScopeRecorder, watch: GraphWatch) -> set[CallId]:
+def _bereft(recorder: ScopeRecorder, watch: GraphWatch) -> set[CallId]:
     """The calls some of whose nodes became one with equal nodes of others."""
     found = (recorder.call_of(JitNode(scope, ())) for scope in watch.merged_scopes)
     return {call for call in found if call is not None}
 
 
-def _undisturbed(recorder: _ScopeRecorder, watch: GraphWatch, calls: CallTree) -> dict[CallId, TracedSide]:
+def _undisturbed(recorder: ScopeRecorder, watch: GraphWatch, calls: CallTree) -> dict[CallId, TracedSide]:
     """What was seen of the calls whose nodes are all still their own.
 
     Where equal nodes of several calls became one, data flows past the boundaries that the others had.
@@ -319,182 +315,7 @@ def _traced_model(watch: GraphWatch) -> ir.Model:
     return traced
 
 
-class _ScopeRecorder:
-    """Watches one trace: numbers the calls, and has the tracer label what they run with their numbers."""
-
-    def __init__(
-        self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None, inputs: list[torch.Tensor]
-    ) -> None:
-        self._modules = {info.path: model.get_submodule(info.path) for info in tree}
-        self._tree = tree
-        self._tracker = tracker
-        self._numbers: dict[CallId, tuple[list[int | None], list[int | None]]] = {}
-        # Calls that were given or returned a tensor that something had written into: by way of a view that may have
-        # been, and then the tracer's value for it is that of before.
-        self.overwritten: set[CallId] = set()
-        # Weights and copies of inputs have been written into before anything runs.
-        stored = (*model.parameters(), *model.buffers(), *inputs)
-        self._versions = {id(tensor): version for tensor in stored if (version := tensor._version)}
-        self._stack: list[int] = []
-        self._counts: Counter[str] = Counter()
-        self.calls: list[ModuleCall] = []
-        self._by_scope: dict[str, CallId | None] = {}
-        self.sides: dict[CallId, TracedSide] = {}
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks on every module for the time of the context; all of them removed at its end."""
-        handles: list[torch.utils.hooks.RemovableHandle] = []
-        try:
-            for path, module in self._modules.items():
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue
-                before, after = self._hooks(path)
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                handles.append(module.register_forward_hook(after))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        def before(module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object]) -> None:
-            if (state := _TRACING._get_tracing_state()) is not None:
-                with _Untraced(state):
-                    self._enter(path, module, given, named, state)
-
-        def after(module: torch.nn.Module, given: object, result: object) -> None:
-            if (state := _TRACING._get_tracing_state()) is not None:
-                with _Untraced(state):
-                    self._leave(path, result, state)
-
-        return before, after
-
-    def _enter(
-        self, path: str, module: torch.nn.Module, given: tuple[object, ...], named: dict[str, object], state: object
-    ) -> None:
-        if path == "" and not self._stack:
-            self._counts.clear()
-            self.calls.clear()
-            if self._tracker is not None:
-                self._tracker.begin_trace()
-        labels: dict[Any, str] = torch.jit._trace._trace_module_map or {}
-        label = labels.get(module)
-        if label:
-            # Looked up after this hook ran. Only what stands behind the colons goes into names.
-            labels[module] = f"modelexport-call-{len(self.calls)}::{label.partition('::')[2]}"
-        call = ModuleCall(path, self._counts[path], self.calls[self._stack[-1]].id if self._stack else None)
-        self._counts[path] += 1
-        self._stack.append(len(self.calls))
-        self.calls.append(call)
-        inputs = list(named_arguments(self._tree[path].forward_arguments, given, named))
-        identity = call.id
-        self.sides[identity] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
-        self._numbers[identity] = self._look_up(identity, inputs, state), []
-
-    def _look_up(self, call: CallId, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
-        """The tracer's numbers of these tensors."""
-        if any(self._is_overwritten(tensor) for _, tensor in tensors):
-            self.overwritten.add(call)
-        if self._tracker is None:
-            return [None] * len(tensors)
-        _TRACING._set_tracing_state(state)
-        try:
-            values = traced_values([tensor for _, tensor in tensors])
-        finally:
-            _TRACING._set_tracing_state(None)
-        return self._tracker.track(values)
-
-    def _is_overwritten(self, tensor: torch.Tensor) -> bool:
-        """Whether something has written into the tensor, or into what it is a view of, since the trace began."""
-        version = tensor._version
-        if not version:
-            return False
-        base = tensor._base
-        return bool(version > self._versions.get(id(tensor if base is None else base), 0))
-
-    def _leave(self, path: str, result: object, state: object) -> None:
-        if not any(self.calls[number].path == path for number in self._stack):
-            return
-        # A call that ended in an exception which its caller caught never came here: it goes with this one.
-        while True:
-            call = self.calls[self._stack.pop()]
-            if call.path == path:
-                break
-        identity = call.id
-        found = list(named_results(result))
-        outputs = [(name, _info(tensor)) for name, tensor in found]
-        self.sides[identity] = TracedSide(self.sides[identity].inputs, outputs)
-        numbers = self._look_up(identity, found, state)
-        self._numbers[identity] = self._numbers[identity][0], numbers
-        if not self._stack and self._tracker is not None:
-            self._tracker.end_trace(state, numbers)
-
-    def owners(self, nodes: list[JitNode], names: Mapping[int, str]) -> dict[str, CallId]:
-        """The call of each value that a node made under one of our labels, by the value's name."""
-        found: dict[str, CallId] = {}
-        for node in nodes:
-            call = self.call_of(node)
-            if call is not None:
-                found.update({names[number]: call for number in node.outputs if number in names})
-        return found
-
-    def call_of(self, node: JitNode) -> CallId | None:
-        """The innermost call a node was recorded under; None for nodes that the exporter added."""
-        if node.scope not in self._by_scope:
-            labels = _LABEL.findall(node.scope)
-            self._by_scope[node.scope] = self.calls[int(labels[-1])].id if labels else None
-        return self._by_scope[node.scope]
-
-    def call_tree(self) -> CallTree:
-        """The calls of the trace, without boundaries."""
-        return CallTree({call.id: call for call in self.calls})
-
-    def with_boundaries(self, calls: CallTree, tracker: ValueTracker, names: Mapping[int, str]) -> CallTree:
-        """`calls` with their boundaries, in the names of the graph's values.
-
-        Where a call got or returned a tensor that was written into, what data flow has said goes before.
-        """
-
-        def boundary(
-            side: list[tuple[str, TensorInfo]], numbers: list[int | None], by_flow: tuple[BoundaryTensor, ...]
-        ) -> tuple[BoundaryTensor, ...]:
-            found = [tracker.find(number) for number in numbers]
-            tensors = [names.get(number) if number is not None else None for number in found]
-            if len(by_flow) == len(side):
-                tensors = [flow.tensor or tensor for flow, tensor in zip(by_flow, tensors, strict=True)]
-            return tuple(BoundaryTensor(n, t, info) for (n, info), t in zip(side, tensors, strict=True))
-
-        complete: dict[CallId, ModuleCall] = {}
-        for call in calls:
-            side, numbers = self.sides.get(call.id), self._numbers.get(call.id)
-            if side is None or numbers is None or len(side.outputs) != len(numbers[1]):
-                complete[call.id] = call
-                continue
-            flow = (call.inputs, call.outputs) if call.id in self.overwritten else ((), ())
-            inputs, outputs = boundary(side.inputs, numbers[0], flow[0]), boundary(side.outputs, numbers[1], flow[1])
-            complete[call.id] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
-        return CallTree(complete)
-
-
-class _Untraced:
-    """What is done inside is not recorded: looking at a tensor's shape would be. Entered for every call of a module."""
-
-    def __init__(self, state: object) -> None:
-        self._state = state
-
-    def __enter__(self) -> None:
-        _TRACING._set_tracing_state(None)
-
-    def __exit__(self, *error: object) -> None:
-        _TRACING._set_tracing_state(self._state)
-
-
-def _info(tensor: torch.Tensor) -> TensorInfo:
-    return TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-
-def _describe(watch: GraphWatch, recorder: _ScopeRecorder) -> str:
+def _describe(watch: GraphWatch, recorder: ScopeRecorder) -> str:
     """The traced graph as text, each node behind the call that ran it."""
     lines = []
     for node, text in watch.texts():

@@ -27,7 +27,31 @@ def _scaled(model: nn.Module, inputs: Any) -> torch.Tensor:
     return inputs[0] * 1.7
 
 
-_OUTSIDE = "the tracer's scope is that of forward alone, so what hooks compute counts for the caller"
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block()
+        self.adapter = Block()
+        self.register_forward_hook(lambda module, args, result: module.adapter(result) * 2.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class InnerNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blk = Adapted()
+        self.register_forward_pre_hook(lambda module, args: (torch.cos(args[0]),))
+        self.register_forward_hook(lambda module, args, result: torch.exp(result))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blk(x) + 0.7
+
+
+def _cosine(model: nn.Module, inputs: Any) -> torch.Tensor:
+    return torch.cos(inputs[0])
+
 
 CASES = {
     "": Case(
@@ -40,6 +64,21 @@ CASES = {
             Expect("blk", ("blk",), owner="blk"),
             Expect(_scaled, ("blk",), owner="blk"),
         ),
-        unsupported={("htp:*", about): _OUTSIDE for about in ("values", "contributors", "boundaries")},
-    )
+    ),
+    "calling": Case(
+        title="a hook that calls a module, and hooks of the root",
+        build=lambda: (InnerNet(), batch()),
+        calls={
+            "": ("blk",),
+            "blk": ("blk.inner", "blk.adapter"),
+            "blk.inner": ("blk.inner.lin",),
+            "blk.adapter": ("blk.adapter.lin",),
+        },
+        expects=(
+            Expect("blk.adapter", ("blk.adapter",), owner="blk.adapter"),
+            Expect("blk", ("blk",), owner="blk"),
+            Expect("", ("",), owner=""),
+            Expect(_cosine, ("",), owner=""),
+        ),
+    ),
 }
