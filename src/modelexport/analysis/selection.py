@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import onnx
 
 from modelexport.analysis.selectors import parse
 from modelexport.document import NodeRecord
@@ -34,6 +35,7 @@ class SelectedNode(msgspec.Struct, frozen=True, omit_defaults=True):
         through: Whether its owner was picked, or only a call that contributed to it.
         shares_name: Whether a node that was not picked has the same name.
         contributors: The calls that contributed to it.
+        nested: Whether it lies in a body or a function, and not in the main graph.
     """
 
     id: str
@@ -45,6 +47,7 @@ class SelectedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     through: Literal["owner", "contributor"]
     shares_name: bool = False
     contributors: tuple[str, ...] = ()
+    nested: bool = False
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -68,25 +71,35 @@ class Selection(msgspec.Struct, frozen=True):
     all_nodes: int
     unmatched: tuple[str, ...]
 
-    def names(self) -> list[str]:
+    def names(self, *, nested: bool = True) -> list[str]:
         """The ONNX names of the nodes, each once: what other tools know nodes by.
 
+        Args:
+            nested: Whether nodes in bodies and functions are meant too: some tools know none, and refuse their names.
+
         Raises:
-            InputError: A node has no name, or shares it with one that was not picked: a tool could not tell.
+            InputError: A node has no name, or shares it with one that was not picked: a tool could not tell. Or none
+                is left.
         """
-        unnamed = [node for node in self.nodes if not node.name]
+        nodes = [node for node in self.nodes if nested or not node.nested]
+        if not nodes:
+            raise InputError(
+                f"all of the {len(self.nodes)} nodes lie in bodies or functions ({_some(list(self.nodes))}), of which "
+                "this tool knows nothing: pick nodes of the main graph too, or use another format"
+            )
+        unnamed = [node for node in nodes if not node.name]
         if unnamed:
             raise InputError(
-                f"{len(unnamed)} of the {len(self.nodes)} nodes have no name ({_some(unnamed)}), and tools know nodes "
+                f"{len(unnamed)} of the {len(nodes)} nodes have no name ({_some(unnamed)}), and tools know nodes "
                 "by nothing else: give the nodes of the model names first, or use --format json, which has identities"
             )
-        shared = [node for node in self.nodes if node.shares_name]
+        shared = [node for node in nodes if node.shares_name]
         if shared:
             raise InputError(
-                f"{len(shared)} of the {len(self.nodes)} nodes share their name with nodes that were not picked "
+                f"{len(shared)} of the {len(nodes)} nodes share their name with nodes that were not picked "
                 f"({_some(shared)}), and a tool would take both: give the nodes of the model names of their own first"
             )
-        return list(dict.fromkeys(node.name for node in self.nodes))
+        return list(dict.fromkeys(node.name for node in nodes))
 
 
 def _some(nodes: list[SelectedNode]) -> str:
@@ -120,18 +133,29 @@ def select(
     elsewhere = Counter(names.values())
     elsewhere.subtract(names[node.id] for node in picked)
     owned_ids = {node.id for node in owned}
+    nested = {identity for identity, node in file.nodes if _is_nested(identity, node)}
     return Selection(
         file=str(file.path),
         origin=found.origin,
         selector=pattern,
         contributors=contributors,
-        nodes=tuple(_selected(node, names, elsewhere, node.id in owned_ids) for node in picked),
+        nodes=tuple(
+            _selected(node, names, elsewhere, owned=node.id in owned_ids, nested=node.id in nested) for node in picked
+        ),
         all_nodes=len(found.document.nodes),
         unmatched=selector.unmatched(found.document),
     )
 
 
-def _selected(node: NodeRecord, names: Mapping[str, str], elsewhere: Counter[str], owned: bool) -> SelectedNode:
+def _is_nested(identity: str, node: onnx.NodeProto) -> bool:
+    """Whether the identity tells a way to the node's graph before what the node makes."""
+    own = next((name for name in node.output if name), "")
+    return identity != own and not identity.startswith(f"{own}#")
+
+
+def _selected(
+    node: NodeRecord, names: Mapping[str, str], elsewhere: Counter[str], *, owned: bool, nested: bool
+) -> SelectedNode:
     name = names[node.id]
     return SelectedNode(
         id=node.id,
@@ -143,6 +167,7 @@ def _selected(node: NodeRecord, names: Mapping[str, str], elsewhere: Counter[str
         through="owner" if owned else "contributor",
         shares_name=bool(name) and elsewhere[name] > 0,
         contributors=node.contributors,
+        nested=nested,
     )
 
 

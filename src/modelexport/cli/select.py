@@ -70,7 +70,7 @@ def select(
     with working(f"reading {file}"):
         selection = select_in_file(file, pattern, contributors=not owners_only)
     text = _as_text(selection, output_format)
-    for note in _notes(selection):
+    for note in _notes(selection, output_format):
         message_console().print(printable(f"note: {note}"), markup=False)
     if target is None:
         sys.stdout.write(text)
@@ -82,17 +82,21 @@ def select(
 def _as_text(selection: Selection, output_format: SelectionFormat) -> str:
     if output_format is SelectionFormat.JSON:
         return json.dumps(msgspec.to_builtins(selection), indent=2, ensure_ascii=True) + "\n"
-    names = selection.names()
+    names = selection.names(nested=output_format is not SelectionFormat.NNCF)
     if output_format is SelectionFormat.NAMES:
         return "".join(f"{printable(name)}\n" for name in names)
     arguments: dict[str, object] = {_ARGUMENTS[output_format]: names}
     if output_format is SelectionFormat.OLIVE:
-        arguments = {"type": "OnnxQuantization", **arguments}
+        # Its own preparation fuses nodes first, and what is excluded by a name that is gone is quantized in silence.
+        arguments = {"type": "OnnxQuantization", "quant_preprocess": False, **arguments}
     return json.dumps(arguments, indent=2, ensure_ascii=True) + "\n"
 
 
-def _notes(selection: Selection) -> list[str]:
+def _notes(selection: Selection, output_format: SelectionFormat) -> list[str]:
     notes = [f"nothing here is {term!r}" for term in selection.unmatched]
+    nested = sum(node.nested for node in selection.nodes)
+    if nested and output_format is SelectionFormat.NNCF:
+        notes.append(f"{nested} nodes in bodies and functions are left out: NNCF does not quantize there")
     through = sum(node.through == "contributor" for node in selection.nodes)
     if through:
         notes.append(
