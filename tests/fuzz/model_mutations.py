@@ -260,8 +260,8 @@ def _versions(draw: Random, model: onnx.ModelProto) -> None:
         del model.opset_import[:]
     elif how == 2:
         model.opset_import.add(domain=draw.choice(("", "ai.onnx", nasty.name(draw))), version=nasty.number(draw))
-    else:
-        model.opset_import[0].version = nasty.number(draw) if model.opset_import else 0
+    elif model.opset_import:
+        model.opset_import[0].version = nasty.number(draw)
 
 
 def _metadata(draw: Random, model: onnx.ModelProto) -> None:

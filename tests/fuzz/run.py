@@ -75,6 +75,8 @@ def _chunk(start: int, end: int, series: int, folder: Path) -> dict:
     """Run cases in processes: one, and another behind each case that ended one."""
     total: dict = {"inputs": 0, "reads": {}, "cpu": 0.0, "refused": {}, "done": {}, "failures": []}
     while start < end:
+        # Where the process cannot even begin, the case it was to begin with is the one it ended at.
+        (folder / "at").write_text(str(start))
         command = [sys.executable, "-m", "tests.fuzz.run", "--chunk", str(start), str(end)]
         command += ["--series", str(series), "--folder", str(folder)]
         how = ""
