@@ -15,6 +15,7 @@ import onnx
 
 from modelexport.analysis.call_index import ROOT, CallIndex
 from modelexport.analysis.claims import Claims, Contradiction, Suspicion, Weighed, Witness
+from modelexport.analysis.contamination_bodies import BodyRules
 from modelexport.analysis.dataflow import NOBODY, FlowGraph
 from modelexport.analysis.weights import lost_weights, weight_holders
 from modelexport.document import ModuleRecord
@@ -22,8 +23,6 @@ from modelexport.hierarchy import contains
 
 # Contributors beyond these are looked up, not tried one by one: a mask may serve a hundred layers.
 _TRIED = 8
-# So many nodes of a call tell where it ran.
-_WITNESSES = 32
 _WHOLE_NUMBERS = frozenset(
     {
         onnx.TensorProto.INT8,
@@ -56,11 +55,7 @@ class FlowJudge:
         self._lost = lost_weights(flow, modules)
         self._paths = [record.path for record in calls.records]
         self._called = set(self._paths)
-        self._has_bodies = any(flow.bodies)
-        self._held: dict[int, list[int]] = {}
-        for node, holder in enumerate(flow.holders):
-            if holder != NOBODY:
-                self._held.setdefault(holder, []).append(node)
+        self._bodies = BodyRules(flow, calls) if any(flow.bodies) else None
         self._leaving: dict[int, list[int]] = {}
         for call, side in enumerate(calls.recorded_outputs):
             for tensor in side.tensors:
@@ -90,8 +85,8 @@ class FlowJudge:
         yield from self._serving_nobody(node, claims)
         yield from self._owner_has_no_part(node, claims)
         yield from self._left_and_came_back(node, claims)
-        if self._has_bodies:
-            yield from self._in_two_bodies(node, claims)
+        if self._bodies is not None:
+            yield from self._bodies.contradictions(node, claims)
         if claims.common[node] and not all(
             self.calls.encloses(claims.owners[node], other) for other in claims.contributors[node]
         ):
@@ -276,49 +271,6 @@ class FlowJudge:
                     )
                     return
 
-    def _in_two_bodies(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """A call that runs in the body of a node runs there from beginning to end, inside the call of that node."""
-        pairs = [(inner, node) for inner in self._held.get(node, ())]
-        if self.flow.holders[node] != NOBODY:
-            pairs.append((node, self.flow.holders[node]))
-        for inner, holder in pairs:
-            if not any(self.calls.encloses(call, claims.owners[inner]) for call in claims.of(holder)):
-                yield Contradiction(
-                    (inner, holder),
-                    f"{self.flow.ids[inner]!r} stands in a body of {self.flow.ids[holder]!r}, "
-                    "and its owner did not run inside the owner of that",
-                )
-        if all(self.flow.constant[tensor] for tensor in self.flow.makes[node]):
-            # Exporters lift constants out of bodies.
-            return
-        if claims.inferred[node]:
-            # Who reasons from weights knows the module, and not which of its calls.
-            return
-        for call in self.calls.chain(claims.owners[node]):
-            elsewhere = [
-                other
-                for other in claims.owned(call)[:_WITNESSES]
-                if other != node and not all(self.flow.constant[tensor] for tensor in self.flow.makes[other])
-            ]
-            apart = [other for other in elsewhere if not self._may_share_a_call(node, other, call, claims)]
-            if len(apart) > len(elsewhere) / 2:
-                told = f"the nodes of {self.calls.ids[call]} run in another body than it"
-                yield Contradiction((node,), f"{told}: {self.flow.ids[apart[0]]!r}")
-                return
-
-    def _may_share_a_call(self, node: int, other: int, call: int, claims: Claims) -> bool:
-        """Whether both stand in one body, or one in a body that a node of the same call holds."""
-        bodies = self.flow.bodies
-        if bodies[node] is None or bodies[other] is None or bodies[node] == bodies[other]:
-            return True
-        for inner, outer in ((node, other), (other, node)):
-            holder = self.flow.holders[inner]
-            while holder != NOBODY and self.calls.encloses(call, claims.owners[holder]):
-                if bodies[holder] == bodies[outer]:
-                    return True
-                holder = self.flow.holders[holder]
-        return False
-
     def _owner_has_no_part(self, node: int, claims: Claims) -> Iterator[Contradiction]:
         """Where several calls share a node, its owner is one whose work it does: the result is there or leaves it."""
         if not claims.contributors[node] or not claims.shared[node]:
@@ -342,7 +294,6 @@ class FlowJudge:
         found: set[int] = set()
         for node in moved:
             found.add(node)
-            found.update(self._held.get(node, ()))
             for tensor in flow.reads[node]:
                 if tensor in flow.weights:
                     found.update(flow.readers[tensor])
@@ -352,11 +303,8 @@ class FlowJudge:
                     found.update(flow.readers[tensor] if self._free[tensor] else ())
             for tensor in flow.makes[node]:
                 found.update(flow.readers[tensor])
-            if flow.holders[node] != NOBODY:
-                found.add(flow.holders[node])
-            if self._has_bodies:
-                for call in self.calls.chain(claims.owners[node]):
-                    found.update(claims.owned(call))
+            if self._bodies is not None:
+                found.update(self._bodies.affected_by(node, claims))
         return found
 
     def judge(self, claims: Claims, among: Iterable[int] | None = None) -> list[Suspicion]:

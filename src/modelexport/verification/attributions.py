@@ -70,11 +70,17 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
         if found is not None:
             tensors[from_file.flow.numbers[name]] = found
 
+    inner = _inner_tensors(from_file.flow)
+
+    def receive_inner(node: str, name: str, value: Array) -> None:
+        found = take_fingerprint(value)
+        if found is not None and (node, name) in inner:
+            tensors[inner[node, name]] = found
+
     for name, value in feeds.items():
         receive(name, value)
-    run_onnx(subject.path, feeds, receive)
-    claims = Claims(from_file.document, from_file.flow, from_file.calls)
-    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors, claims)
+    run_onnx(subject.path, feeds, receive, receive_inner=receive_inner)
+    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors)
     _check_same_model(subject, model, values)
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
     judge = FlowJudge(from_file.flow, calls, from_file.document.modules, values)
@@ -123,13 +129,11 @@ class ValueWitness:
         results: _Results,
         run: EagerRun,
         tensors: Mapping[int, Fingerprint],
-        claims: Claims,
     ) -> None:
         self.flow = flow
         self._calls = calls
         self._tensors = tensors
-        # PyTorch runs one branch, and a loop's body several times: calls in bodies are counted otherwise there.
-        self._in_bodies = {calls.records[call].path for call in _calls_in_bodies(flow, calls, claims)}
+        self._numbers = _numbers(run, calls)
         self.telling = {tensor for tensor, found in tensors.items() if found.telling}
         self._computed = self._by_call(results.computed)
         self._passed = self._by_call(results.passed)
@@ -140,21 +144,17 @@ class ValueWitness:
         self.inputs: dict[int, Side] = {}
         self.outputs: dict[int, Side] = {}
         for call in run.calls.values():
-            number = self._number(call.id)
+            # Where it may be one of several, this boundary may be another one's.
+            number = self._numbers[call.id][0] if len(self._numbers.get(call.id, ())) == 1 else _UNKNOWN
             if number not in (_UNKNOWN, ROOT):
                 self.inputs[number] = self._side(number, call.arguments, calls.inputs[number], by_value)
                 self.outputs[number] = self._side(number, call.results, calls.outputs[number], by_value)
 
     def _by_call(self, made: list[tuple[Fingerprint, str]]) -> dict[int, frozenset[int]]:
         """For each tensor that says something the calls with results of the same values."""
-        index = FingerprintIndex((found, self._number(call)) for found, call in made)
+        index = FingerprintIndex((found, n) for found, call in made for n in self._numbers.get(call, (_UNKNOWN,)))
         found = {tensor: frozenset(n for _, n in index.find(self._tensors[tensor])) for tensor in self.telling}
         return {tensor: frozenset() if _UNKNOWN in by else by for tensor, by in found.items()}
-
-    def _number(self, call: str) -> int:
-        """The call's number; a call in a branch may be another one of its module than the call of that name here."""
-        number = self._calls.numbers.get(call, _UNKNOWN)
-        return _UNKNOWN if number != _UNKNOWN and self._calls.records[number].path in self._in_bodies else number
 
     def _side(self, call: int, seen: Mapping[str, torch.Tensor], recorded: Side, by_value: FingerprintIndex) -> Side:
         """One side of a boundary: what was recorded, and the tensors that hold what was seen there."""
@@ -235,13 +235,32 @@ class ValueWitness:
         return [call for tensor in self.flow.makes[node] for call in sorted(self._makers(node, tensor))]
 
 
-def _calls_in_bodies(flow: FlowGraph, calls: CallIndex, claims: Claims) -> set[int]:
-    """The calls that ran in a body of a node, as far as the owners of nodes there tell."""
-    found: set[int] = set()
-    for node, holder in enumerate(flow.holders):
-        if holder >= 0:
-            found.update(call for owner in claims.of(node) for call in calls.between(owner, claims.owners[holder]))
-    return found
+def _numbers(run: EagerRun, calls: CallIndex) -> dict[str, tuple[int, ...]]:
+    """For each call of the run those of the document that it may be.
+
+    Exporters count calls in bodies apart from the others, each in its own way: there the module alone is certain.
+    """
+    by_path: dict[str, list[int]] = {}
+    for number, record in enumerate(calls.records):
+        by_path.setdefault(record.path, []).append(number)
+    in_bodies = {call.path for call in run.calls.values() if call.in_body}
+    found = {}
+    for call in run.calls.values():
+        if call.path in in_bodies:
+            found[call.id] = tuple(by_path.get(call.path, ()))
+        else:
+            found[call.id] = (calls.numbers[call.id],) if call.id in calls.numbers else ()
+    return {call: numbers or (_UNKNOWN,) for call, numbers in found.items()}
+
+
+def _inner_tensors(flow: FlowGraph) -> dict[tuple[str, str], int]:
+    """The tensors that nodes in bodies make, by the node's identity and the tensor's name."""
+    return {
+        (flow.ids[node], flow.names[tensor]): tensor
+        for node, holder in enumerate(flow.holders)
+        if holder >= 0
+        for tensor in flow.makes[node]
+    }
 
 
 # So many tensors are looked through for one that a node only passes on.

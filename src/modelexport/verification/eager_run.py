@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._higher_order_ops
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +23,7 @@ from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, ForwardArgument
 from modelexport.preserve import TURN, buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import named_arguments, named_results
+from modelexport.trial import Trial, try_out
 
 
 @dataclasses.dataclass
@@ -31,15 +32,19 @@ class EagerCall:
 
     Attributes:
         id: Its identity, as documents write it.
+        path: The module's path.
         parent: The call that made it; None for the root's.
         arguments: The tensors it was given, by the forward argument and the way to them: ``states.0.key``.
         results: The tensors it returned: ``output`` where it returned one, else the way to each.
+        in_body: Whether it ran in a branch or a loop. Of the rounds of a loop the last one is kept.
     """
 
     id: str
+    path: str
     parent: str | None
     arguments: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     results: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    in_body: bool = False
 
 
 @dataclasses.dataclass
@@ -84,7 +89,9 @@ def run_eagerly(
     """
     watch = _Watch(model, witness)
     mode = contextlib.nullcontext() if training else evaluation_mode(model)
-    with TURN, preserved_state(model), buffers_restored(model), mode, plain_control_flow(), _operator_by_operator():
+    # Control flow is compiled to be run otherwise, and nobody sees what its bodies do.
+    plain = torch.compiler.set_stance("force_eager")
+    with TURN, preserved_state(model), buffers_restored(model), mode, plain, _operator_by_operator():
         handles = watch.attach()
         try:
             with torch.no_grad(), watch:
@@ -109,7 +116,9 @@ class _Watch(TorchDispatchMode):
         self._model = model
         self._witness = witness
         self._running: list[str] = []
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._bodies = 0
+        self._trial: Trial | None = None
         # While a hook copies a tensor: that is nobody's work.
         self._looking = False
 
@@ -123,13 +132,13 @@ class _Watch(TorchDispatchMode):
 
     def _entering(self, path: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            call = str(CallId(path, self._counts[path]))
-            self._counts[path] += 1
+            call = str(CallId(path, self.counts[path]))
+            self.counts[path] += 1
             parent = self._running[-1] if self._running else None
             self._running.append(call)
             with self._aside():
                 given = named_arguments(_forward_arguments(module), args, kwargs)
-                self.calls[call] = EagerCall(call, parent, _copies(given))
+                self.calls[call] = EagerCall(call, path, parent, _copies(given), in_body=self._bodies > 0)
 
         return hook
 
@@ -154,15 +163,47 @@ class _Watch(TorchDispatchMode):
             self._looking = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator) and self._running:
+            return self._run_with_bodies(func, args, kwargs or {})
+        if self._trial is not None:
+            self._trial.check(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
+        if self._trial is not None:
+            self._trial.note(result, (args, kwargs))
         if self._witness is not None and self._running and not self._looking:
             with self._aside():
-                read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-                for leaf in pytree.tree_leaves(result):
-                    if isinstance(leaf, torch.Tensor) and leaf.numel():
+                read = _tensors((args, kwargs))
+                for leaf in _tensors(result):
+                    if leaf.numel():
                         # An operator that works in place returns what it read, with other values by now.
                         self._witness(leaf, self._running[-1], [other for other in read if other is not leaf])
         return result
+
+    def _run_with_bodies(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that is given functions, with an eye on what those do."""
+        bodies = _Bodies(self, args)
+        self._bodies += 1
+        try:
+            result = func(*(bodies.watched(place, value) for place, value in enumerate(args)), **kwargs)
+            bodies.finish()
+        finally:
+            self._bodies -= 1
+        if self._witness is not None:
+            with self._aside():
+                for leaf in _tensors(result):
+                    if leaf.numel():
+                        self._witness(leaf, self._running[-1], _tensors((args, bodies.returned)))
+        return result
+
+    def try_out(self, action: Callable[[], object]) -> None:
+        """Watch something that the model does not run itself. Where it fails, its calls did not come to an end."""
+        running, calls, trial = list(self._running), dict(self.calls), self._trial
+        self._trial = Trial()
+        try:
+            if not try_out(self._model, action):
+                self.calls = calls
+        finally:
+            self._running, self._trial = running, trial
 
 
 def _forward_arguments(module: torch.nn.Module) -> tuple[ForwardArgument, ...]:
@@ -202,47 +243,66 @@ def _operator_by_operator() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-# --- control flow as plain Python, so that the modules that its bodies call are seen ----------------------------
+# --- control flow -----------------------------------------------------------------------------------------------
 
 
-def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    return true_fn(*operands) if bool(pred) else false_fn(*operands)
+class _Bodies:
+    """The functions that one operator is given: branches, or the condition and the body of a loop.
+
+    Those that it calls are watched. One that it does not call is tried out on what another of them was given: an
+    exporter writes both branches of a decision.
+    """
+
+    def __init__(self, watch: _Watch, given: Iterable[Any]) -> None:
+        self._watch = watch
+        self._functions = [
+            value if callable(value) and not isinstance(value, torch.Tensor) else None for value in given
+        ]
+        self._arguments: tuple[Any, ...] | None = None
+        # How often each module had been called before a function ran for the first time.
+        self._before: dict[int, Counter[str]] = {}
+        # What each returned in its last round.
+        self.returned: dict[int, list[torch.Tensor]] = {}
+
+    def watched(self, place: int, value: Any) -> Any:
+        """What the operator is to be given in that place: a function with an eye on it, anything else as it is."""
+        if self._functions[place] is None:
+            return value
+
+        def run(*args: Any) -> Any:
+            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors(args)):
+                # Not run on what it is given: there are no values to see.
+                return value(*args)
+            if self._arguments is None:
+                self._arguments = args
+                # Exporters write the functions in this order, and number calls in it.
+                self._try_out(range(place))
+            result = self._call(place, args)
+            self.returned[place] = _tensors(result)
+            return result
+
+        return run
+
+    def finish(self) -> None:
+        """Try out the functions that were not called."""
+        if self._arguments is not None:
+            self._try_out(range(len(self._functions)))
+
+    def _try_out(self, places: Iterable[int]) -> None:
+        for place in places:
+            if self._functions[place] is not None and place not in self._before:
+                self._watch.try_out(functools.partial(self._call, place, self._arguments))
+
+    def _call(self, place: int, args: Any) -> Any:
+        function: Any = self._functions[place]
+        if place in self._before:
+            # Once more round the loop: an exporter sees one call of each module in it.
+            self._watch.counts = self._before[place].copy()
+        else:
+            self._before[place] = self._watch.counts.copy()
+        with self._watch:
+            return function(*args)
 
 
-def _while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
-    carried = tuple(carried_inputs)
-    while bool(cond_fn(*carried)):
-        carried = tuple(body_fn(*carried))
-    return carried
-
-
-def _scan(combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
-    leaves, spec = pytree.tree_flatten(xs)
-    steps = list(range(leaves[0].shape[dim]))
-    carry, results = init, []
-    for step in reversed(steps) if reverse else steps:
-        part = pytree.tree_unflatten([leaf.select(dim, step) for leaf in leaves], spec)
-        carry, result = combine_fn(carry, part)
-        results.append(result)
-    if reverse:
-        results.reverse()
-    return carry, pytree.tree_map(lambda *parts: torch.stack(parts), *results)
-
-
-@contextlib.contextmanager
-def plain_control_flow() -> Iterator[None]:
-    """Within, torch's control flow runs as the Python it stands for, instead of being compiled."""
-    places: list[tuple[Any, str, Any]] = [
-        (torch, "cond", _cond),
-        (torch._higher_order_ops, "cond", _cond),
-        (torch._higher_order_ops, "while_loop", _while_loop),
-        (torch._higher_order_ops, "scan", _scan),
-    ]
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    try:
-        for owner, name, plain in places:
-            setattr(owner, name, plain)
-        yield
-    finally:
-        for owner, name, original in kept:
-            setattr(owner, name, original)
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from onnx.external_data_helper import (
 )
 
 from modelexport.errors import InputError
+from modelexport.verification.onnx_bodies import InnerReceiver, run_bodies
 
 Array = npt.NDArray[Any]
 # Called with a tensor's name and content as soon as it is there.
@@ -30,14 +32,21 @@ _SMALL = 128
 _SMALL_BYTES = 1024
 
 
-def run_onnx(path: Path, feeds: Mapping[str, Array], receive: Receiver, tensors: Iterable[str] | None = None) -> None:
-    """Run a model file and hand over what its main graph computes.
+def run_onnx(
+    path: Path,
+    feeds: Mapping[str, Array],
+    receive: Receiver,
+    tensors: Iterable[str] | None = None,
+    receive_inner: InnerReceiver | None = None,
+) -> None:
+    """Run a model file and hand over what its main graph computes, and what the bodies in it do.
 
     Args:
         path: The file.
         feeds: The inputs by name.
         receive: Called with each tensor; only what it keeps stays in memory.
         tensors: The names of those that are wanted; None stands for all that nodes make.
+        receive_inner: Called with each tensor that a node in a body makes; None leaves the bodies out.
 
     Raises:
         InputError: onnxruntime is missing, or cannot run the file on these inputs.
@@ -53,6 +62,8 @@ def run_onnx(path: Path, feeds: Mapping[str, Array], receive: Receiver, tensors:
             for name, value in zip(group, _run(runtime, model, folder, feeds, group, path), strict=True):
                 if isinstance(value, np.ndarray):
                     receive(name, value)
+        if receive_inner is not None:
+            run_bodies(model, feeds, functools.partial(_run_for, runtime, folder, path), receive_inner)
 
 
 def _onnxruntime() -> Any:
@@ -91,6 +102,15 @@ def _set_outputs(model: onnx.ModelProto, names: Sequence[str], final: Sequence[o
     # Shapes that were written down may be those of other inputs.
     del model.graph.value_info[:]
     model.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in names)
+
+
+def _run_for(
+    runtime: Any, folder: Path, path: Path, model: onnx.ModelProto, feeds: Mapping[str, Array], names: Sequence[str]
+) -> list[Any]:
+    wanted = onnx.ModelProto()
+    wanted.CopyFrom(model)
+    _set_outputs(wanted, names, ())
+    return _run(runtime, wanted, folder, feeds, names, path)
 
 
 def _run(
