@@ -26,9 +26,7 @@ class BodyRules:
     def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
         """What the bodies say against the owner of a node, with all other owners as they are claimed."""
         yield from self._beside_the_holder(node, claims)
-        if not claims.inferred[node]:
-            # Who reasons from weights knows the module, and not which of its calls.
-            yield from self._in_another_body(node, claims)
+        yield from self._in_another_body(node, claims)
 
     def affected_by(self, node: int, claims: Claims) -> Iterator[int]:
         """The nodes for which something may change here when this one gets another owner."""

@@ -8,15 +8,15 @@ Only values, producers and readers count: no operator is known by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from modelexport.attribution import Attribution, Kind
-from modelexport.capture.eager import EagerGraph, EagerRun, Operation
+from modelexport.capture.eager_graph import EagerGraph, Operation
 from modelexport.fingerprints import Fingerprint, ValueIndex
 from modelexport.graph import graph_bodies
-from modelexport.hierarchy import ROOT_CALL, CallId, CallTree
+from modelexport.hierarchy import CallId, CallTree
 
 # What each confidence stands for is in docs/attribution.md.
 COMPUTED = 0.9
@@ -38,21 +38,28 @@ class Correspondence:
         anchors: Mapping[str, set[int]],
         eager: EagerGraph,
         calls: CallTree,
+        results: Sequence[int],
+        around: Correspondence | None = None,
     ) -> None:
         """Match the graph to the run.
 
         Args:
-            graph: The main graph.
+            graph: The main graph, or a body.
             tensors: The fingerprints of its tensors, by name.
             anchors: The values of the run that its inputs and initializers are known to hold, by name.
             eager: What eager PyTorch did.
             calls: The module calls of the run.
+            results: The values that the model returned, or the function that the body was made of.
+            around: The graph around a body.
+
+        Attributes:
+            found: The values of the run that each tensor may hold.
         """
         self.found: dict[ir.Value, set[int]] = {}
         self._reads = {node: _read_values(node) for node in graph}
         self._nodes = _in_order(self._reads)
-        self._tensors = tensors
-        self._eager = eager
+        self.tensors = tensors
+        self.eager = eager
         self._index = ValueIndex(eager.run.fingerprints)
         self._calls = calls
         self._counterparts: dict[ir.Value, list[int]] = {}
@@ -65,17 +72,21 @@ class Correspondence:
                 self._consumers.setdefault(value, []).append(node)
         for value in (*graph.inputs, *graph.initializers.values()):
             if value.name is not None and value.name in anchors:
-                self.found[value] = self._eager.spread(anchors[value.name])
+                self.found[value] = self.eager.spread(anchors[value.name])
         # The nodes that need no input of the graph.
         self._constant: set[ir.Node] = set()
+        if around is not None:
+            self._constant |= around._constant
+            outside = [value for values in self._reads.values() for value in values if value in around.found]
+            self.found.update({value: self.eager.spread(around.found[value]) for value in outside})
         for node in self._nodes:
             self._pair(node)
             if all(v.is_initializer() or v.producer() in self._constant for v in self._reads[node]):
                 self._constant.add(node)
         self._served: set[ir.Node] = set()
-        results = _results(graph, eager.run)
+        returned = _results(graph, results)
         for node in reversed(self._nodes):
-            self._keep_those_read(node, results)
+            self._keep_those_read(node, returned)
         self._survivors = set().union(*self.found.values()) if self.found else set()
         self._sharers = Counter(number for node in self._nodes for number in set(self.counterparts(node)))
 
@@ -85,34 +96,34 @@ class Correspondence:
 
     def has_made(self, value: ir.Value, number: int) -> bool:
         """Whether what a tensor's maker stands for made that very value of the eager run, and not just its like."""
-        return any(number in self._eager.run.operations[n].outputs for n in self._counterparts.get(value, ()))
+        return any(number in self.eager.run.operations[n].outputs for n in self._counterparts.get(value, ()))
 
     # --- matching ----------------------------------------------------------------------------------------------
 
     def _pair(self, node: ir.Node) -> None:
         entering = self._found_by(self._reads[node])
         for output in node.outputs:
-            known = self._tensors.get(output.name or "")
+            known = self.tensors.get(output.name or "")
             if known is None:
                 continue
             candidates = self._candidates(known, entering)
-            numbers = {number for value in candidates for number in self._eager.makers.get(value, ())}
+            numbers = {number for value in candidates for number in self.eager.makers.get(value, ())}
             sources = [v for v in node.inputs if v is not None and self._moves(v, known)]
             if sources:
                 numbers = self._passing_on(node, known, sources, candidates, numbers)
             else:
-                numbers -= self._eager.passing
+                numbers -= self.eager.passing
             chosen = self._nearest(node, numbers)
             if chosen:
                 self._counterparts[output] = chosen
-            made = {value for number in chosen for value in self._eager.run.operations[number].outputs}
-            kept = candidates & self._eager.spread(entering if node in self._passing else made)
+            made = {value for number in chosen for value in self.eager.run.operations[number].outputs}
+            kept = candidates & self.eager.spread(entering if node in self._passing else made)
             self.found[output] = kept or candidates
 
     def _nearest(self, node: ir.Node, numbers: set[int]) -> list[int]:
         """Of several operators, those that read most of what the node reads."""
         sources = [self.found[value] for value in self._reads[node] if value in self.found]
-        inputs = {number: self._eager.run.operations[number].inputs for number in numbers}
+        inputs = {number: self.eager.run.operations[number].inputs for number in numbers}
         shared = {n: sum(not source.isdisjoint(inputs[n]) for source in sources) for n in numbers}
         return sorted(n for n in numbers if shared[n] == max(shared.values()))
 
@@ -120,17 +131,17 @@ class Correspondence:
         """The values that are equal to a tensor; where equality says little, only those made from what was read."""
         if known.telling:
             return set(self._index.find(known))
-        fingerprints = self._eager.run.fingerprints
+        fingerprints = self.eager.run.fingerprints
         near = {
             value
             for source in entering
-            for number in self._eager.readers.get(source, ())
-            for value in self._eager.run.operations[number].outputs
+            for number in self.eager.readers.get(source, ())
+            for value in self.eager.run.operations[number].outputs
         }
         return {v for v in near | entering if (other := fingerprints[v]) is not None and known.same_values(other)}
 
     def _moves(self, value: ir.Value, known: Fingerprint) -> bool:
-        own = self._tensors.get(value.name or "")
+        own = self.tensors.get(value.name or "")
         return own is not None and own.is_moved(known)
 
     def _passing_on(
@@ -148,38 +159,38 @@ class Correspondence:
         """
         others = [v for v in self._reads[node] if v not in sources]
         operands = self._found_by(others)
-        computing = {n for n in numbers if not operands.isdisjoint(self._eager.run.operations[n].inputs)}
+        computing = {n for n in numbers if not operands.isdisjoint(self.eager.run.operations[n].inputs)}
         if computing:
             return computing
         self._passing[node] = list(sources)
-        fingerprints = self._eager.run.fingerprints
-        before = [self._tensors[source.name or ""] for source in sources]
+        fingerprints = self.eager.run.fingerprints
+        before = [self.tensors[source.name or ""] for source in sources]
         if any(own.same_layout(known) for own in before):
             self._unchanging.add(node)
         alike = {
             number
             for value in candidates
             if (after := fingerprints[value]) is not None and known.same_layout(after)
-            for number in self._eager.makers.get(value, ())
-            if number in self._eager.passing
+            for number in self.eager.makers.get(value, ())
+            if number in self.eager.passing
             and any(
                 (given := fingerprints[source]) is not None and any(own.same_layout(given) for own in before)
-                for source in self._eager.run.operations[number].inputs
+                for source in self.eager.run.operations[number].inputs
             )
         }
-        if any((own := self._tensors.get(v.name or "")) is not None and own.is_operand for v in others):
-            return alike | (numbers - self._eager.passing)
+        if any((own := self.tensors.get(v.name or "")) is not None and own.is_operand for v in others):
+            return alike | (numbers - self.eager.passing)
         return alike
 
     def _keep_those_read(self, node: ir.Node, results: Mapping[ir.Value, set[int]]) -> None:
         """Of operators in several calls, those whose results were read by what stands for the node's readers."""
         for output in node.outputs:
             numbers = self._counterparts.get(output, [])
-            if len({self._eager.call(number) for number in numbers}) < 2:
+            if len({self.eager.call(number) for number in numbers}) < 2:
                 continue
             _, readers = self._group(node)
-            read = set(results.get(output, ())).union(*(self._eager.run.operations[n].inputs for n in readers))
-            made = {n: self._eager.spread(self._eager.run.operations[n].outputs) for n in numbers}
+            read = set(results.get(output, ())).union(*(self.eager.run.operations[n].inputs for n in readers))
+            made = {n: self.eager.spread(self.eager.run.operations[n].outputs) for n in numbers}
             serving = [number for number in numbers if not made[number].isdisjoint(read)]
             if serving:
                 self._served.add(node)
@@ -200,43 +211,19 @@ class Correspondence:
                 known[node] = self._by_value(node, numbers)
         for node in reversed(self._nodes):
             if node not in known:
-                attribution = self._by_region(node) or self._by_weights(node, None)
+                attribution = self._by_region(node, known) or self._by_weights(node, None)
                 if attribution is not None:
                     known[node] = attribution
-        for node in self._nodes:
-            for number in self.counterparts(node):
-                if self._eager.run.operations[number].inside:
-                    known.update(self._in_bodies(node, self._eager.run.operations[number]))
         return known
 
-    def _in_bodies(self, holder: ir.Node, operation: Operation) -> dict[ir.Node, Attribution]:
-        """The owners of the nodes in a node's bodies: of their values nothing is known but the weights they read."""
-        known: dict[ir.Node, Attribution] = {}
-        readers: dict[int, set[CallId]] = {}
-        calls = {operation.call}
-        waiting = [operation]
-        while waiting:
-            for inner in waiting.pop().inside:
-                waiting.append(inner)
-                calls.add(inner.call)
-                for value in () if inner.inside else inner.inputs:
-                    readers.setdefault(value, set()).add(inner.call)
-        for _, body in graph_bodies(holder):
-            nodes = list(body.all_nodes())
-            read = {
-                node: self._found_by(v for v in node.inputs if v is not None and v.is_initializer()) for node in nodes
-            }
-            if any(read.values()) and not any(value in readers for values in read.values() for value in values):
-                # A branch that was not taken.
-                continue
-            for node in nodes:
-                owners = set().union(*(readers.get(value, set()) for value in read[node]))
-                if len(owners) == 1:
-                    reason = "it reads a weight that only this call read"
-                    known[node] = Attribution(owners.pop(), Kind.INFERRED, READS_WEIGHT, reason)
-                else:
-                    known[node] = self._common(owners or calls, "it is in a body, whose values nobody sees")
-        return known
+    def holders(self) -> Iterator[tuple[ir.Node, Operation]]:
+        """The nodes that have bodies, each with the operator that it stands for."""
+        for node in self._nodes:
+            if any(True for _ in graph_bodies(node)):
+                for number in self.counterparts(node):
+                    if self.eager.run.operations[number].bodies:
+                        yield node, self.eager.run.operations[number]
+                        break
 
     def _by_value(self, node: ir.Node, numbers: list[int]) -> Attribution:
         callers = self._callers(numbers)
@@ -263,8 +250,8 @@ class Correspondence:
         return self._common(callers, "its value is what several calls made")
 
     def _computed_by(self, owner: CallId, node: ir.Node, numbers: list[int]) -> Attribution:
-        region = self._eager.region(numbers, self._found_by(self._reads[node]), self._survivors)
-        fused = set(self._callers(n for n in region if n not in self._eager.passing)) - {owner}
+        region = self.eager.region(numbers, self._found_by(self._reads[node]), self._survivors)
+        fused = set(self._callers(n for n in region if n not in self.eager.passing)) - {owner}
         if fused:
             return Attribution(
                 owner,
@@ -273,7 +260,7 @@ class Correspondence:
                 "its value is what this call computed; what it reads is what the contributors were given",
                 tuple(sorted(fused)),
             )
-        if any((known := self._tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
+        if any((known := self.tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
             return Attribution(owner, Kind.INFERRED, COMPUTED, "its value is what this call computed")
         reason = "its value, which alone says little, is what this call computed from the same inputs"
         return Attribution(owner, Kind.INFERRED, COMPUTED_FROM_SAME, reason)
@@ -295,27 +282,12 @@ class Correspondence:
         return self._callers(numbers)
 
     def _callers(self, numbers: Iterable[int]) -> list[CallId]:
-        return list(dict.fromkeys(self._eager.call(number) for number in numbers))
+        return list(dict.fromkeys(self.eager.call(number) for number in numbers))
 
     def _common(self, callers: Iterable[CallId], evidence: str) -> Attribution:
-        candidates = sorted(set(callers))
-        owner = candidates[0]
-        if len(candidates) == 1:
-            return Attribution(
-                owner, Kind.INFERRED, ALL_AROUND, f"{evidence}; between the tensors around it only this call ran"
-            )
-        for call in candidates[1:]:
-            owner = self._calls.common_caller(owner, call)
-        names = ", ".join(str(call) or "(root)" for call in candidates)
-        return Attribution(
-            owner,
-            Kind.INFERRED,
-            SEVERAL_CANDIDATES,
-            f"{evidence}; this is the innermost call around those it may belong to: {names}",
-            tuple(call for call in candidates if call != owner),
-        )
+        return common_owner(callers, evidence, self._calls)
 
-    def _by_region(self, node: ir.Node) -> Attribution | None:
+    def _by_region(self, node: ir.Node, known: Mapping[ir.Node, Attribution]) -> Attribution | None:
         """The owner of a node whose value nobody computed: whoever ran what lies between the matched tensors.
 
         The node and its readers, until all that leaves is matched, stand for what eager PyTorch ran between the
@@ -326,15 +298,19 @@ class Correspondence:
             return None
         members = set(group)
         entering = [v for n in group for v in self._reads[n] if v.producer() not in members]
-        region = self._eager.region(starts, self._found_by(entering), self._survivors)
-        callers = self._callers([*starts, *(n for n in region if n not in self._eager.passing)])
+        region = self.eager.region(starts, self._found_by(entering), self._survivors)
+        callers = self._callers([*starts, *(n for n in region if n not in self.eager.passing)])
         # What passes on a value may as well be the end of what came before as the beginning of what comes after.
         callers += self._makers(n for n in group if not self.counterparts(n))
         if node in self._constant:
-            behind = self._eager.constants_behind(starts)
-            callers += self._callers(number for number in behind if number not in self._eager.passing)
-        by_weights = self._by_weights(node, callers) if len(set(callers)) > 1 else None
-        return by_weights or self._common(callers, "eager PyTorch has no such value")
+            behind = self.eager.constants_behind(starts)
+            callers += self._callers(number for number in behind if number not in self.eager.passing)
+        if len(set(callers)) > 1:
+            decided = _merged_with([known[n] for n in group if self.counterparts(n)], callers)
+            decided = decided or self._by_weights(node, callers)
+            if decided is not None:
+                return decided
+        return self._common(callers, "eager PyTorch has no such value")
 
     def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[int]]:
         group: dict[ir.Node, None] = {node: None}
@@ -356,10 +332,10 @@ class Correspondence:
         """The owner of a node by the weights it reads, if just one of the calls in question read them."""
         weights = [v for v in self._reads[node] if v.is_initializer() and v in self.found]
         readers = {
-            self._eager.call(number)
+            self.eager.call(number)
             for value in self._found_by(weights)
-            for number in self._eager.readers.get(value, ())
-            if number not in self._eager.passing
+            for number in self.eager.readers.get(value, ())
+            if number not in self.eager.passing
         }
         if among is not None:
             readers &= set(among)
@@ -368,9 +344,39 @@ class Correspondence:
         return Attribution(readers.pop(), Kind.INFERRED, READS_WEIGHT, "it reads a weight that only this call read")
 
 
-def _results(graph: ir.Graph, run: EagerRun) -> dict[ir.Value, set[int]]:
-    """For each output of the graph the values that the model returned: the one in its place, or all."""
-    values = [tensor.value for tensor in run.calls[ROOT_CALL].outputs]
+def _merged_with(ends: Sequence[Attribution], callers: Iterable[CallId]) -> Attribution | None:
+    """The attribution of a node that only helps to make what several calls made alike, each in one operator."""
+    first = ends[0]
+    if first.kind is not Kind.MERGED or {first.owner, *first.contributors} != set(callers):
+        return None
+    if any((end.owner, end.kind, end.contributors) != (first.owner, first.kind, first.contributors) for end in ends):
+        return None
+    reason = "it is a part of what several calls made alike, each in one operator; this call came first"
+    return Attribution(first.owner, Kind.MERGED, SERVES_SEVERAL, reason, first.contributors)
+
+
+def common_owner(callers: Iterable[CallId], evidence: str, calls: CallTree) -> Attribution:
+    """The attribution to the innermost call around those that a node may belong to."""
+    candidates = sorted(set(callers))
+    owner = candidates[0]
+    if len(candidates) == 1:
+        return Attribution(
+            owner, Kind.INFERRED, ALL_AROUND, f"{evidence}; between the tensors around it only this call ran"
+        )
+    for call in candidates[1:]:
+        owner = calls.common_caller(owner, call)
+    names = ", ".join(str(call) or "(root)" for call in candidates)
+    return Attribution(
+        owner,
+        Kind.INFERRED,
+        SEVERAL_CANDIDATES,
+        f"{evidence}; this is the innermost call around those it may belong to: {names}",
+        tuple(call for call in candidates if call != owner),
+    )
+
+
+def _results(graph: ir.Graph, values: Sequence[int]) -> dict[ir.Value, set[int]]:
+    """For each output of the graph the values that were returned: the one in its place, or all."""
     found: dict[ir.Value, set[int]] = {}
     for place, output in enumerate(graph.outputs):
         in_place = values[place : place + 1] if len(values) == len(graph.outputs) else values

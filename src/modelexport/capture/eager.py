@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,151 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modelexport.capture.eager_graph import Body, EagerRun, Operation, SeenCall, SeenTensor
 from modelexport.capture.values import take_fingerprint
-from modelexport.fingerprints import Fingerprint
-from modelexport.hierarchy import ROOT_CALL, CallId, ModuleTree, TensorInfo
+from modelexport.hierarchy import CallId, ModuleTree, TensorInfo
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import buffers_restored, fused_layers_off
 from modelexport.structure import named_arguments, named_results
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Operation:
-    """One operator that ran: the call it ran in, and the numbers of the values it read and made.
-
-    `inside` are the operators that ran in its bodies, where it has some: control flow.
-    """
-
-    call: CallId
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    inside: tuple[Operation, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SeenTensor:
-    """A tensor that entered or left a call: its name there, its value's number and what it looks like."""
-
-    name: str
-    value: int
-    info: TensorInfo
-
-
-@dataclasses.dataclass(slots=True)
-class SeenCall:
-    """A call as the hooks saw it."""
-
-    id: CallId
-    parent: CallId | None
-    inputs: tuple[SeenTensor, ...] = ()
-    outputs: tuple[SeenTensor, ...] = ()
-
-
-@dataclasses.dataclass
-class EagerRun:
-    """What one forward pass did.
-
-    Attributes:
-        fingerprints: The values by number: for each its fingerprint, where it has one.
-        operations: The operators in the order they ran. A call that returned what it was given counts as one too.
-        calls: The module calls in the order they began.
-        weights: The numbers of the parameters and buffers that were read, by name.
-        mean_bytes: The size of a result, on average.
-    """
-
-    fingerprints: list[Fingerprint | None] = dataclasses.field(default_factory=list)
-    operations: list[Operation] = dataclasses.field(default_factory=list)
-    calls: dict[CallId, SeenCall] = dataclasses.field(default_factory=lambda: {ROOT_CALL: SeenCall(ROOT_CALL, None)})
-    weights: dict[str, int] = dataclasses.field(default_factory=dict)
-    mean_bytes: int = 0
-
-
-class EagerGraph:
-    """An index over an eager run: who makes and reads each value, and which operators only pass one on."""
-
-    def __init__(self, run: EagerRun) -> None:
-        self.run = run
-        self.makers: dict[int, list[int]] = {}
-        self.readers: dict[int, list[int]] = {}
-        self.passing: set[int] = set()
-        for number, operation in enumerate(run.operations):
-            for value in operation.outputs:
-                self.makers.setdefault(value, []).append(number)
-            for value in operation.inputs:
-                self.readers.setdefault(value, []).append(number)
-            pairs = itertools.product(operation.inputs, operation.outputs)
-            if any(one == other or self.is_moved(one, other) for one, other in pairs):
-                self.passing.add(number)
-        dynamic = {tensor.value for tensor in run.calls[ROOT_CALL].inputs}
-        for operation in run.operations:
-            if not dynamic.isdisjoint(operation.inputs):
-                dynamic.update(operation.outputs)
-        # The values that need no input of the model: weights, and what is made of them and of nothing.
-        self.constant = set(range(len(run.fingerprints))) - dynamic
-
-    def is_moved(self, one: int, other: int) -> bool:
-        """Whether one value is the other, laid out anew or not."""
-        first, second = self.run.fingerprints[one], self.run.fingerprints[other]
-        return first is not None and second is not None and first.is_moved(second)
-
-    def call(self, operation: int) -> CallId:
-        """The call that ran the operator."""
-        return self.run.operations[operation].call
-
-    def spread(self, values: Iterable[int]) -> set[int]:
-        """The values, and the same ones wherever operators passed them on."""
-        found = set(values)
-        waiting = list(found)
-        while waiting:
-            value = waiting.pop()
-            for number in self.readers.get(value, ()):
-                if number in self.passing:
-                    for other in self.run.operations[number].outputs:
-                        if other not in found and self.is_moved(value, other):
-                            found.add(other)
-                            waiting.append(other)
-        return found
-
-    def constants_behind(self, starts: Iterable[int]) -> list[int]:
-        """The operators that made, of weights or of nothing, what the starting ones read."""
-        found: dict[int, None] = {}
-        waiting = list(starts)
-        while waiting:
-            for value in self.constant.intersection(self.run.operations[waiting.pop()].inputs):
-                for maker in self.makers.get(value, ()):
-                    if maker not in found:
-                        found[maker] = None
-                        waiting.append(maker)
-        return list(found)
-
-    def region(self, starts: Iterable[int], stops: set[int], survivors: set[int]) -> list[int]:
-        """The starting operators, and all on ways back from them that end at one of the stops.
-
-        Ways that end at a value which the ONNX graph has too, but which was not read, were cut by the exporter.
-        """
-        region: dict[int, bool] = {}
-        for start in starts:
-            stack = [(start, list(self.run.operations[start].inputs))]
-            region.setdefault(start, False)
-            while stack:
-                number, values = stack[-1]
-                if not values:
-                    stack.pop()
-                    if stack and region[number]:
-                        region[stack[-1][0]] = True
-                    continue
-                value = values.pop()
-                if value in stops:
-                    region[number] = True
-                elif value not in survivors:
-                    for maker in self.makers.get(value, ()):
-                        if maker in region:
-                            region[number] = region[number] or region[maker]
-                        else:
-                            region[maker] = False
-                            stack.append((maker, list(self.run.operations[maker].inputs)))
-            region[start] = True
-        return [number for number, kept in region.items() if kept]
+from modelexport.trial import Trial, try_out
 
 
 def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerRun:
@@ -167,7 +28,7 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
 
     Composite kernels run in parts, as exporters write them: attention as matrix products and a softmax.
     """
-    watch = _Watch(tree)
+    watch = _Watch(model, tree)
     given, named = copied_inputs(args, dict(kwargs))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_hooked(model.named_modules(), watch))
@@ -188,12 +49,14 @@ class _Watch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, tree: ModuleTree) -> None:
+    def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.run = EagerRun()
+        self._model = model
         self._tree = tree
         self._stack: list[CallId] = []
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._trial: Trial | None = None
         self._begun: set[CallId] = set()
         # The number of what lies at a place in memory, and how often that memory had been written to by then. Not by
         # tensor: torch wraps the results of operators that make views anew.
@@ -203,7 +66,7 @@ class _Watch(TorchDispatchMode):
         # While these are held, no other memory gets the same identity.
         self._memory: dict[int, StorageWeakRef] = {}
         # Where operators are written down: the run's own, or those of the body that is running.
-        self._operations = self.run.operations
+        self.operations = self.run.operations
         self._sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -213,53 +76,49 @@ class _Watch(TorchDispatchMode):
             return self._run_with_bodies(func, args, kwargs or {})
         call = self._stack[-1]
         read = _tensors((args, kwargs))
-        inputs = tuple(self._number(tensor) for tensor in read)
+        inputs = self.numbers(read)
+        if self._trial is not None:
+            self._trial.check(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
+        if self._trial is not None:
+            self._trial.note(result, read)
         made = _tensors(result)
         changed = {_place(tensor)[0] for tensor in made if any(tensor is other for other in read)}
         self._writes.update(changed)
         if made:
             outputs = tuple(self._new(tensor, () if changed else zip(read, inputs, strict=True)) for tensor in made)
             operation = Operation(call, inputs, outputs)
-            self._operations.append(operation)
+            self.operations.append(operation)
             self._changes.update(dict.fromkeys(changed, operation))
             self._sizes += [tensor.numel() * tensor.element_size() for tensor in made]
         return result
 
     def _run_with_bodies(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that is given functions, with an eye on what those do."""
-        call, around, inside = self._stack[-1], self._operations, list[Operation]()
-        given = [self._number(tensor) for tensor in _tensors((args, kwargs))]
-        self._operations = inside
-        try:
-            result = func(*(self._watched(value) for value in args), **kwargs)
-        finally:
-            self._operations = around
-        made = {value for operation in inside for value in operation.outputs}
-        read = [value for operation in inside for value in operation.inputs if value not in made]
+        call, given, functions = self._stack[-1], self.numbers(_tensors((args, kwargs))), _Functions(self, args)
+        result = func(*(functions.watched(place, value) for place, value in enumerate(args)), **kwargs)
+        bodies = functions.finish()
+        read = [value for body in bodies for value in _read_from_outside(body)]
         outputs = tuple(self._new(tensor) for tensor in _tensors(result))
-        self._operations.append(Operation(call, tuple(dict.fromkeys([*given, *read])), outputs, tuple(inside)))
+        self.operations.append(Operation(call, tuple(dict.fromkeys([*given, *read])), outputs, bodies))
         return result
 
-    def _watched(self, body: object) -> object:
-        if not callable(body) or isinstance(body, torch.Tensor):
-            return body
-        before: Counter[str] | None = None
+    def try_out(self, action: Callable[[], object]) -> bool:
+        """Watch something that the model does not run itself. Where that fails, nothing was seen."""
+        stack, counts, begun, calls = list(self._stack), self.counts.copy(), set(self._begun), dict(self.run.calls)
+        trial, self._trial = self._trial, Trial()
+        done = False
+        try:
+            done = try_out(self._model, action)
+        finally:
+            self._stack, self._trial = stack, trial
+            if not done:
+                self.counts, self._begun, self.run.calls = counts, begun, calls
+        return done
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            nonlocal before
-            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors((args, kwargs))):
-                # Not run on what it is given: there are no values to see.
-                return body(*args, **kwargs)
-            if before is None:
-                before = self._counts.copy()
-            else:
-                # Once more round the loop: an exporter sees one call of each module in it.
-                self._counts = before.copy()
-            with self:
-                return body(*args, **kwargs)
-
-        return watched
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """The numbers of what the tensors hold now."""
+        return tuple(self._number(tensor) for tensor in tensors)
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The number of what the tensor holds now."""
@@ -272,7 +131,7 @@ class _Watch(TorchDispatchMode):
         # Changed through a view of it: by the operator that last wrote to the memory they share.
         changed = self._new(tensor)
         change = self._changes[place[0]]
-        self._operations.append(Operation(change.call, (number, *change.inputs), (changed,)))
+        self.operations.append(Operation(change.call, (number, *change.inputs), (changed,)))
         return changed
 
     def _new(self, tensor: torch.Tensor, read: Iterable[tuple[torch.Tensor, int]] = ()) -> int:
@@ -287,8 +146,8 @@ class _Watch(TorchDispatchMode):
 
     def enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A call begins."""
-        call = CallId(path, self._counts[path])
-        self._counts[path] += 1
+        call = CallId(path, self.counts[path])
+        self.counts[path] += 1
         parent = self._stack[-1] if self._stack else None
         inputs = self._seen(named_arguments(self._tree[path].forward_arguments, args, kwargs))
         if call not in self._begun:
@@ -306,7 +165,7 @@ class _Watch(TorchDispatchMode):
         seen = self.run.calls[call]
         seen.outputs = seen.outputs or self._seen(named_results(result))
         passed_on = {tensor.value for tensor in seen.inputs} & {tensor.value for tensor in seen.outputs}
-        self._operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
+        self.operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
 
     def finish(self, model: torch.nn.Module) -> None:
         """Note the parameters and buffers that were read, and what results weigh."""
@@ -324,6 +183,78 @@ class _Watch(TorchDispatchMode):
             )
             for name, tensor in tensors
         )
+
+
+class _Functions:
+    """The functions that an operator is given: branches, or the condition and the body of a loop.
+
+    Those that it calls are watched. One that it does not call is tried out on what another of them was given: an
+    exporter writes both branches of a decision.
+    """
+
+    def __init__(self, watch: _Watch, given: Iterable[Any]) -> None:
+        self._watch = watch
+        self._functions = [v if callable(v) and not isinstance(v, torch.Tensor) else None for v in given]
+        self._arguments: tuple[Any, ...] | None = None
+        # How often each module had been called before a function ran for the first time.
+        self._before: dict[int, Counter[str]] = {}
+        self._ran: dict[int, Body] = {}
+
+    def watched(self, place: int, value: Any) -> Any:
+        """What the operator is to be given in that place: a function with an eye on it, anything else as it is."""
+        if self._functions[place] is None:
+            return value
+
+        def run(*args: Any) -> Any:
+            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors(args)):
+                # Not run on what it is given: there are no values to see.
+                return value(*args)
+            if self._arguments is None:
+                self._arguments = args
+                # Exporters see the functions in this order, and number calls in it.
+                self._try_out(range(place))
+            return self._call(place, args)
+
+        return run
+
+    def finish(self) -> tuple[Body, ...]:
+        """What the functions did; those that were not called are tried out."""
+        if self._arguments is not None:
+            self._try_out(range(len(self._functions)))
+        return tuple(body for _, body in sorted(self._ran.items()))
+
+    def _try_out(self, places: Iterable[int]) -> None:
+        for place in places:
+            if (
+                self._functions[place] is not None
+                and place not in self._before
+                and not self._watch.try_out(functools.partial(self._call, place, self._arguments))
+            ):
+                self._ran.pop(place, None)
+
+    def _call(self, place: int, args: Any) -> Any:
+        watch, function = self._watch, self._functions[place]
+        assert function is not None, "only functions are called"
+        if place in self._before:
+            # Once more round the loop: an exporter sees one call of each module in it.
+            watch.counts = self._before[place].copy()
+        else:
+            self._before[place] = watch.counts.copy()
+        around, watch.operations = watch.operations, []
+        try:
+            given = watch.numbers(_tensors(args))
+            with watch:
+                result = function(*args)
+            results = watch.numbers(_tensors(result))
+            self._ran[place] = Body(given, tuple(watch.operations), results)
+        finally:
+            watch.operations = around
+        return result
+
+
+def _read_from_outside(body: Body) -> Iterator[int]:
+    made = {value for operation in body.operations for value in operation.outputs}
+    yield from (v for operation in body.operations for v in operation.inputs if v not in made and v not in body.given)
 
 
 @contextlib.contextmanager

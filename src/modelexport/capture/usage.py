@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,16 @@ import onnx_ir as ir
 import torch
 
 from modelexport.attribution import Attribution
+from modelexport.capture.bodies import attribute_bodies
 from modelexport.capture.correspondence import Correspondence
-from modelexport.capture.eager import EagerGraph, EagerRun, SeenTensor, run_eagerly
+from modelexport.capture.eager import run_eagerly
+from modelexport.capture.eager_graph import EagerGraph, EagerRun, SeenTensor
 from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
-from modelexport.graph import weight_bytes
+from modelexport.graph import graph_bodies, identified_nodes, weight_bytes
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.resolution import complete
+from modelexport.runtime.bodies import run_bodies
 from modelexport.structure import named_arguments
 
 STRATEGY = "usage_based"
@@ -112,14 +116,17 @@ def attribute_by_usage(
     except Exception as error:
         reason = f"{type(error).__name__}: {_in_one_line(error)}"
         raise InputError(f"{type(model).__name__}.forward fails on the example inputs: {reason}") from error
-    tensors = run_onnx(graph, feeds, run.mean_bytes)
+    tensors, inner = run_onnx(graph, feeds, run.mean_bytes)
     tensors.update({name: known for name, fed in feeds.items() if (known := take_fingerprint(fed)) is not None})
     eager = EagerGraph(run)
     anchors = _weights(graph.graph, tensors, eager)
     anchors.update({name: {run.calls[ROOT_CALL].inputs[place].value} for name, place in places.items()})
     calls = CallTree({call.id: ModuleCall(call.id.path, call.id.index, call.parent) for call in run.calls.values()})
-    matching = Correspondence(graph.graph, tensors, anchors, eager, calls)
+    returned = [tensor.value for tensor in run.calls[ROOT_CALL].outputs]
+    matching = Correspondence(graph.graph, tensors, anchors, eager, calls, returned)
     matched_owners = matching.attributions()
+    identities = {node: identity for identity, node in identified_nodes(graph)}
+    matched_owners.update(attribute_bodies(matching, inner, identities, calls))
     owners = complete(graph, matched_owners, calls)
     telling = [
         node
@@ -178,8 +185,10 @@ def _as_fed(tensor: torch.Tensor, value: ir.Value) -> Array:
     return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)
 
 
-def run_onnx(model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int) -> dict[str, Fingerprint]:
-    """Run the graph and take the fingerprint of every tensor that a node of the main graph makes.
+def run_onnx(
+    model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int
+) -> tuple[dict[str, Fingerprint], dict[str, dict[str, Fingerprint]]]:
+    """Run the graph and take the fingerprint of every tensor that a node makes.
 
     The results are had in groups, so that they are never all in memory.
 
@@ -188,10 +197,20 @@ def run_onnx(model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int) ->
         feeds: Its inputs.
         unknown_bytes: What a tensor of unknown size counts for.
 
+    Returns:
+        The fingerprints by name, those of the main graph; and those of each body, by the way to it.
+
     Raises:
         StrategyIncompatibleError: onnxruntime cannot run it.
     """
     found: dict[str, Fingerprint] = {}
+    inner: dict[str, dict[str, Fingerprint]] = {}
+
+    def receive(way: str, name: str, value: Array) -> None:
+        known = take_fingerprint(value)
+        if known is not None:
+            inner.setdefault(way, {})[name] = known
+
     with _serialized(model) as (graph, folder):
         for names in _groups(model.graph, unknown_bytes):
             outputs = onnx.GraphProto(output=[onnx.ValueInfoProto(name=name) for name in names])
@@ -206,7 +225,23 @@ def run_onnx(model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int) ->
                 known = take_fingerprint(result) if isinstance(result, np.ndarray) else None
                 if known is not None:
                     found[name] = known
-    return found
+        if any(True for node in model.graph for _ in graph_bodies(node)):
+            run_bodies(onnx.load_model_from_string(graph), feeds, functools.partial(_run_part, folder), receive)
+    return found, inner
+
+
+def _run_part(
+    folder: Path | None, model: onnx.ModelProto, feeds: Mapping[str, Array], names: Sequence[str]
+) -> list[object]:
+    wanted = onnx.ModelProto()
+    wanted.CopyFrom(model)
+    del wanted.graph.output[:]
+    wanted.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    if folder is None:
+        return _run(wanted.SerializeToString(), list(names), feeds)
+    file = folder / "part.onnx"
+    file.write_bytes(wanted.SerializeToString())
+    return _run(str(file), list(names), feeds)
 
 
 def _run(source: str | bytes, names: list[str], feeds: Mapping[str, Array]) -> list[object]:

@@ -70,16 +70,17 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
         if found is not None:
             tensors[from_file.flow.numbers[name]] = found
 
-    inner = _inner_tensors(from_file.flow)
+    inner: dict[tuple[str, str], Fingerprint] = {}
 
-    def receive_inner(node: str, name: str, value: Array) -> None:
+    def receive_inner(way: str, name: str, value: Array) -> None:
         found = take_fingerprint(value)
-        if found is not None and (node, name) in inner:
-            tensors[inner[node, name]] = found
+        if found is not None:
+            inner[way, name] = found
 
     for name, value in feeds.items():
         receive(name, value)
     run_onnx(subject.path, feeds, receive, receive_inner=receive_inner)
+    tensors.update(_in_bodies(from_file.flow, inner))
     values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors)
     _check_same_model(subject, model, values)
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
@@ -253,14 +254,25 @@ def _numbers(run: EagerRun, calls: CallIndex) -> dict[str, tuple[int, ...]]:
     return {call: numbers or (_UNKNOWN,) for call, numbers in found.items()}
 
 
-def _inner_tensors(flow: FlowGraph) -> dict[tuple[str, str], int]:
-    """The tensors that nodes in bodies make, by the node's identity and the tensor's name."""
-    return {
-        (flow.ids[node], flow.names[tensor]): tensor
-        for node, holder in enumerate(flow.holders)
-        if holder >= 0
-        for tensor in flow.makes[node]
-    }
+def _in_bodies(flow: FlowGraph, found: Mapping[tuple[str, str], Fingerprint]) -> dict[int, Fingerprint]:
+    """What was found of tensors in bodies, by the way to the body and the tensor's name, for the tensors' numbers."""
+    ways: dict[int, str] = {}
+    tensors: dict[int, Fingerprint] = {}
+    for node, holder in enumerate(flow.holders):
+        if holder < 0:
+            continue
+        first = flow.names[flow.makes[node][0]] if flow.makes[node] else ""
+        ways[node] = flow.ids[node].removesuffix(first)
+        made = {tensor: found.get((ways[node], flow.names[tensor])) for tensor in flow.makes[node]}
+        tensors.update({tensor: known for tensor, known in made.items() if known is not None})
+        for tensor in flow.formal.intersection(flow.reads[node]).difference(tensors):
+            # What a body is handed may be read in a body further in.
+            inner = node
+            while inner in ways and (ways[inner], flow.names[tensor]) not in found:
+                inner = flow.holders[inner]
+            if inner in ways:
+                tensors[tensor] = found[ways[inner], flow.names[tensor]]
+    return tensors
 
 
 # So many tensors are looked through for one that a node only passes on.

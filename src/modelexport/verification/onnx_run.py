@@ -20,7 +20,7 @@ from onnx.external_data_helper import (
 )
 
 from modelexport.errors import InputError
-from modelexport.verification.onnx_bodies import InnerReceiver, run_bodies
+from modelexport.runtime.bodies import InnerReceiver, run_bodies
 
 Array = npt.NDArray[Any]
 # Called with a tensor's name and content as soon as it is there.
@@ -46,7 +46,7 @@ def run_onnx(
         feeds: The inputs by name.
         receive: Called with each tensor; only what it keeps stays in memory.
         tensors: The names of those that are wanted; None stands for all that nodes make.
-        receive_inner: Called with each tensor that a node in a body makes; None leaves the bodies out.
+        receive_inner: Called with the way to a body and each tensor there; None leaves the bodies out.
 
     Raises:
         InputError: onnxruntime is missing, or cannot run the file on these inputs.

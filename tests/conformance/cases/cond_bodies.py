@@ -42,15 +42,12 @@ class Inside(nn.Module):
 
 _NO_COND = {"torchscript*": "TorchScript traces the branch that is taken, and refuses torch.cond itself"}
 
-_UNTAKEN = "the example inputs take one branch: what runs in the other is not seen"
-
 CASES = {
     "": Case(
         title="`cond` branches that call modules",
         build=lambda: (Net(), batch(), [batch() - 2, batch() + 2]),
         calls={"": ("stem", "yes", "no"), "yes": ("yes.lin",), "no": ("no.lin",)},
         refused=_NO_COND,
-        unsupported={("usage_based:*", about): _UNTAKEN for about in ("values", "calls", "named")},
     ),
     "inside": Case(
         title="`cond` in a submodule, one module in both branches",
@@ -62,7 +59,6 @@ CASES = {
             "chooser.blk@1": ("chooser.blk.lin@1",),
         },
         refused=_NO_COND,
-        unsupported={("usage_based:*", "calls"): _UNTAKEN},
         loops=True,
     ),
 }

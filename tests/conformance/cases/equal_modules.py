@@ -34,8 +34,6 @@ def _sigmoid(model: nn.Module, inputs: Any) -> torch.Tensor:
     return torch.sigmoid(inputs[0])
 
 
-_UNSEEN = "eager PyTorch runs the operator as one; what is inside of it is owned by the common caller of the two"
-
 CASES = {
     "parameterless": Case(
         title="two equal modules without weights, merged by CSE",
@@ -55,10 +53,6 @@ CASES = {
             # Inside of the operator.
             Expect(_sigmoid, ("one", "other"), files=("dynamo", "torchscript*"), kinds=("merged",)),
         ),
-        unsupported={
-            ("usage_based:dynamo", "contributors"): _UNSEEN,
-            ("usage_based:torchscript", "contributors"): _UNSEEN,
-        },
     ),
     "weights": Case(
         title="two modules with equal weights, merged by CSE",

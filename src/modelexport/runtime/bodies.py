@@ -15,12 +15,12 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from modelexport.errors import InputError
+from modelexport.errors import ModelExportError
 
 Array = npt.NDArray[Any]
 # Runs a model on inputs, and gives these of its tensors.
 Run = Callable[[onnx.ModelProto, Mapping[str, Array], Sequence[str]], list[Any]]
-# Called with the identity of a node in a body, the name of a tensor that it makes, and its content.
+# Called with the way to a body (``If_3/then_branch/``), a tensor that it is handed or makes, and its content.
 InnerReceiver = Callable[[str, str, Array], None]
 
 _SHOWN = "modelexport.round/"
@@ -36,7 +36,7 @@ def run_bodies(model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run, rec
         model: The model; it is not changed.
         feeds: Its inputs.
         run: How to run a model.
-        receive: Called with each tensor that a node in a body makes.
+        receive: Called with each tensor that a node in a body makes, or that the body is handed in the round.
     """
     waiting = [_Scope("", model, feeds)]
     while waiting:
@@ -45,15 +45,15 @@ def run_bodies(model: onnx.ModelProto, feeds: Mapping[str, Array], run: Run, rec
             inner = _as_model(scope, body, formal)
             if inner is None:
                 continue
-            made = [(identity, name) for identity, node in _identified(body, prefix) for name in node.output if name]
+            made = [name for node in body.node for name in node.output if name]
             try:
-                results = run(inner.model, inner.feeds, [name for _, name in made])
-            except InputError:
+                results = run(inner.model, inner.feeds, made)
+            except ModelExportError:
                 # A branch that is not taken may make no sense on these inputs.
                 continue
-            for (identity, name), value in zip(made, results, strict=True):
+            for name, value in (*formal.items(), *zip(made, results, strict=True)):
                 if isinstance(value, np.ndarray):
-                    receive(identity, name, value)
+                    receive(prefix, name, value)
             waiting.append(dataclasses.replace(inner, prefix=prefix))
 
 
@@ -84,7 +84,7 @@ def _entered(scope: _Scope, run: Run) -> Iterator[tuple[str, onnx.GraphProto, di
             break
         try:
             found = dict(zip((*wanted, *more), run(model, scope.feeds, [*wanted, *more]), strict=True))
-        except InputError:
+        except ModelExportError:
             # Without the rounds there are still the branches.
             continue
         arrays = {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
