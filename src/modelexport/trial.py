@@ -48,14 +48,15 @@ def try_out(model: torch.nn.Module, action: Callable[[], object]) -> bool:
         Whether it came to an end, without having changed an attribute of a module.
     """
     kept = [_Attributes(module) for module in model.modules()]
-    done = True
-    try:
-        with preserved_state(model):
+    with preserved_state(model):
+        try:
             action()
-    except Exception:  # noqa: BLE001  a branch that is not taken may do anything where it makes no sense
-        done = False
-    finally:
-        changed = [attributes.restore() for attributes in kept]
+        except Exception:  # noqa: BLE001  a branch that is not taken may do anything where it makes no sense
+            done = False
+        else:
+            done = True
+        finally:
+            changed = [attributes.restore() for attributes in kept]
     return done and not any(changed)
 
 

@@ -107,6 +107,8 @@ class Column:
         self.claims = claims
         self.by_call = by_call
         self.document: modelexport.HierarchyDocument | None = None
+        # Where the file with these claims lies.
+        self.path = file.path
 
 
 class Bench:
@@ -129,13 +131,14 @@ class Bench:
         if key not in self._columns:
             truth = self.truth(name, case)
             file, document = self._exported(name, case, kind)
+            target = file.path
             if strategy == "usage_based":
                 args, kwargs = truth.inputs[0]
                 target = file.path.with_name(f"usage-{file.path.name}")
                 model = copy.deepcopy(truth.model)
                 document = modelexport.tag_file(file.path, model, kwargs or args, target).document
             self._columns[key] = Column(truth, file, kind, _claims(document), by_call=not case.loops)
-            self._columns[key].document = document
+            self._columns[key].document, self._columns[key].path = document, target
         return self._columns[key]
 
     def _exported(self, name: str, case: Case, kind: str) -> tuple[File, modelexport.HierarchyDocument]:

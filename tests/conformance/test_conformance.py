@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 
 import modelexport
+from modelexport.analysis.claims import Claims
+from modelexport.analysis.subject import Subject
+from modelexport.verification.attributions import gather_evidence
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export
 from tests.conformance.case import FILES, all_cases
+from tests.support.breaking import random_moves
 
 pytestmark = pytest.mark.integration
 
@@ -83,6 +88,25 @@ def test_boundary_tensors_hold_what_the_call_was_given_and_returned(column: Colu
     wrong, compared = criteria.wrong_boundaries(column)
     assert wrong == []
     assert compared >= _LEAST_COMPARED or not column.by_call
+
+
+_IN_BODIES = [
+    pytest.param(name, strategy, file, id=f"{name}-{strategy}-{file}", marks=pytest.mark.xdist_group(name))
+    for name, case in all_cases().items()
+    if name.partition("-")[0] in ("cond_bodies", "loop_bodies")
+    for strategy, file in case.columns()
+]
+
+
+@pytest.mark.parametrize(("name", "strategy", "file"), _IN_BODIES)
+def test_wrong_owners_in_bodies_are_found_by_value_and_right_ones_are_not_doubted(column: Column) -> None:
+    args, kwargs = column.truth.inputs[0]
+    evidence = gather_evidence(Subject(column.path), copy.deepcopy(column.truth.model), kwargs or args)
+    assert evidence.suspicions() == []
+    claims = Claims(evidence.document, evidence.flow, evidence.calls)
+    moves = random_moves(evidence.document, 40, seed=4)
+    found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
+    assert len(found) / len(moves) >= 0.9, f"{len(found)} of {len(moves)}"
 
 
 _STATED = [name for name, case in all_cases().items() if case.calls is not None]

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.integration
 _MOVES = 30
 # What is asked of the file alone. Most models are near 100 %; docs/contamination.md has the rates.
 _ENOUGH = 0.7
-# Here calls run in the branches of an `If`, where no boundary is recorded, or graph results have no other witness.
-_HARD = ("cond", "nested_outputs")
 
 
 def _variants() -> list[object]:
@@ -54,7 +52,7 @@ def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic
     for moves in (random_moves(document, _MOVES, seed=4), near_moves(document, _MOVES, seed=5)):
         found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
         rate = len(found) / len(moves)
-        assert rate >= (_ENOUGH if name not in _HARD else 0.5), f"{len(found)} of {len(moves)}"
+        assert rate >= _ENOUGH, f"{len(found)} of {len(moves)}"
 
 
 @pytest.mark.parametrize(

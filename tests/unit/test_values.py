@@ -367,3 +367,94 @@ def test_graph_that_cannot_run_is_reported_in_one_line() -> None:
     with pytest.raises(StrategyIncompatibleError, match="onnxruntime cannot run the graph: ") as caught:
         run_onnx(graph("a", "b"), feeds, 40)
     assert "\n" not in str(caught.value)
+
+
+# --- branches and loops ----------------------------------------------------------------------------------------
+
+
+class Choosing(nn.Module):
+    """A decision; what the branch that is not taken does besides is the test's to choose."""
+
+    def __init__(self, besides: Any = None) -> None:
+        super().__init__()
+        self.yes = nn.Linear(3, 3)
+        self.no = nn.Linear(3, 3)
+        self.after = nn.Linear(3, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.seen = 0
+        self.besides = besides
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def untaken(y: torch.Tensor) -> torch.Tensor:
+            if self.besides is not None:
+                self.besides(self, y)
+            return self.yes(y)
+
+        return self.after(torch.cond(x.sum() > 0, untaken, lambda y: self.no(y) * 2, (x,)))
+
+
+def test_branch_that_is_not_taken_is_seen_in_its_place() -> None:
+    seen = run(Choosing(), -torch.ones(2, 3))
+    assert [str(call) for call in seen.calls] == ["", "yes", "no", "after"]
+    (decision,) = [operation for operation in seen.operations if operation.bodies]
+    assert [{str(o.call) for o in body.operations} for body in decision.bodies] == [{"yes"}, {"no", ""}]
+    assert all(body.given == decision.bodies[0].given for body in decision.bodies)
+    assert all(seen.weights[name] in decision.inputs for name in ("yes.weight", "no.weight"))
+
+
+def _fail(model: Choosing, y: torch.Tensor) -> None:
+    raise RuntimeError("makes no sense here")
+
+
+def _set(model: Choosing, y: torch.Tensor) -> None:
+    model.seen += 1
+
+
+def _count(model: Choosing, y: torch.Tensor) -> None:
+    model.count += 1
+
+
+def _change(model: Choosing, y: torch.Tensor) -> None:
+    y.add_(1)
+
+
+@pytest.mark.parametrize("besides", [_fail, _set, _count, _change])
+def test_branch_that_fails_or_changes_something_when_tried_out_counts_as_not_seen(besides: Any) -> None:
+    model = Choosing(besides)
+    state = torch.random.get_rng_state()
+    seen = run(model, -torch.ones(2, 3))
+    assert [str(call) for call in seen.calls] == ["", "no", "after"]
+    (decision,) = [operation for operation in seen.operations if operation.bodies]
+    assert [{str(o.call) for o in body.operations} for body in decision.bodies] == [{"no", ""}]
+    assert (model.seen, model.count.item()) == (0, 0)
+    assert torch.equal(state, torch.random.get_rng_state())
+    # What comes behind was computed as if nothing had been tried out.
+    expected = taken(model.after(model.no(-torch.ones(2, 3)) * 2).detach())
+    known = seen.fingerprints[seen.calls[ROOT_CALL].outputs[0].value]
+    assert known is not None
+    assert known.same_layout(expected)
+
+
+def test_of_a_loop_the_last_round_is_kept_and_its_calls_count_once() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            def step(number: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                return number + 1, self.cell(y)
+
+            loop = torch._higher_order_ops.while_loop
+            return self.cell(loop(lambda number, y: number < 3, step, (torch.tensor(0), x))[1])
+
+    seen = run(Loop(), torch.randn(2, 3))
+    assert [str(call) for call in seen.calls] == ["", "cell", "cell@1"]
+    (loop,) = [operation for operation in seen.operations if operation.bodies]
+    _, body = loop.bodies
+    assert len(body.operations) < 5
+    assert body.results[1] not in body.given
+    known = [seen.fingerprints[number] for number in (body.results[1], loop.outputs[1])]
+    assert known[0] is not None
+    assert known[1] is not None
+    assert known[0].same_layout(known[1])

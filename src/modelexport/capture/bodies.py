@@ -92,7 +92,9 @@ def _matched(
     """A body matched to what its functions did."""
     run, operations = around.eager.run, [inner for function in functions for inner in function.operations]
     given = {value for function in functions for value in function.given}
-    values = given.union(operation.inputs, *(inner.outputs for inner in operations), *(i.inputs for i in operations))
+    values = given.union(operation.inputs)
+    for inner in itertools.chain.from_iterable(function.all_operations() for function in functions):
+        values.update(inner.inputs, inner.outputs, *((body.given + body.results) for body in inner.bodies))
     seen = dataclasses.replace(
         run,
         fingerprints=[known if number in values else None for number, known in enumerate(run.fingerprints)],

@@ -198,6 +198,7 @@ class _Functions:
         self._arguments: tuple[Any, ...] | None = None
         # How often each module had been called before a function ran for the first time.
         self._before: dict[int, Counter[str]] = {}
+        self._after: dict[int, Counter[str]] = {}
         self._ran: dict[int, Body] = {}
 
     def watched(self, place: int, value: Any) -> Any:
@@ -221,6 +222,9 @@ class _Functions:
         """What the functions did; those that were not called are tried out."""
         if self._arguments is not None:
             self._try_out(range(len(self._functions)))
+        for place in self._ran:
+            # The one that ran last need not be the one that called most.
+            self._watch.counts |= self._after[place]
         return tuple(body for _, body in sorted(self._ran.items()))
 
     def _try_out(self, places: Iterable[int]) -> None:
@@ -246,7 +250,7 @@ class _Functions:
             with watch:
                 result = function(*args)
             results = watch.numbers(_tensors(result))
-            self._ran[place] = Body(given, tuple(watch.operations), results)
+            self._ran[place], self._after[place] = Body(given, tuple(watch.operations), results), watch.counts.copy()
         finally:
             watch.operations = around
         return result

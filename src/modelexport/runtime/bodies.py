@@ -23,7 +23,6 @@ Run = Callable[[onnx.ModelProto, Mapping[str, Array], Sequence[str]], list[Any]]
 # Called with the way to a body (``If_3/then_branch/``), a tensor that it is handed or makes, and its content.
 InnerReceiver = Callable[[str, str, Array], None]
 
-_SHOWN = "modelexport.round/"
 # What only an operator has whose body does not say whether to go on.
 _WITHOUT_CONDITION = "num_scan_inputs"
 _PER_OUTPUT = ("scan_output_axes", "scan_output_directions")
@@ -71,10 +70,10 @@ def _entered(scope: _Scope, run: Run) -> Iterator[tuple[str, onnx.GraphProto, di
     """The bodies in a scope, each with the beginning of its nodes' identities and what it is handed in its last
     round."""
     graph = scope.model.graph
-    holders = [(identity, node) for identity, node in _identified(graph, scope.prefix) if _bodies(node)]
-    if not holders:
+    bodies = [body for node in graph.node for _, body in _bodies(node)]
+    if not bodies:
         return
-    read = {name for _, node in holders for _, body in _bodies(node) for name in _free(body)}
+    read = {name for body in bodies for name in _free(body)}
     wanted = [name for node in graph.node for name in node.output if name in read]
     scope.known.update(scope.feeds)
     rounds: dict[str, Array] = {}
@@ -91,9 +90,9 @@ def _entered(scope: _Scope, run: Run) -> Iterator[tuple[str, onnx.GraphProto, di
         scope.known.update({name: arrays[name] for name in wanted if name in arrays})
         rounds = {name: arrays[name][-1] for name in more if name in arrays and len(arrays[name])}
         break
-    for identity, node in holders:
+    for position, (identity, node) in enumerate(_identified(graph, scope.prefix)):
         for name, body in _bodies(node):
-            formal = {value.name: rounds.get(_SHOWN + value.name) for value in body.input}
+            formal = {value.name: rounds.get(_shown(position, value.name)) for value in body.input}
             given = {key: np.asarray(value) for key, value in formal.items() if value is not None}
             if len(given) == len(formal):
                 yield f"{identity}/{name}/", body, given
@@ -104,16 +103,19 @@ def _with_rounds_shown(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[st
     if not any(body.input for node in model.graph.node for _, body in _bodies(node)):
         return model, []
     shown, names = copy.deepcopy(model), list[str]()
-    for node in shown.graph.node:
+    for position, node in enumerate(shown.graph.node):
         bodies = _bodies(node)
         if len(bodies) != 1 or not bodies[0][1].input:
             continue
         _, body = bodies[0]
         goes_on = not any(attribute.name == _WITHOUT_CONDITION for attribute in node.attribute)
-        # Results that nobody reads may be left out at the end; nothing can come behind them then.
-        node.output.extend([""] * (len(body.output) - goes_on - len(node.output)))
+        # Results that nobody reads may be left out; nothing can come behind them then.
+        left_out = [""] * (len(body.output) - goes_on - len(node.output))
+        results = [name or _shown(position, f"#{n}") for n, name in enumerate((*node.output, *left_out))]
+        del node.output[:]
+        node.output.extend(results)
         for value in body.input:
-            name = _SHOWN + value.name
+            name = _shown(position, value.name)
             body.node.append(helper.make_node("Identity", [value.name], [name]))
             body.output.append(helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None))
             node.output.append(name)
@@ -122,6 +124,11 @@ def _with_rounds_shown(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[st
                 if attribute.name in _PER_OUTPUT:
                     attribute.ints.append(0)
     return shown, names
+
+
+def _shown(position: int, name: str) -> str:
+    """What a node that holds a loop gives one more result, for what its rounds are handed."""
+    return f"modelexport.rounds/{position}/{name}"
 
 
 def _as_model(around: _Scope, body: onnx.GraphProto, formal: Mapping[str, Array]) -> _Scope | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,7 +81,8 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
         receive(name, value)
     run_onnx(subject.path, feeds, receive, receive_inner=receive_inner)
     tensors.update(_in_bodies(from_file.flow, inner))
-    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors)
+    claims = Claims(from_file.document, from_file.flow, from_file.calls)
+    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors, claims)
     _check_same_model(subject, model, values)
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
     judge = FlowJudge(from_file.flow, calls, from_file.document.modules, values)
@@ -130,12 +131,13 @@ class ValueWitness:
         results: _Results,
         run: EagerRun,
         tensors: Mapping[int, Fingerprint],
+        claims: Claims,
     ) -> None:
         self.flow = flow
         self._calls = calls
         self._tensors = tensors
-        self._numbers = _numbers(run, calls)
         self.telling = {tensor for tensor, found in tensors.items() if found.telling}
+        self._numbers = _numbers(run, calls, self._work(results, claims))
         self._computed = self._by_call(results.computed)
         self._passed = self._by_call(results.passed)
         self.known = {tensor for tensor, by in self._computed.items() if by}
@@ -150,6 +152,19 @@ class ValueWitness:
             if number not in (_UNKNOWN, ROOT):
                 self.inputs[number] = self._side(number, call.arguments, calls.inputs[number], by_value)
                 self.outputs[number] = self._side(number, call.results, calls.outputs[number], by_value)
+
+    def _work(self, results: _Results, claims: Claims) -> Callable[[str, int], int]:
+        """How many nodes that a call is said to own have results of that call of the run."""
+        by_call: dict[str, list[tuple[Fingerprint, int]]] = {}
+        for found, call in results.computed:
+            by_call.setdefault(call, []).append((found, 0))
+
+        def count(call: str, number: int) -> int:
+            index = FingerprintIndex(by_call.get(call, []))
+            made = (tensor for node in claims.owned(number) for tensor in self.flow.makes[node])
+            return sum(bool(index.find(self._tensors[tensor])) for tensor in made if tensor in self.telling)
+
+        return count
 
     def _by_call(self, made: list[tuple[Fingerprint, str]]) -> dict[int, frozenset[int]]:
         """For each tensor that says something the calls with results of the same values."""
@@ -236,20 +251,28 @@ class ValueWitness:
         return [call for tensor in self.flow.makes[node] for call in sorted(self._makers(node, tensor))]
 
 
-def _numbers(run: EagerRun, calls: CallIndex) -> dict[str, tuple[int, ...]]:
+def _numbers(run: EagerRun, calls: CallIndex, work: Callable[[str, int], int]) -> dict[str, tuple[int, ...]]:
     """For each call of the run those of the document that it may be.
 
-    Exporters count calls in bodies apart from the others, each in its own way: there the module alone is certain.
+    Exporters count calls in bodies apart from the others, each in its own way: there the module is certain, and of its
+    calls the one that most of the work is put down to.
     """
     by_path: dict[str, list[int]] = {}
     for number, record in enumerate(calls.records):
         by_path.setdefault(record.path, []).append(number)
-    in_bodies = {call.path for call in run.calls.values() if call.in_body}
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
+    for path in {call.path for call in run.calls.values() if call.in_body}:
+        seen, numbers = [call.id for call in run.calls.values() if call.path == path], by_path.get(path, [])
+        found.update(dict.fromkeys(seen, tuple(numbers)))
+        if len(seen) == len(numbers) > 1:
+            scores = {(s, n): work(seen[s], numbers[n]) for s in range(len(seen)) for n in range(len(seen))}
+            left = sorted((pair for pair in scores if scores[pair]), key=lambda p: (-scores[p], abs(p[0] - p[1]), p))
+            while left:
+                one, other = left[0]
+                found[seen[one]] = (numbers[other],)
+                left = [pair for pair in left if pair[0] != one and pair[1] != other]
     for call in run.calls.values():
-        if call.path in in_bodies:
-            found[call.id] = tuple(by_path.get(call.path, ()))
-        else:
+        if call.id not in found:
             found[call.id] = (calls.numbers[call.id],) if call.id in calls.numbers else ()
     return {call: numbers or (_UNKNOWN,) for call, numbers in found.items()}
 

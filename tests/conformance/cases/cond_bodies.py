@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tests.conformance.case import Case
-from tests.conformance.parts import SIZE, Block, batch
+from tests.conformance.parts import SIZE, Block, Scale, batch
 
 
 class Net(nn.Module):
@@ -40,6 +40,23 @@ class Inside(nn.Module):
         return self.chooser(x) * 0.5
 
 
+class Nested(nn.Module):
+    """A decision in a branch of another; one of the modules runs after it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = Block()
+        self.two = Block()
+        self.three = nn.Linear(SIZE, SIZE)
+        self.after = Scale(2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            return torch.cond(y.max() > 2, lambda z: self.one(z) * 2, lambda z: self.two(z + 1) * 3, (y,)) + 1
+
+        return self.after(torch.cond(x.sum() > 0, inner, lambda y: self.three(y) - 1, (x,)))
+
+
 _NO_COND = {"torchscript*": "TorchScript traces the branch that is taken, and refuses torch.cond itself"}
 
 CASES = {
@@ -60,5 +77,11 @@ CASES = {
         },
         refused=_NO_COND,
         loops=True,
+    ),
+    "nested": Case(
+        title="`cond` in a branch of `cond`",
+        build=lambda: (Nested(), -batch().abs(), [batch().abs() + 2, batch().abs() * 0.1]),
+        calls={"": ("one", "two", "three", "after"), "one": ("one.lin",), "two": ("two.lin",)},
+        refused=_NO_COND,
     ),
 }
