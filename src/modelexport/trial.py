@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from modelexport.errors import ModelExportError
 from modelexport.preserve import preserved_state
 
 
-class EffectError(Exception):
+class EffectError(ModelExportError):
     """What was tried out would have changed something that was there before."""
 
 
