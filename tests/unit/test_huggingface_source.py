@@ -124,7 +124,9 @@ def test_random_weights_read_none_and_are_the_same_each_time(bert: Path, tmp_pat
     first = load(empty, random_weights=True).model.state_dict()
     torch.manual_seed(2)
     before = torch.random.get_rng_state()
-    second = load(pickled, random_weights=True).model.state_dict()
+    made = load(pickled, random_weights=True).model
+    second = made.state_dict()
+    assert not made.training
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["pooler.dense.weight"], load(bert).model.state_dict()["pooler.dense.weight"])
@@ -205,9 +207,15 @@ def test_nothing_of_the_libraries_is_left_changed_or_printed(bert: Path, capfd: 
         bars = huggingface_hub.utils.are_progress_bars_disabled()
         return logging.get_verbosity(), logging.is_progress_bar_enabled(), bars, torch.get_default_dtype()
 
+    verbosity = logging.get_verbosity()
+    # Said here, because a load before this one could have changed them for good.
+    logging.set_verbosity(logging.INFO)
+    logging.enable_progress_bar()
     before = state()
     load(bert, task="text-classification", dtype="float16").processor()
     assert state() == before
+    assert before == (logging.INFO, True, False, torch.float32)
+    logging.set_verbosity(verbosity)
     assert capfd.readouterr() == ("", "")
 
 
