@@ -48,6 +48,8 @@ def make_example_inputs(model: torch.nn.Module, processor: object | None = None)
     Raises:
         InputError: Nothing that was tried is accepted; it says what forward answered.
     """
+    if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
+        raise InputError(f"{type(model).__name__} has no forward, so it cannot be called: choose one of its modules")
     facts = ModelFacts.read(model)
     with TURN:
         found, failures = _search(model, facts, _first(model, facts, processor), _MOST_ATTEMPTS)
@@ -74,18 +76,13 @@ def _search(
 ) -> tuple[Inputs | None, _Failures]:
     """The first inputs that are accepted, the cheapest to come by first; and what failed before."""
     avoided = frozenset(facts.special_tokens().values())
-    order = itertools.count()
-    queue = [(3 * rank, next(order), proposal) for rank, proposal in enumerate(first)]
-    heapq.heapify(queue)
-    seen: set[str] = set()
+    waiting = _Waiting()
+    for rank, proposal in enumerate(first):
+        waiting.add(proposal, 4 * rank, 0)
     failures: _Failures = []
     end = time.monotonic() + _MOST_SECONDS
-    while queue and len(failures) < most and time.monotonic() < end:
-        cost, _, proposal = heapq.heappop(queue)
-        key = repr(sorted((name, _key(value)) for name, value in proposal.items()))
-        if key in seen or not all(spec.is_bounded for spec in proposal.values() if isinstance(spec, TensorSpec)):
-            continue
-        seen.add(key)
+    while len(failures) < most and time.monotonic() < end and (taken := waiting.take()) is not None:
+        cost, proposal = taken
         arguments = make_tensors(proposal, facts.dtype, avoided)
         args = tuple(arguments[name] for name in facts.positional if name in arguments)
         kwargs = {name: value for name, value in arguments.items() if name not in facts.positional}
@@ -94,8 +91,39 @@ def _search(
             return (kwargs if not args else (*args, kwargs) if kwargs else args), failures
         failures.append((proposal, failure))
         for number, (step, changed) in enumerate(repairs(facts, proposal, failure)):
-            heapq.heappush(queue, (cost + 1 + step + number // 8, next(order), changed))
+            waiting.add(changed, cost + 2 * step + number // 8, failure.progress)
     return None, failures
+
+
+class _Waiting:
+    """Proposals to try: by turns the nearest to the beginning, and one that mends the call that came farthest."""
+
+    def __init__(self) -> None:
+        self._near: list[tuple[int, int, Proposal]] = []
+        self._far: list[tuple[int, int, int, Proposal]] = []
+        self._order = itertools.count()
+        self._seen: set[str] = set()
+        self._turn = itertools.cycle([True, True, False])
+
+    def add(self, proposal: Proposal, cost: int, progress: int) -> None:
+        place = next(self._order)
+        heapq.heappush(self._near, (cost, place, proposal))
+        heapq.heappush(self._far, (-progress, cost, place, proposal))
+
+    def take(self) -> tuple[int, Proposal] | None:
+        """What to try next, each once, with its distance from the beginning."""
+        far = next(self._turn)
+        while self._near and self._far:
+            if far:
+                _, cost, _, proposal = heapq.heappop(self._far)
+            else:
+                cost, _, proposal = heapq.heappop(self._near)
+            key = repr(sorted((name, _key(value)) for name, value in proposal.items()))
+            bounded = all(spec.is_bounded for spec in proposal.values() if isinstance(spec, TensorSpec))
+            if bounded and key not in self._seen:
+                self._seen.add(key)
+                return cost, proposal
+        return None
 
 
 def _key(value: object) -> str:

@@ -95,6 +95,9 @@ def _kind(name: str, annotation: str) -> Kind:
         return Kind.POSITIONS if "position" in said else Kind.TOKENS
     if "Bool" in annotation:
         return Kind.TRUTH
+    # Annotations of inputs are wrong now and then; what these words stand for is made of numbers.
+    if _SAYING & set(said):
+        return Kind.NUMBERS
     if "Long" in annotation or "Int" in annotation:
         return Kind.ONES
     if last in ("timestep", "timesteps", "shapes", "sizes", "lengths", "length", "thw", "hw", "bbox"):

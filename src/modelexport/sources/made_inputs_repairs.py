@@ -33,6 +33,9 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
         if added:
             yield 0, {**proposal, **added}
             return
+    # What is None and should not be was not given.
+    if "None" in failure.words:
+        yield from ((0, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((1, changed) for changed in _by_module(proposal, failure))
     yield from ((1, changed) for changed in _placeholders(facts, proposal, failure))
     yield from ((1, changed) for changed in _mentioned(facts, proposal, failure))

@@ -31,6 +31,7 @@ class Failure:
         names: Names in its words, then in the lines of code that led to it, the innermost first.
         module: The innermost module that was running.
         given: The tensors that this module was given.
+        progress: How many calls of modules had ended well.
     """
 
     kind: type[Exception]
@@ -38,6 +39,7 @@ class Failure:
     names: tuple[str, ...]
     module: torch.nn.Module | None
     given: tuple[Given, ...]
+    progress: int
 
     def __str__(self) -> str:
         said = self.words if len(self.words) <= _MOST_WORDS else f"{self.words[: _MOST_WORDS - 2]} …"
@@ -65,12 +67,14 @@ class _Running:
 
     def __init__(self) -> None:
         self._stack: list[tuple[torch.nn.Module, tuple[Given, ...]]] = []
+        self._ended = 0
 
     def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         self._stack.append((module, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)))
 
     def leave(self, module: torch.nn.Module, *_: object) -> None:
+        self._ended += 1
         # A module whose error was caught by the model never left.
         while self._stack and self._stack.pop()[0] is not module:
             pass
@@ -79,7 +83,7 @@ class _Running:
         module, given = self._stack[-1] if self._stack else (None, ())
         # Only words are kept of the error: its traceback would hold every tensor of the call.
         names = tuple(dict.fromkeys(_mentioned(error)))
-        return Failure(type(error), " ".join(str(error).split()), names, module, given)
+        return Failure(type(error), " ".join(str(error).split()), names, module, given, self._ended)
 
 
 def _mentioned(error: Exception) -> Iterator[str]:
