@@ -187,6 +187,19 @@ def test_no_name_is_written_down_where_owners_tags_and_strategies_are_decided(fi
     assert findings(file.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("file", sorted(ROOT.glob("sources/*_inputs*.py")), ids=lambda file: file.name)
+def test_inputs_are_made_up_without_the_name_of_an_architecture(file: Path) -> None:
+    """Words for what an argument holds are what libraries agree on; which model it is must not matter."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    prose = {id(node) for node in _prose_and_defaults(tree)}
+    strings = {
+        n.value
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in prose
+    }
+    assert {text for text in strings if not re.search(r"\s", text)} & architectures() == set()
+
+
 def test_what_is_allowed_is_needed() -> None:
     """An entry that no file needs any more would only hide the next mistake."""
     constants = {

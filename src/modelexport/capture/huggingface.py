@@ -70,7 +70,10 @@ def capture_with_transformers(
     refused = unsupported_options(options)
     if refused:
         raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
-    config = OnnxConfig(**{name: options[name] for name in _OPTIONS if options.get(name) is not None})
+    given = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
+    if "dynamic_shapes" in given:
+        given["dynamic_shapes"] = _with_dimensions(given["dynamic_shapes"], {})
+    config = OnnxConfig(**given)
 
     def export() -> torch.onnx.ONNXProgram:
         # The exporter changes caches among the inputs in place, and torch prints its progress unless told not to.
@@ -80,3 +83,17 @@ def capture_with_transformers(
         return program
 
     return capture_watched(model, export, EXPORTER)
+
+
+def _with_dimensions(shapes: Any, made: dict[str, Any]) -> Any:
+    """Dynamic shapes with torch's dimensions in place of names, which only `torch.onnx.export` takes.
+
+    `made` are the dimensions so far: one for each name.
+    """
+    if isinstance(shapes, str):
+        return made.setdefault(shapes, torch.export.Dim(shapes))
+    if isinstance(shapes, Mapping):
+        return {key: _with_dimensions(value, made) for key, value in shapes.items()}
+    if isinstance(shapes, list | tuple):
+        return type(shapes)(_with_dimensions(value, made) for value in shapes)
+    return shapes

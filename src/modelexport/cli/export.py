@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from modelexport.artifact import check_target, sidecar_path
+from modelexport.cli.dynamic import parse_dynamic, show_dynamic
 from modelexport.cli.model_options import ModelArgument, ModelRequest, runs_model
 from modelexport.cli.output import OutputFormat, print_json
 from modelexport.cli.report import markdown_report
@@ -31,6 +32,10 @@ def export(
     ] = None,
     opset: Annotated[int | None, typer.Option(help="The ONNX opset version.")] = None,
     optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.")] = True,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(help="Axes that may have other sizes: auto, or name:axis=dimension; repeat for more."),
+    ] = None,
     torch_nn_exceptions: Annotated[
         str | None, typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.")
     ] = None,
@@ -74,6 +79,8 @@ def export(
 
         modelexport export my_package.models:make_net net.onnx --input-shape x=1x3x32x32
 
+        modelexport export my_package.models:make_net net.onnx --dynamic auto
+
         modelexport export ./my-bert classifier.onnx --task text-classification --input-text "The cat sat"
 
         modelexport export my_package.models:make_gpt2 gpt2.onnx --stages
@@ -81,12 +88,14 @@ def export(
     # Found out before anything is loaded: a wrong path should not cost the time of an export.
     target = check_target(output, force=force or stages, sidecar=not stages)
     if stages:
-        others = {"--fx-graph": fx_graph, "--jit-graph": jit_graph, "--report": report}
+        others = {"--dynamic": dynamic, "--fx-graph": fx_graph, "--jit-graph": jit_graph, "--report": report}
         check_stage_options(strategy, exporter, others)
     taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
     report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
     request.check()
+    axes = parse_dynamic(dynamic) if dynamic else None
     from modelexport.export import export_model
+    from modelexport.sources.dynamic_export import export_dynamic
     from modelexport.stages import export_stages
 
     silence_libraries()
@@ -110,7 +119,12 @@ def export(
         else:
             options |= {"strategy": strategy, "exporter": exporter}
             options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
-            results = {"": export_model(sourced.model, example_inputs, output, **options)}
+            if axes is None:
+                results = {"": export_model(sourced.model, example_inputs, output, **options)}
+            else:
+                exported = export_dynamic(sourced.model, example_inputs, output, axes, **options)
+                show_dynamic(exported)
+                results = {"": exported.result}
     if stages:
         show_stages(results, output_format)
         return

@@ -1,4 +1,4 @@
-"""Which axes of the inputs may have other sizes: named by hand, or found by running the model at other sizes."""
+"""Which axes of the inputs may have other sizes: named by hand, or found by running the model with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from modelexport.structure import named_results
 
 AUTO = "auto"
 BATCH = "batch"
-_GIVEN = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d+)=(?P<dimension>.+)")
 # How much larger or smaller an axis is tried; both of a pair must do.
 _LARGER, _SMALLER = (1, 3), (-1, -2)
 _STEPS = (_LARGER, _SMALLER)
@@ -84,32 +83,24 @@ def _written(path: Iterable[Any]) -> str:
     return ".".join(str(key) for key in keys)
 
 
-def parse_axes(texts: Iterable[str], call: Call) -> dict[Axis, str]:
-    """The axes that are named by hand, as ``name:axis=dimension``.
+def check_axes(named: Iterable[tuple[str, int, str]], call: Call) -> dict[Axis, str]:
+    """The axes that are named by hand: the input, the number of the axis, and the name of the dimension.
 
     Raises:
-        InputError: One cannot be read, or there is no such axis.
+        InputError: There is no such axis, or it is named twice.
     """
     tensors = call.tensors()
     found: dict[Axis, str] = {}
-    for text in texts:
-        match = _GIVEN.fullmatch(text)
-        if match is None:
-            raise InputError(
-                f"--dynamic {text!r} cannot be read: write auto, or name:axis=dimension as input_ids:0=batch"
-            )
-        name, axis, dimension = match["name"], int(match["axis"]), match["dimension"]
+    for name, axis, dimension in named:
+        said = f"the dynamic axis {name}:{axis}={dimension}"
         if name not in tensors:
-            raise InputError(f"--dynamic {text!r}: there is no input {name!r}; the inputs are {', '.join(tensors)}")
+            raise InputError(f"{said}: there is no input {name!r}; the inputs are {', '.join(tensors) or 'none'}")
         rank = tensors[name].dim()
         if not -rank <= axis < rank:
-            axes = f"the axes 0 to {rank - 1}" if rank else "no axes"
-            raise InputError(f"--dynamic {text!r}: {name} has {axes}")
-        if not dimension.isidentifier():
-            raise InputError(f"--dynamic {text!r}: {dimension!r} is no name: write letters, digits and underscores")
+            raise InputError(f"{said}: {name} has {f'the axes 0 to {rank - 1}' if rank else 'no axes'}")
         place = (name, axis % rank)
         if place in found:
-            raise InputError(f"--dynamic {text!r}: axis {axis} of {name} is named twice")
+            raise InputError(f"{said}: axis {axis} of {name} is named twice")
         found[place] = dimension
     return found
 
@@ -273,6 +264,13 @@ def axes_torch_keeps(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str] | 
     }
 
 
+def tied_axes(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
+    """The axes with one name for all of one number and size: what forward lets differ, an exporter may not."""
+    sizes = _sizes(call)
+    names: dict[tuple[int, int], str] = {}
+    return {axis: names.setdefault((axis[1], sizes[axis]), name) for axis, name in axes.items()}
+
+
 def describe_axes(axes: Mapping[Axis, str], call: Call) -> str:
     """The axes in a few words."""
     tensors = call.tensors()
@@ -282,10 +280,3 @@ def describe_axes(axes: Mapping[Axis, str], call: Call) -> str:
 def _described(tensor: torch.Tensor, name: str, axes: Mapping[Axis, str]) -> str:
     sizes = (str(axes.get((name, axis), size)) for axis, size in enumerate(tensor.shape))
     return f"{name} {'x'.join(sizes)}"
-
-
-def dropped_axes(before: Mapping[Axis, str], after: Mapping[Axis, str]) -> Iterator[str]:
-    """What is to be said of the axes that were given up."""
-    for name, axis in before:
-        if (name, axis) not in after:
-            yield f"axis {axis} of {name} keeps its size"

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from modelexport.errors import ExportError, InputError
+from modelexport.capture.diagnosis import check_signature
+from modelexport.errors import ExportError
 from modelexport.export import export_model
 from modelexport.inputs import normalize_inputs
 from modelexport.result import ExportResult
 from modelexport.sources.dynamic_axes import (
-    AUTO,
     BATCH,
     Axis,
     Call,
     axes_torch_keeps,
+    check_axes,
     describe_axes,
-    dropped_axes,
     dynamic_axes,
     dynamic_shapes,
     find_axes,
-    parse_axes,
+    tied_axes,
     widened,
 )
 
+_NAMES_BY_TORCH = "transformers"
 _TRACED_BY_TORCHSCRIPT = ("htp", "torchscript")
 
 
@@ -40,18 +41,12 @@ class DynamicExport:
     notes: tuple[str, ...]
 
 
-def check_dynamic(dynamic: Sequence[str]) -> None:
-    """Finds out before a model is loaded what cannot be.
-
-    Raises:
-        InputError: Axes are named beside ``auto``.
-    """
-    if AUTO in dynamic and len(dynamic) > 1:
-        raise InputError("--dynamic auto finds the axes: name none beside it")
-
-
 def export_dynamic(
-    model: torch.nn.Module, example_inputs: object, output: Path, dynamic: Sequence[str], **options: Any
+    model: torch.nn.Module,
+    example_inputs: object,
+    output: Path,
+    dynamic: str | Sequence[tuple[str, int, str]],
+    **options: Any,
 ) -> DynamicExport:
     """Export a model with axes that may have other sizes.
 
@@ -59,44 +54,56 @@ def export_dynamic(
         model: The model.
         example_inputs: What it is run on.
         output: The file to write.
-        dynamic: ``["auto"]``, or axes as ``name:axis=dimension``.
+        dynamic: ``"auto"``, or the axes: the name of the input, the number of the axis, the name of the dimension.
         **options: Those of `export_model`.
 
     Raises:
         InputError: An axis cannot be what it is said to be.
         ExportError: No strategy could export the model; with axes that were named by hand, not with these.
     """
-    check_dynamic(dynamic)
-    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None))
-    call = Call(model, args, kwargs)
-    by_hand = AUTO not in dynamic
-    axes = parse_axes(dynamic, call) if by_hand else find_axes(call)
-    notes: list[str] = []
+    call = Call(model, *normalize_inputs(example_inputs, options.pop("kwargs", None)))
+    check_signature(model, call.args, call.kwargs)
+    by_hand = not isinstance(dynamic, str)
+    axes = find_axes(call) if isinstance(dynamic, str) else check_axes(dynamic, call)
+    refused: list[Axis] = []
     while True:
         exported = widened(call, axes)
+        inputs = (*exported.args, exported.kwargs)
         try:
-            result = export_model(model, (*exported.args, exported.kwargs), output, **_options(exported, axes, options))
+            result = export_model(model, inputs, output, **_options(exported, axes, options))
         except ExportError:
             if by_hand or not axes:
                 raise
             fewer = _fewer(exported, axes)
-            notes += [f"torch cannot export it otherwise: {text}" for text in dropped_axes(axes, fewer)]
+            refused += [axis for axis in axes if axis not in fewer]
             axes = fewer
             continue
-        notes.append(f"dynamic axes: {describe_axes(axes, call)}" if axes else "no axis can be dynamic")
-        return DynamicExport(result, axes, tuple(notes))
+        return DynamicExport(result, axes, tuple(_notes(call, axes, refused, result.document.exporter)))
+
+
+def _notes(call: Call, axes: Mapping[Axis, str], refused: Sequence[Axis], exporter: str) -> Iterator[str]:
+    if refused:
+        places = ", ".join(f"{name}:{axis}" for name, axis in refused)
+        yield f"forward takes other sizes on these axes, and torch cannot export them: {places}"
+    # Transformers' own exporter has torch name the dimensions, and its graph is left as it is.
+    renamed = " (in the file under torch's own names)" if exporter == _NAMES_BY_TORCH else ""
+    yield f"dynamic axes: {describe_axes(axes, call)}{renamed}" if axes else "no axis is dynamic"
 
 
 def _options(call: Call, axes: Mapping[Axis, str], options: Mapping[str, Any]) -> dict[str, Any]:
     if not axes:
         return dict(options)
     if options.get("strategy") in _TRACED_BY_TORCHSCRIPT or options.get("exporter") in _TRACED_BY_TORCHSCRIPT:
-        return {**options, "dynamic_axes": dynamic_axes(axes)}
+        # It knows inputs by the names that it is given for them.
+        return {"input_names": list(call.tensors()), **options, "dynamic_axes": dynamic_axes(axes)}
     return {**options, "dynamic_shapes": dynamic_shapes(call, axes)}
 
 
 def _fewer(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
-    """The axes that are left when torch fixed what it must; or only the batch; or none."""
+    """What to try when torch refuses: the same axes with more of them equal; then only some of them; then none."""
+    tied = tied_axes(call, axes)
+    if len(set(tied.values())) < len(set(axes.values())):
+        return tied
     kept = axes_torch_keeps(call, axes)
     if kept is not None and len(kept) < len(axes):
         return kept

@@ -1,0 +1,251 @@
+"""Axes that may have other sizes: found by running the model, or named; and what comes out runs at other sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tests.support.command import Outcome
+from torch import nn
+
+from modelexport.errors import InputError
+from modelexport.sources.dynamic_axes import Call, check_axes, dynamic_shapes, find_axes
+from modelexport.sources.dynamic_export import export_dynamic
+from modelexport.structure import named_results
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 40, shape, generator=torch.Generator().manual_seed(0))
+
+
+def bert() -> tuple[nn.Module, dict[str, Any]]:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.BertModel(transformers.BertConfig(**TINY, max_position_embeddings=32))
+    # One text and a mask that masks nothing: neither tells by itself what may change.
+    return model, {"input_ids": tokens(1, 7), "attention_mask": torch.ones(1, 7, dtype=torch.int64)}
+
+
+def gpt2() -> tuple[nn.Module, dict[str, Any]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2
+    )
+    return transformers.GPT2LMHeadModel(config), {"input_ids": tokens(2, 7)}
+
+
+def vit() -> tuple[nn.Module, dict[str, Any]]:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.ViTModel(transformers.ViTConfig(**TINY, image_size=16, patch_size=8))
+    return model, {"pixel_values": torch.randn(2, 3, 16, 16)}
+
+
+def cnn() -> tuple[nn.Module, dict[str, Any]]:
+    return Pictures(), {"x": torch.randn(2, 3, 12, 12)}
+
+
+MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Any]]], dict[str, dict[int, str]]]] = {
+    "bert": (bert, {name: {0: "batch", 1: "input_ids_1"} for name in ("input_ids", "attention_mask")}),
+    "gpt2": (gpt2, {"input_ids": {0: "batch", 1: "input_ids_1"}}),
+    "vit": (vit, {"pixel_values": {0: "batch"}}),
+    "cnn": (cnn, {"x": {0: "batch", 2: "x_2", 3: "x_3"}}),
+}
+
+
+def dimensions(path: Path) -> dict[str, dict[int, str]]:
+    graph = onnx.load_model(path).graph
+    return {
+        value.name: {axis: d.dim_param for axis, d in enumerate(value.type.tensor_type.shape.dim) if d.dim_param}
+        for value in graph.input
+    }
+
+
+def same_but_for_names(found: dict[str, dict[int, str]], wanted: dict[str, dict[int, str]]) -> bool:
+    """Whether the same axes are dynamic, and the same of them equal: one exporter names them by itself."""
+    places = [(name, axis) for name, axes in wanted.items() for axis in axes]
+    if places != [(name, axis) for name, axes in found.items() for axis in axes]:
+        return False
+    pairs = {(wanted[name][axis], found[name][axis]) for name, axis in places}
+    return len(pairs) == len({name for name, _ in pairs}) == len({name for _, name in pairs})
+
+
+def same_at_other_sizes(model: nn.Module, call: Call, path: Path, axes: dict[str, dict[int, str]]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = sorted({name for axes_of_one in axes.values() for name in axes_of_one.values()})
+    for more in (1, 4):
+        # Each dimension another size, so that one taken for another is seen.
+        grown = {name: more + number for number, name in enumerate(names)}
+        places = {(tensor, axis): grown[name] for tensor, found in axes.items() for axis, name in found.items()}
+        sizes = {place: call.tensors()[place[0]].shape[place[1]] + by for place, by in places.items()}
+        other = call.resized(sizes)
+        with torch.no_grad():
+            wanted = [tensor for _, tensor in named_results(model(*other.args, **other.kwargs))]
+        got = session.run(None, {i.name: other.tensors()[i.name].numpy() for i in session.get_inputs()})
+        for tensor, array in zip(wanted, got, strict=True):
+            np.testing.assert_allclose(array, tensor.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_axes_are_found_exported_and_run_at_other_sizes(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, axes = MODELS[name]
+    model, inputs = make()
+    exported = export_dynamic(model.eval(), inputs, tmp_path / "model.onnx", "auto")
+    assert same_but_for_names(dimensions(tmp_path / "model.onnx"), axes)
+    assert exported.notes[-1].startswith("dynamic axes: ")
+    assert (exported.result.strategy, exported.result.coverage) == ("fx", 1)
+    same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+
+
+def test_axes_named_by_hand_are_the_only_ones(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = cnn()
+    export_dynamic(model.eval(), inputs, tmp_path / "model.onnx", [("x", 0, "images"), ("x", -1, "width")])
+    axes = {"x": {0: "images", 3: "width"}}
+    assert dimensions(tmp_path / "model.onnx") == axes
+    same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+
+
+def test_torchscript_gets_the_axes_in_its_own_form(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = cnn()
+    export_dynamic(model.eval(), inputs, tmp_path / "model.onnx", "auto", strategy="htp")
+    axes = {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
+    assert dimensions(tmp_path / "model.onnx") == axes
+    same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+
+
+def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, use_cache=False
+    )
+    inputs = {"input_ids": tokens(2, 6), "decoder_input_ids": tokens(2, 6)}
+    call = Call(transformers.T5Model(config).eval(), (), inputs)
+    assert find_axes(call) == {
+        ("input_ids", 0): "batch",
+        ("input_ids", 1): "input_ids_1",
+        ("decoder_input_ids", 0): "batch",
+        ("decoder_input_ids", 1): "decoder_input_ids_1",
+    }
+
+
+class FixedWhenTraced(nn.Module):
+    """Runs at any size; torch makes the second axis a constant when it traces it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor(range(int(x.shape[1])), dtype=x.dtype)
+
+
+def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
+    model = FixedWhenTraced()
+    exported = export_dynamic(model, {"x": torch.randn(3, 4)}, tmp_path / "model.onnx", "auto", strategy="fx")
+    assert dimensions(tmp_path / "model.onnx") == {"x": {0: "batch"}}
+    assert exported.notes == (
+        "forward takes other sizes on these axes, and torch cannot export them: x:1",
+        "dynamic axes: x batchx4",
+    )
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def test_axes_that_must_be_equal_change_together_and_others_by_themselves() -> None:
+    class Joined(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return a + b, c * 2
+
+    call = Call(Joined(), (torch.randn(3, 5), torch.randn(3, 5)), {"c": torch.randn(3, 5)})
+    assert find_axes(call) == {
+        ("a", 0): "batch",
+        ("a", 1): "a_1",
+        ("b", 0): "batch",
+        ("b", 1): "a_1",
+        ("c", 0): "c_0",
+        ("c", 1): "c_1",
+    }
+
+
+def test_tensors_inside_of_arguments_have_axes_too() -> None:
+    class Nested(nn.Module):
+        def forward(self, pair: dict[str, torch.Tensor]) -> torch.Tensor:
+            return pair["a"] @ pair["b"]
+
+    call = Call(Nested(), ({"a": torch.randn(2, 3), "b": torch.randn(3, 4)},), {})
+    found = find_axes(call)
+    assert {axis: found[axis] for axis in (("pair.a", 1), ("pair.b", 0))} == dict.fromkeys(
+        (("pair.a", 1), ("pair.b", 0)), "pair_a_1"
+    )
+    assert dynamic_shapes(call, {("pair.a", 0): "rows"}) == {"pair": {"a": {0: "rows"}, "b": None}}
+
+
+def test_model_is_left_as_it_was_and_one_that_fails_has_no_axes() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert find_axes(Call(model, (torch.randn(3, 4),), {})) == {("input", 0): "batch"}
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert find_axes(Call(model, (torch.randn(3, 5),), {})) == {}
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ([("y", 0, "batch")], "y:0=batch: there is no input 'y'; the inputs are x"),
+        ([("x", 4, "batch")], "x:4=batch: x has the axes 0 to 3"),
+        ([("x", 0, "a"), ("x", -4, "b")], "axis -4 of x is named twice"),
+    ],
+)
+def test_axis_that_is_not_there_is_refused(axes: list[tuple[str, int, str]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        check_axes(axes, Call(Pictures(), (torch.randn(2, 3, 12, 12),), {}))
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_command_finds_axes_and_says_them(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx", "--dynamic", "auto")
+    assert outcome.code == 0, outcome.stderr
+    assert "dynamic axes: x batchx3xx_2xx_3" in outcome.stderr.splitlines()
+    assert dimensions(tmp_path / "net.onnx") == {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("auto", "x:0=batch"), "--dynamic auto finds the axes: name none beside it"),
+        (("x=batch",), "--dynamic 'x=batch' cannot be read: write auto, or name:axis=dimension"),
+        (("x:0=1st",), "--dynamic 'x:0=1st' cannot be read"),
+        (("x:7=batch",), "x has the axes 0 to 3"),
+        (("y:0=batch",), "there is no input 'y'"),
+    ],
+)
+def test_command_refuses_what_is_no_axis(
+    command: Callable[..., Outcome], tmp_path: Path, given: tuple[str, ...], said: str
+) -> None:
+    options = itertools.chain.from_iterable(("--dynamic", text) for text in given)
+    outcome = command("export", "tests.support.factories:net_with_inputs", tmp_path / "net.onnx", *options)
+    assert outcome.code == 2
+    assert said in outcome.error
+    assert list(tmp_path.iterdir()) == []
