@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
@@ -58,46 +59,62 @@ def capture_watched(
         exporter: The name of the exporter.
     """
     tree = read_module_tree(model)
-    before: list[ir.Model] = []
-
-    def run() -> tuple[torch.onnx.ONNXProgram, torch.export.ExportedProgram]:
-        before.clear()
-        with _seen_before_optimization(lambda graph: before.append(graph.clone())):
-            program = export()
-        if program is None or program.exported_program is None:
-            raise RuntimeError(f"the {exporter} exporter returned no program")
-        return program, program.exported_program
-
     recorder = Recorder(model, tree)
     try:
         with recorder.watching():
-            program, exported_program = run()
+            seen = see_export(export, exporter)
     except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the hooks
         # Whatever torch exports by itself is exported: should the hooks be what it fails on, the exporter's own
         # record has to do. If it fails without them too, that is the error to tell.
         recorder = Recorder(model, tree)
-        program, exported_program = run()
-    evidence = FxEvidence(exported_program, recorder, tree)
-    traced = before[-1] if before else program.model
-    if before and traced.functions:
-        # The optimizer starts by inlining; the same here keeps the two graphs comparable.
-        InlinePass()(traced)
-    sources = FxSources(exported_program)
-    recorded = _recorded_calls(traced, evidence, sources)
+        seen = see_export(export, exporter)
+    evidence = FxEvidence(seen.program, recorder, tree)
+    sources = FxSources(seen.program)
+    recorded = recorded_calls(seen.traced, evidence, sources)
     return Capture(
         exporter=exporter,
-        model=program.model,
-        traced=traced,
+        model=seen.model,
+        traced=seen.traced,
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},
         tree=tree,
-        calls=evidence.calls(onnx_values(exported_program, traced)),
+        calls=evidence.calls(onnx_values(seen.program, seen.traced)),
         traced_as="fx",
-        describe=lambda: _describe(exported_program, evidence),
-        axis_sizes=axis_sizes(traced, sources),
+        describe=lambda: describe_program(seen.program, evidence),
+        axis_sizes=axis_sizes(seen.traced, sources),
     )
 
 
-def _recorded_calls(traced: ir.Model, evidence: FxEvidence, sources: FxSources) -> dict[ir.Node, CallId]:
+@dataclasses.dataclass(frozen=True)
+class SeenExport:
+    """An export: the graph, the graph before optimization, and the program that both were made of."""
+
+    model: ir.Model
+    traced: ir.Model
+    program: torch.export.ExportedProgram
+
+
+class CallEvidence(Protocol):
+    """Something that knows who ran the nodes of a program."""
+
+    def call_of(self, node: torch.fx.Node) -> CallId | None:
+        """The call that ran `node`, or None where nothing recorded it."""
+
+
+def see_export(export: Callable[[], torch.onnx.ONNXProgram | None], exporter: str) -> SeenExport:
+    """Run `export`, and look at the graph before it is optimized."""
+    before: list[ir.Model] = []
+    with _seen_before_optimization(lambda graph: before.append(graph.clone())):
+        made = export()
+    if made is None or made.exported_program is None:
+        raise RuntimeError(f"the {exporter} exporter returned no program")
+    traced = before[-1] if before else made.model
+    if before and traced.functions:
+        # The optimizer starts by inlining; the same here keeps the two graphs comparable.
+        InlinePass()(traced)
+    return SeenExport(made.model, traced, made.exported_program)
+
+
+def recorded_calls(traced: ir.Model, evidence: CallEvidence, sources: FxSources) -> dict[ir.Node, CallId]:
     """The recorded call of each node that leads back to an FX node."""
     recorded: dict[ir.Node, CallId] = {}
     for node in _all_nodes(traced):
@@ -136,7 +153,7 @@ def _seen_before_optimization(observe: Callable[[ir.Model], object]) -> Iterator
         torch.onnx.ONNXProgram.optimize = original  # type: ignore[method-assign]
 
 
-def _describe(program: torch.export.ExportedProgram, evidence: FxEvidence) -> str:
+def describe_program(program: torch.export.ExportedProgram, evidence: CallEvidence) -> str:
     """The FX graph as text, each node behind the call that ran it."""
     lines = []
     for name, module in program.graph_module.named_modules():

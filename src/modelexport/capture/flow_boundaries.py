@@ -39,6 +39,27 @@ def find_boundaries(
         sides: What each call was given and returned.
         infos: Shape and type of the graph's tensors by name, where known.
     """
+    entering, leaving = find_crossings(graph, owners, calls)
+    return CallTree(
+        {
+            call.id: ModuleCall(
+                call.path,
+                call.index,
+                call.parent,
+                inputs=_assign(sides[call.id].inputs, entering.get(call.id, []), infos),
+                outputs=_assign(sides[call.id].outputs, leaving.get(call.id, []), infos),
+            )
+            if call.id in sides
+            else call
+            for call in calls
+        }
+    )
+
+
+def find_crossings(
+    graph: ir.Graph, owners: Mapping[ir.Node, CallId], calls: CallTree
+) -> tuple[dict[CallId, list[str]], dict[CallId, list[str]]]:
+    """For each call the tensors that enter it and those that leave it, in the order of the graph."""
     entering: dict[CallId, dict[str, None]] = {}
     leaving: dict[CallId, dict[str, None]] = {}
     chains = {call.id: set(calls.chain(call.id)) for call in calls}
@@ -66,20 +87,7 @@ def find_boundaries(
             above = chains[owners[producer]] if producer is not None else set()
             for call in chains[owners[node]] - above:
                 entering.setdefault(call, {})[value.name] = None
-    return CallTree(
-        {
-            call.id: ModuleCall(
-                call.path,
-                call.index,
-                call.parent,
-                inputs=_assign(sides[call.id].inputs, list(entering.get(call.id, {})), infos),
-                outputs=_assign(sides[call.id].outputs, list(leaving.get(call.id, {})), infos),
-            )
-            if call.id in sides
-            else call
-            for call in calls
-        }
-    )
+    return {call: list(names) for call, names in entering.items()}, {c: list(names) for c, names in leaving.items()}
 
 
 def _read(node: ir.Node) -> list[ir.Value]:

@@ -43,7 +43,7 @@ class FxEvidence:
         self._by_generated: dict[tuple[str, str], CallId] = {}
         self._began = {call.id: call.began for call in self._pass.calls.values()}
         self._counts = Counter(call.path for call in self._calls)
-        self._enclosing = dict(_enclosing_nodes(program.graph_module))
+        self._enclosing = dict(enclosing_nodes(program.graph_module))
         self._values = _TracedValues(self)
 
     def call_of(self, node: torch.fx.Node) -> CallId | None:
@@ -81,10 +81,10 @@ class FxEvidence:
         return CallTree({call: complete[call] for call in order})
 
     def _generated_node(self, node: torch.fx.Node) -> tuple[str, CodeNode] | None:
-        frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-        if not frames:
+        line = generated_line(node)
+        if line is None:
             return None
-        file, variable = frames[-1]["file"], frames[-1]["variable"]
+        file, variable = line
         code = self._recorder.generated.get(file, {}).get(variable)
         return (file, code) if code is not None else None
 
@@ -170,7 +170,13 @@ class FxEvidence:
         return self._pass.nodes
 
 
-def _enclosing_nodes(module: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Graph, torch.fx.Node]]:
+def generated_line(node: torch.fx.Node) -> tuple[str, str] | None:
+    """The file and the variable that is assigned in the last line of code that the node came by."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    return (frames[-1]["file"], frames[-1]["variable"]) if frames else None
+
+
+def enclosing_nodes(module: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Graph, torch.fx.Node]]:
     """For the graph of each body: the node that runs it."""
     waiting = [module]
     while waiting:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.fx.experimental import proxy_tensor
@@ -31,6 +31,25 @@ def serial_of(node: torch.fx.Node) -> int | None:
     custom = node.meta.get(_CUSTOM)
     serial = custom.get(_SERIAL) if isinstance(custom, dict) else None
     return serial if isinstance(serial, int) else None
+
+
+def mark_serial(node: torch.fx.Node, serial: int) -> None:
+    """Give a node its serial number."""
+    node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _SERIAL: serial}
+
+
+@contextlib.contextmanager
+def marks_removed(nodes: Iterable[torch.fx.Node]) -> Iterator[None]:
+    """What is marked on the nodes within the context is gone at its end."""
+    kept = [(node, node.meta.get(_CUSTOM)) for node in nodes]
+    try:
+        yield
+    finally:
+        for node, custom in kept:
+            if custom is None:
+                node.meta.pop(_CUSTOM, None)
+            else:
+                node.meta[_CUSTOM] = custom
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +213,7 @@ class Recorder:
                 break
             fresh.append(node)
         for node in reversed(fresh):
-            node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _SERIAL: len(current.nodes)}
+            mark_serial(node, len(current.nodes))
             current.nodes.append(node)
             current.owners.append(owner)
 

@@ -6,15 +6,19 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture import dynamo, huggingface
+from modelexport.capture import dynamo, exported_program, huggingface
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
+from modelexport.capture.recorded_model import ExportedProgramModule
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
 @final
 class FxStrategy(Strategy):
-    """Exports with `torch.onnx.export(dynamo=True)`, or with transformers' own exporter for models of its classes."""
+    """Exports with `torch.onnx.export(dynamo=True)`, or with transformers' own exporter for models of its classes.
+
+    A saved exported program was traced before; there the evidence is the record that it keeps.
+    """
 
     name: ClassVar[str] = "fx"
 
@@ -26,6 +30,8 @@ class FxStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
+        if isinstance(request.model, ExportedProgramModule):
+            return self._capture_program(request.model, request)
         capture = (
             huggingface.capture_with_transformers
             if request.exporter == huggingface.EXPORTER
@@ -36,3 +42,9 @@ class FxStrategy(Strategy):
             return capture(model, args, kwargs, request.options)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
+
+    def _capture_program(self, model: ExportedProgramModule, request: CaptureRequest) -> Capture:
+        try:
+            return exported_program.capture_program(model, request.options)
+        except Exception as error:
+            raise explain_failure(self.name, request.exporter, model, request.args, request.kwargs, error) from error

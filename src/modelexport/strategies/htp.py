@@ -9,6 +9,7 @@ import torch
 from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
+from modelexport.capture.recorded_model import refuse_program
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -24,6 +25,7 @@ class HtpStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
+        refuse_program(self.name, request.model)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
             return torchscript.capture_with_torchscript(model, args, kwargs, request.options, training=request.training)

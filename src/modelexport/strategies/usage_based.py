@@ -12,6 +12,7 @@ from modelexport.capture import dynamo, torchscript
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
 from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.recorded_model import refuse_program
 from modelexport.capture.usage import STRATEGY, attribute_by_usage, require_onnxruntime
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.strategies.base import CaptureRequest, Strategy
@@ -30,6 +31,7 @@ class UsageBasedStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
+        refuse_program(self.name, request.model)
         require_onnxruntime()
         if request.training and any(module.training for module in request.model.modules()):
             raise StrategyIncompatibleError(
