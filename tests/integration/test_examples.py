@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 import typer
 from tests.support.renaming import rename_file
 from tests.support.tiny_models import save_bert
@@ -157,7 +158,10 @@ def test_example_in_the_help_of_a_command_runs(here: Path, material: Path, line:
     given = material.iterdir() if words[1] not in ("export", "inspect") else ()
     for path in given:
         (here / path.name).symlink_to(path) if path.suffix == ".data" else shutil.copy(path, here / path.name)
-    if "my_package" in line or "net.onnx" in line:
+    if "net.pt2" in line:
+        model, inputs = importlib.import_module("my_package.models").make_net()
+        torch.export.save(torch.export.export(model, (inputs,)), here / "net.pt2")
+    elif "my_package" in line or "net.onnx" in line:
         model, inputs = importlib.import_module("my_package.models").make_net()
         np.savez(here / "inputs.npz", x=inputs.numpy())
         if words[1] != "export":

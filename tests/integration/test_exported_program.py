@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -170,7 +171,7 @@ def test_file_that_would_run_code_is_refused_unread(kind: str, tmp_path: Path) -
 def test_torch_itself_would_have_run_the_code(kind: str, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     path = programs.rewrite(net(tmp_path), programs.evil_members(marker)[kind])
-    with pytest.raises(Exception):  # noqa: B017, PT011  what it raises afterwards does not matter
+    with contextlib.suppress(Exception):  # what it raises afterwards does not matter
         torch.export.load(path)
     assert marker.exists()
 

@@ -136,9 +136,9 @@ def _forward(program: torch.export.ExportedProgram) -> Any:
     call = program.module_call_graph[0].signature if program.module_call_graph else None
     names = call.forward_arg_names if call is not None else None
     if names:
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(name, kind) for name in ("self", *names)]
-        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        model = next(iter(inspect.signature(forward).parameters.values()))
+        arguments = [inspect.Parameter(name, model.kind) for name in names]
+        forward.__signature__ = inspect.Signature([model, *arguments])  # type: ignore[attr-defined]
     return forward
 
 

@@ -83,6 +83,8 @@ def export(
 
         modelexport export ./my-bert classifier.onnx --task text-classification --input-text "The cat sat"
 
+        modelexport export net.pt2 net.onnx
+
         modelexport export my_package.models:make_gpt2 gpt2.onnx --stages
     """
     # Found out before anything is loaded: a wrong path should not cost the time of an export.

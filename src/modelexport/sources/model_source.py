@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from pathlib import Path
 
@@ -64,16 +62,10 @@ def _load_path(reference: str, path: Path, options: LoadOptions) -> SourcedModel
         raise ModelSourceError(f"{reference} is neither a file nor a folder: MODEL is {_FORMS}")
     options.only(reference)
     if is_exported_program(path):
-        return _load_exported_program(path)
+        from modelexport.sources.exported_program import load_exported_program
+
+        return load_exported_program(path)
     raise refuse_file(path)
-
-
-def _load_exported_program(path: Path) -> SourcedModel:
-    if importlib.util.find_spec("modelexport.sources.exported_program") is None:
-        raise ModelSourceError(f"{path}: .pt2 files cannot be loaded yet; give package.module:factory")
-    module = importlib.import_module("modelexport.sources.exported_program")
-    loaded: SourcedModel = module.load_exported_program(path)
-    return loaded
 
 
 def _is_path(reference: str) -> bool:
