@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from modelexport.errors import ModelSourceError
+from modelexport.errors import ModelExportError, ModelSourceError
 
 # Where a program keeps what it requires of its inputs, as text that torch compiles when it runs it.
 GUARDS = "guards_code"
@@ -81,7 +81,7 @@ def check_program_file(path: Path) -> None:
         ) from error
 
 
-class _RefusedError(Exception):
+class _RefusedError(ModelExportError):
     """Something that runs code."""
 
 
