@@ -61,7 +61,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     models["pipeline"] = models["pipeline2"] = tiny_models.save_pipeline(folder / "pipeline")
     # In another precision, and as a pickle: neither is asked for.
     for variant in ("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.bin"):
-        (folder / "pipeline" / "unet" / variant).write_bytes(b"")
+        (folder / "pipeline" / "unet" / variant).write_bytes(b"not asked for")
     hub = FakeHub(
         {f"someone/{name}": model for name, model in models.items()},
         gated=frozenset({"someone/gated"}),
