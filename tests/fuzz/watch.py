@@ -51,6 +51,8 @@ _WRITES = {
     "os.chmod",
     "os.chown",
 }
+# Our own, with limits of their own.
+_OWN_PROCESSES = ("analysis/confined_worker.py", "runtime/worker.py")
 _RUNS = {
     "subprocess.Popen",
     "os.system",
@@ -124,7 +126,7 @@ class Watch:
                     above = f"/proc/self/fd/{folder}" if isinstance(folder, int) and folder >= 0 else ""
                     self._look(event, Path(above, os.fsdecode(path)), writes=True)
         elif event in _RUNS:
-            if "confined_worker.py" not in repr(args):  # our own, with limits of its own
+            if not any(name in repr(args) for name in _OWN_PROCESSES):
                 self.seen.append(f"{event}{args!r:.200}")
         elif event == "exec" and isinstance(args[0], CodeType):
             name = args[0].co_filename

@@ -175,6 +175,25 @@ def test_file_that_takes_too_long_or_too_much_is_an_error_of_ours(exported: Expo
 
 
 @pytest.mark.xdist_group("cnn")
+def test_repeated_names_of_nodes_do_not_matter_and_what_nothing_can_write_is_refused(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    ours = exported("cnn")
+    path = tmp_path / "renamed.onnx"
+    model = onnx.load(ours.path)
+    rename_everything(model)
+    for node in model.graph.node:
+        node.name = "same"
+    onnx.save(model, path)
+    report = retag(path, ours.path, tmp_path / "out.onnx", by_value=True)
+    assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
+    model.producer_name = "mark"
+    path.write_bytes(model.SerializeToString().replace(b"mark", b"m\xffrk"))
+    with pytest.raises(modelexport.FileFormatError, match="UnicodeDecodeError"):
+        retag(path, ours.path, tmp_path / "out.onnx", by_value=True)
+
+
+@pytest.mark.xdist_group("cnn")
 def test_torch_is_not_loaded(exported: Exporter, tmp_path: Path) -> None:
     renamed = tmp_path / "renamed.onnx"
     rename_file(exported("cnn").path, renamed)

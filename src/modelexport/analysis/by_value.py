@@ -12,7 +12,7 @@ import onnx_ir as ir
 from modelexport.analysis.feeds import InputPair, for_graph, given_feeds, made_feeds, pair_inputs
 from modelexport.analysis.tensor_values import Fingerprints, fingerprint_tensors
 from modelexport.analysis.value_matching import match_tensors
-from modelexport.errors import InputError, OnnxRunError
+from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.runtime.process import OnnxProcess
 
@@ -72,7 +72,9 @@ def _run_both(
             )
         except OnnxRunError as error:
             problem = problem or str(error)
-    raise InputError(f"{problem}; give inputs that both files take with --inputs or --input-shape")
+    raise InputError(
+        f"{problem}; if that is because of the inputs, give others that both files take with --inputs or --input-shape"
+    )
 
 
 def _run(process: OnnxProcess, model: ir.Model, path: Path, feeds: Arrays) -> Fingerprints:
@@ -80,3 +82,5 @@ def _run(process: OnnxProcess, model: ir.Model, path: Path, feeds: Arrays) -> Fi
         return fingerprint_tensors(process, model, feeds, path.parent)
     except OnnxRunError as error:
         raise OnnxRunError(f"onnxruntime cannot run {path}: {error}") from error
+    except FileFormatError as error:
+        raise FileFormatError(f"{path} cannot be run: {error}") from error

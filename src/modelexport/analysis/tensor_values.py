@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
@@ -35,7 +36,7 @@ def fingerprint_tensors(
 
     Raises:
         OnnxRunError: onnxruntime cannot run the model on these inputs.
-        FileFormatError: Its weights cannot be read.
+        FileFormatError: Its weights cannot be read, or the graph cannot be handed on.
     """
     found: dict[ir.Value, Fingerprint] = {}
 
@@ -54,9 +55,24 @@ def fingerprint_tensors(
     made = [value for node in model.graph for value in node.outputs if value.name]
     for start in range(0, len(made), _GROUP):
         group = {value.name: value for value in made[start : start + _GROUP]}
-        for name, array in process.run(with_outputs(model, group.values()), feeds, folder=folder).items():
+        for name, array in process.run(_graph_to_run(model, group.values()), feeds, folder=folder).items():
             keep(group[name], array)
     return found
+
+
+def _graph_to_run(model: ir.Model, values: Iterable[ir.Value]) -> onnx.ModelProto:
+    try:
+        proto = with_outputs(model, values)
+    except Exception as error:
+        # Files can hold what nothing can write again: text that is not UTF-8, a tensor that contradicts its shape.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise FileFormatError(f"the graph holds what cannot be handed on: {type(cause).__name__}: {cause}") from error
+    for node in proto.graph.node:
+        # Names of nodes may repeat in ONNX, and onnxruntime refuses that.
+        node.name = ""
+    return proto
 
 
 def _content(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
