@@ -9,19 +9,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.sweep_shrinking import LEVELS, Shrinking, settings_of, shrink_configuration
+from benchmarks.sweep_process import run_limited
+from benchmarks.sweep_shrinking import LEVELS, Level, Shrinking, settings_of, shrink_configuration
+
+Builder = tuple[str, Callable[[], torch.nn.Module]]
 
 SEED = 0
 # A model with more parameters than this is not small.
 MOST_PARAMETERS = 100_000_000
 # So many models of a timm family are looked at to find its smallest.
 _MOST_LOOKED_AT = 16
+_APART = Path(sys.prefix) / "apart"
+# What torch forgets when nobody holds it.
+_kept: list[Any] = []
 _SMALL_WORDS = ("test", "atto", "femto", "pico", "nano", "xxs", "xx_small", "tiny", "mini", "xs", "_s", "small", "0")
 # What timm's models may take to be smaller, for those that do.
 _SMALLER: tuple[dict[str, int], ...] = ({"img_size": 64, "depth": 2}, {"img_size": 64}, {"img_size": 128}, {})
@@ -55,9 +64,9 @@ def list_candidates() -> list[Candidate]:
     return sorted(found, key=lambda candidate: hashlib.sha256(f"{SEED} {candidate}".encode()).digest())
 
 
-def builders(candidate: Candidate) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+def builders(candidate: Candidate, levels: Sequence[Level] = LEVELS) -> Iterator[Builder]:
     """Ways to build the model, the smallest first, each with what it is called; not every one need work."""
-    return _BUILDERS[candidate.source](candidate.name)
+    return _BUILDERS[candidate.source](candidate.name, levels)
 
 
 def build(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -82,15 +91,13 @@ def build(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 
 def _with_telling_weights(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with noise in weights that are all equal: by value, layers that compute the same are one."""
+    """The model with noise in what training would have changed and is all equal: by value, such layers are one."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            if (
-                parameter.is_floating_point()
-                and parameter.numel() > 1
-                and bool((parameter == parameter.view(-1)[0]).all())
-            ):
-                parameter.add_(torch.randn_like(parameter) * 0.02)
+        for weight in model.state_dict().values():
+            if isinstance(weight, torch.Tensor) and weight.is_floating_point() and weight.is_contiguous():
+                values = weight.reshape(-1)
+                if weight.numel() > 1 and bool((values == values[0]).all()):
+                    weight.add_(torch.randn_like(weight) * 0.02)
     return model
 
 
@@ -104,11 +111,11 @@ def _transformers_types() -> list[str]:
     return sorted(name for name in CONFIG_MAPPING_NAMES if name in MODEL_MAPPING_NAMES)
 
 
-def _transformers_builders(model_type: str) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+def _transformers_builders(model_type: str, levels: Sequence[Level]) -> Iterator[Builder]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    for number, level in enumerate(LEVELS):
+    for number, level in enumerate(levels):
 
         def make(level: Any = level) -> torch.nn.Module:
             config = shrink_configuration(CONFIG_MAPPING[model_type](), level)
@@ -122,22 +129,29 @@ def _transformers_builders(model_type: str) -> Iterator[tuple[str, Callable[[], 
 # --- timm ---------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def _timm() -> Any:
+    """timm with the torchvision that it needs, which may lie apart: other libraries must not find that."""
+    from tests.support import torchvision_ops
+
+    if _APART.is_dir():
+        sys.path.append(str(_APART))
+    _kept.append(torchvision_ops.declare())
+    return importlib.import_module("timm")
+
+
 def _timm_families() -> list[str]:
-    if not _is_installed("timm"):
-        return []
-    import timm
-
-    return sorted(timm.list_modules())
+    # In a process of its own, since it is imported there.
+    found = run_limited(lambda: sorted(_timm().list_modules()), cpu_seconds=120, memory_bytes=4 * 2**30)
+    return found.get("value", [])
 
 
-def _timm_builders(family: str) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
-    import timm
-
+def _timm_builders(family: str, levels: Sequence[Level]) -> Iterator[Builder]:
     name = _smallest_of(family)
     for options in _SMALLER:
 
         def make(options: dict[str, int] = options) -> torch.nn.Module:
-            return timm.create_model(name, pretrained=False, **options)
+            return _timm().create_model(name, pretrained=False, **options)
 
         yield " ".join([name, *(f"{option}={value}" for option, value in options.items())]), make
 
@@ -145,8 +159,7 @@ def _timm_builders(family: str) -> Iterator[tuple[str, Callable[[], torch.nn.Mod
 @functools.cache
 def _smallest_of(family: str) -> str:
     """The model of the family with the fewest parameters, among those whose names promise it."""
-    import timm
-
+    timm = _timm()
     names = timm.list_models(module=family)
     names.sort(
         key=lambda name: (min((i for i, w in enumerate(_SMALL_WORDS) if w in name), default=99), len(name), name)
@@ -183,10 +196,10 @@ def _diffusers_classes() -> list[str]:
     return sorted(found)
 
 
-def _diffusers_builders(name: str) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
+def _diffusers_builders(name: str, levels: Sequence[Level]) -> Iterator[Builder]:
     import diffusers
 
-    for number, level in enumerate(LEVELS):
+    for number, level in enumerate(levels):
 
         def make(level: Any = level) -> torch.nn.Module:
             cls = getattr(diffusers, name)

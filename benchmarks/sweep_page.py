@@ -171,7 +171,14 @@ def _names(records: Iterable[Record]) -> str:
 
 
 def cause(error: str) -> str:
-    """What is alike in errors of one cause: the innermost one's kind and words, without names and numbers."""
+    """What is alike in errors of one cause: the innermost one's kind and words, without names and numbers.
+
+    Where several exporters were tried, the one that takes most stands for all: transformers' own, else the first.
+    """
+    attempts = [attempt.partition(": ") for attempt in error.partition(": ")[2].split(" || ")]
+    if len(attempts) > 1:
+        chosen = next((attempt for attempt in attempts if "(transformers)" in attempt[0]), attempts[0])
+        error = chosen[2]
     text = error.rpartition(" << ")[2]
     text = re.sub(r"0x[0-9a-f]+", "…", text)
     text = re.sub(r"'[^']{1,80}'|\"[^\"]{1,80}\"|`[^`]{1,80}`", "'…'", text)

@@ -36,6 +36,9 @@ class Level:
     divisor: int | None = None
 
 
+# For a quick look.
+SMALLEST = Level(layers=1, count=4, small=64, size=32, vocabulary=64)
+
 LEVELS = (
     Level(layers=2, count=4, small=64, size=64, vocabulary=128),
     Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=8),

@@ -11,8 +11,9 @@ import copy
 import dataclasses
 import logging
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from benchmarks.sweep_candidates import Candidate, build, builders
 from benchmarks.sweep_checks import check_export
 from benchmarks.sweep_process import describe, run_limited
+from benchmarks.sweep_shrinking import LEVELS, Level
 from torch.utils import _pytree as pytree
 
 import modelexport
@@ -28,6 +30,8 @@ from modelexport.structure import named_results
 
 # After so many models that were built and took no inputs, a larger one is not tried.
 _MOST_WITHOUT_INPUTS = 4
+# Nor after so long.
+_MOST_SECONDS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +86,14 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def build_with_inputs(candidate: Candidate, record: dict[str, Any]) -> Built | None:
+def build_with_inputs(candidate: Candidate, record: dict[str, Any], levels: Sequence[Level] = LEVELS) -> Built | None:
     """The smallest model that can be built and takes inputs that are made up; the outcomes go to the record."""
     from modelexport.sources.made_inputs import make_inputs
 
+    began = time.process_time()
     errors: list[str] = []
     without_inputs: list[str] = []
-    for how, make in builders(candidate):
+    for how, make in builders(candidate, levels):
         try:
             model = build(make)
         except Exception as error:  # noqa: BLE001  the next size may do
@@ -99,7 +104,7 @@ def build_with_inputs(candidate: Candidate, record: dict[str, Any]) -> Built | N
             inputs = make_inputs(model)
         except Exception as error:  # noqa: BLE001  the next size may do
             without_inputs.append(f"{how}: {describe(error)}")
-            if len(without_inputs) == _MOST_WITHOUT_INPUTS:
+            if len(without_inputs) == _MOST_WITHOUT_INPUTS or time.process_time() - began > _MOST_SECONDS:
                 break
             continue
         args, kwargs = normalize_inputs(inputs, None)
@@ -193,11 +198,21 @@ def _of_tensors(built: Built) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]
     return OfTensors().eval(), tuple(leaves[place] for place in places)
 
 
+class NoWayError(Exception):
+    """What stopped each attempt, in order."""
+
+    def __init__(self, failures: list[tuple[str, str]]) -> None:
+        super().__init__(" || ".join(f"{name}: {text.rpartition(' << ')[2][:300]}" for name, text in failures))
+
+
 def export_ours(built: Built, path: Path) -> dict[str, Any]:
     """Ours, whatever it takes."""
     inputs = built.kwargs if not built.args else built.args
     options = {"kwargs": built.kwargs} if built.args and built.kwargs else {}
-    result = modelexport.export_model(built.model, inputs, path, external_data=False, **options)
+    try:
+        result = modelexport.export_model(built.model, inputs, path, external_data=False, **options)
+    except modelexport.AllStrategiesFailedError as error:
+        raise NoWayError([(name, describe(failure)) for name, failure in error.failures]) from None
     return {
         "strategy": result.document.strategy,
         "exporter": result.document.exporter,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.conftest import Exported, Exporter, claims
 from tests.support import nine, zoo
-from tests.support.plain import fresh_generated_code
+from tests.support.plain import export_plainly, fresh_generated_code
 from tests.support.value_check import judge
 from torch import nn
 
@@ -94,6 +94,34 @@ def test_file_equals_that_of_transformers_exporter_when_stripped(
     stripped = modelexport.strip_hierarchy(onnx.load(alone.onnx_path))
     plain = onnx.load(tmp_path / "plain.onnx")
     assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
+
+
+@pytest.mark.xdist_group("gpt2")
+def test_plain_torch_takes_a_model_that_returns_a_cache_once_it_knows_the_cache(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2Model
+
+    model = GPT2Model(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2)).eval()
+    inputs = {"input_ids": torch.arange(5)[None]}
+    path = tmp_path / "ours.onnx"
+    fresh_generated_code()
+    result = modelexport.export_model(model, inputs, path, strategy="fx", exporter="dynamo-with-caches")
+    assert result.document.exporter == "dynamo-with-caches"
+    assert result.coverage == 1.0
+    # Torch knows the caches from now on: what it exports by itself is the same file.
+    plain = export_plainly(model, (), inputs, tmp_path / "plain.onnx")
+    stripped = modelexport.strip_hierarchy(onnx.load(path))
+    assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
+
+
+def test_plain_torch_with_caches_is_tried_behind_transformers_exporter_and_before_torchscript() -> None:
+    candidates = modelexport.StrategySelector().recommend(nine.build("gpt2").model)
+    tried = [(candidate.strategy.name, candidate.exporter) for candidate in candidates]
+    assert tried[:4] == [
+        ("fx", "dynamo"),
+        ("fx", "transformers"),
+        ("fx", "dynamo-with-caches"),
+        ("htp", "torchscript"),
+    ]
 
 
 class DataDependent(nn.Module):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import importlib.util
 import io
 import sys
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 
 from modelexport.capture.capture import Capture
-from modelexport.capture.dynamo import capture_watched
+from modelexport.capture.dynamo import capture_watched, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 
 EXPORTER = "transformers"
+# torch's dynamo exporter, once torch has been told what is in transformers' caches.
+WITH_CACHES = "dynamo-with-caches"
 
 # What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
@@ -83,6 +86,29 @@ def capture_with_transformers(
         return program
 
     return capture_watched(model, export, EXPORTER)
+
+
+def capture_with_caches(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Capture:
+    """Export with `torch.onnx.export(dynamo=True)`, for models that return a cache: torch alone cannot take one apart.
+
+    transformers' exporter does more to a model than that, and stops where it cannot do it. torch keeps what it is told
+    of the caches: there is no way to take it back.
+
+    Args:
+        model: A `PreTrainedModel`, in the mode it is to be exported in.
+        args: Its positional example inputs.
+        kwargs: Its example inputs by keyword.
+        options: Further arguments of `torch.onnx.export`.
+    """
+    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
+
+    register_cache_pytrees_for_model(model)
+    return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=WITH_CACHES)
 
 
 def _with_dimensions(shapes: Any, made: dict[str, Any]) -> Any:

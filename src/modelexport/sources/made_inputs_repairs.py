@@ -42,7 +42,6 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
     yield from ((2, changed) for changed in _by_numbers(proposal, failure))
     yield from ((3, changed) for changed in _other_shapes(facts, proposal))
     yield from ((4, changed) for changed in _other_sizes(proposal))
-    yield from ((4, changed) for changed in _with_one_more(facts, proposal))
 
 
 def _tensors(proposal: Proposal) -> list[tuple[str, TensorSpec]]:
@@ -59,27 +58,10 @@ def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Itera
         if not takes_tensor(parameter):
             continue
         seen.add(name)
-        for spec in (*_missing_input(failure), *propose(facts, name)[:1]):
+        for spec in propose(facts, name)[:1]:
             yield {**proposal, name: _fitting(spec, proposal)}
         if len(seen) == _MOST_MENTIONED:
             return
-
-
-def _missing_input(failure: Failure) -> Iterator[TensorSpec]:
-    """What the module that was running takes, where it was given nothing."""
-    if failure.given:
-        return
-    if isinstance(failure.module, TABLES):
-        yield TensorSpec((BATCH, LENGTH), Kind.TOKENS, failure.module.num_embeddings)
-    elif isinstance(failure.module, torch.nn.Linear):
-        yield TensorSpec((BATCH, LENGTH, failure.module.in_features))
-
-
-def _with_one_more(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
-    """With an argument that may be left out, as far as the signature goes, and nobody spoke of."""
-    for name, parameter in facts.parameters.items():
-        if name not in proposal and takes_tensor(parameter):
-            yield from ({**proposal, name: _fitting(spec, proposal)} for spec in propose(facts, name)[:2])
 
 
 def _fitting(spec: Any, proposal: Proposal) -> Any:

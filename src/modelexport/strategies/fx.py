@@ -12,6 +12,12 @@ from modelexport.capture.diagnosis import explain_failure
 from modelexport.capture.recorded_model import ExportedProgramModule
 from modelexport.strategies.base import CaptureRequest, Strategy
 
+_CAPTURES = {
+    dynamo.EXPORTER: dynamo.capture_with_dynamo,
+    huggingface.EXPORTER: huggingface.capture_with_transformers,
+    huggingface.WITH_CACHES: huggingface.capture_with_caches,
+}
+
 
 @final
 class FxStrategy(Strategy):
@@ -25,18 +31,14 @@ class FxStrategy(Strategy):
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
         if huggingface.can_export(model):
-            return (dynamo.EXPORTER, huggingface.EXPORTER)
+            return (dynamo.EXPORTER, huggingface.EXPORTER, huggingface.WITH_CACHES)
         return (dynamo.EXPORTER,)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
         if isinstance(request.model, ExportedProgramModule):
             return self._capture_program(request.model, request)
-        capture = (
-            huggingface.capture_with_transformers
-            if request.exporter == huggingface.EXPORTER
-            else dynamo.capture_with_dynamo
-        )
+        capture = _CAPTURES.get(request.exporter, dynamo.capture_with_dynamo)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
             return capture(model, args, kwargs, request.options)

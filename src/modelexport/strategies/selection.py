@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from modelexport.capture import torchscript
+from modelexport.capture import huggingface, torchscript
 from modelexport.capture.capture import Capture
 from modelexport.errors import AllStrategiesFailedError, InputError, ModelExportError, StrategyIncompatibleError
 from modelexport.result import AttemptReport
@@ -72,6 +72,8 @@ class StrategySelector:
 def _reason(number: int, place: int, exporter: str, model_is: ModelCharacteristics) -> str:
     if model_is.is_scripted and exporter == torchscript.EXPORTER:
         return "the model is compiled TorchScript, which has its own exporter"
+    if exporter == huggingface.WITH_CACHES:
+        return "what torch exports of the model once it knows the caches of transformers"
     if place > 0 and model_is.is_huggingface:
         return "the model is of transformers' classes, whose exporter takes more of them"
     if number == 0:

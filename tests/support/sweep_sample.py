@@ -1,0 +1,67 @@
+"""A few architectures of the sweep in one process: each built small, exported plainly and by ours, and checked.
+
+    python -m tests.support.sweep_sample transformers:bert timm:resnet
+
+prints a line of JSON for each. A process of its own for each library, because timm brings a torchvision along that
+transformers must not find.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def main(names: list[str]) -> None:
+    """Sweep the models of these names."""
+    import torch
+    from benchmarks.sweep_candidates import Candidate
+    from benchmarks.sweep_steps import quiet
+
+    from tests.support.registry import table_made_once
+
+    torch.set_num_threads(1)
+    with table_made_once(), quiet():
+        for name in names:
+            began = time.process_time()
+            record = {"name": name, **_sweep(Candidate.parse(name)), "cpu": round(time.process_time() - began, 2)}
+            print(json.dumps(record), flush=True)  # noqa: T201  how it answers
+
+
+def _sweep(candidate: Any) -> dict[str, Any]:
+    from benchmarks.sweep_checks import check_export
+    from benchmarks.sweep_process import describe
+    from benchmarks.sweep_shrinking import LEVELS, SMALLEST
+    from benchmarks.sweep_steps import build_with_inputs, export_ours, export_plainly
+
+    from tests.support.plain import fresh_generated_code
+
+    record: dict[str, Any] = {}
+    built = build_with_inputs(candidate, record, (SMALLEST, *LEVELS))
+    if built is None:
+        return record
+    with tempfile.TemporaryDirectory(prefix="modelexport-sweep-") as folder:
+        plain, ours = Path(folder) / "plain.onnx", Path(folder) / "ours.onnx"
+        for step, export, path in (("plain", export_plainly, plain), ("ours", export_ours, ours)):
+            fresh_generated_code()
+            try:
+                record[step] = {"value": export(built, path)}
+            except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
+                record[step] = {"error": describe(error)}
+        if "value" in record["ours"]:
+            same_exporter = "value" in record["plain"] and record["ours"]["value"]["exporter"] == "dynamo"
+            baseline = plain if same_exporter else None
+            record["checks"] = check_export(ours, built.model, built.args, built.kwargs, baseline)
+    return record
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
