@@ -71,6 +71,15 @@ class Net(torch.nn.Module):
         return self.blk(self.blk(x)).mean(dim=(2, 3))
 
 
+class Scaled(torch.nn.Linear):
+    def __init__(self, size, scale):
+        super().__init__(size, size)
+        self.scale = scale
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
 def make_net():
     torch.manual_seed(0)
     return Net(), torch.randn(1, 3, 32, 32)
@@ -108,6 +117,13 @@ def test_guide_runs_from_the_first_line_to_the_last(here: Path) -> None:
                 run(line)
     assert (here / "optimized-tagged_hierarchy.json").is_file()
     assert list((here / "layers").glob("*.onnx"))
+
+
+def test_page_about_models_runs(here: Path) -> None:
+    lines = [line for language, text in blocks("docs/models.md") if not language for line in commands(text)]
+    assert len(lines) >= 5
+    for line in lines:
+        run(line)
 
 
 def test_readme_runs_and_prints_what_it_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
