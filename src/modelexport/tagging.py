@@ -12,6 +12,7 @@ import torch
 from modelexport import artifact
 from modelexport.capture.diagnosis import check_signature
 from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.recorded_model import refuse_program
 from modelexport.capture.usage import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
 from modelexport.document import HierarchyDocument, build_document
 from modelexport.errors import InputError
@@ -91,6 +92,7 @@ def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...
         raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
     args, kwargs = normalize_inputs(example_inputs, None)
     check_signature(model, args, kwargs)
+    refuse_program(STRATEGY, model)
     require_onnxruntime()
     return args, kwargs
 

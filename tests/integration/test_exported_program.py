@@ -23,6 +23,7 @@ from tests.support.value_check import judge
 
 import modelexport
 from modelexport.sources.model_source import SourcedModel, load_model
+from modelexport.verification.attributions import judge_attributions
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
@@ -148,6 +149,14 @@ def test_command_exports_a_program_with_the_inputs_it_was_made_with(
         refused = command("export", path, tmp_path / "other.onnx", "--strategy", strategy)
         assert refused.code == 2
         assert "Use strategy 'fx'" in refused.stderr
+
+
+def test_values_of_modules_are_not_asked_of_a_program_which_runs_as_one_piece(tmp_path: Path) -> None:
+    sourced, result = exported_from(net(tmp_path))
+    with pytest.raises(modelexport.InputError, match="runs none of its modules one by one"):
+        judge_attributions(result.onnx_path, sourced.model, sourced.example_inputs)
+    with pytest.raises(modelexport.StrategyIncompatibleError, match="Use strategy 'fx'"):
+        modelexport.tag_file(result.onnx_path, sourced.model, sourced.example_inputs, tmp_path / "tagged.onnx")
 
 
 def test_dynamic_shapes_cannot_be_given_anew(tmp_path: Path) -> None:

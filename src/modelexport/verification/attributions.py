@@ -18,7 +18,7 @@ from modelexport.analysis.dataflow import FlowGraph
 from modelexport.analysis.findings import RuleReport, ValidationReport
 from modelexport.analysis.subject import Subject
 from modelexport.errors import FileFormatError, InputError
-from modelexport.hierarchy import TensorInfo
+from modelexport.hierarchy import ROOT_CALL, TensorInfo
 from modelexport.inputs import normalize_inputs
 from modelexport.verification.eager_run import EagerCall, EagerRun, as_array, run_eagerly
 from modelexport.verification.fingerprint import Array, Fingerprint, FingerprintIndex, take_fingerprint
@@ -62,6 +62,7 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
     args, kwargs = normalize_inputs(example_inputs, None)
     results = _Results()
     run = run_eagerly(model, args, kwargs, witness=results)
+    _check_modules_ran(subject, model, run)
     feeds = _feeds(subject, run, (args, kwargs))
     tensors: dict[int, Fingerprint] = {}
 
@@ -87,6 +88,17 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
     judge = FlowJudge(from_file.flow, calls, from_file.document.modules, values)
     return Evidence(from_file.document, from_file.flow, calls, judge)
+
+
+def _check_modules_ran(subject: Subject, model: torch.nn.Module, run: EagerRun) -> None:
+    """A model that runs as one piece says of no module what it computed."""
+    claimed = {call.id for call in subject.document.calls} if subject.document is not None else set()
+    root = {str(ROOT_CALL)}
+    if claimed - root and not set(run.calls) - root:
+        raise InputError(
+            f"{type(model).__name__} runs none of its modules one by one, as exported programs and compiled models do, "
+            "so that nothing tells what each of them computes: give the Python model it was made of"
+        )
 
 
 class _Results:
