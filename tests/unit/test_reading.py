@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,56 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.conftest import Exporter
+from tests.support.model_files import READERS, external, function, make_model, refused, relu, saved, value
 
 from modelexport.artifact import sidecar_path
 from modelexport.document import decode_document, encode_document
-from modelexport.errors import FileFormatError, InputError, ModelExportError
-from modelexport.inspection import external_tensors
-from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.errors import InputError, ModelExportError
+from modelexport.limits import ReadLimits
 from modelexport.loading import load
 from modelexport.reading import read_model
 from modelexport.wire import scan
-
-READERS: list[Callable[..., Any]] = [read_model, load]
-CANARY = np.arange(4, dtype=np.float32).tobytes()
-
-
-def value(name: str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [4])
-
-
-def make_model(
-    nodes: list[onnx.NodeProto],
-    weights: list[onnx.TensorProto] | None = None,
-    functions: list[onnx.FunctionProto] | None = None,
-) -> onnx.ModelProto:
-    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")], weights or [])
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions or [])
-
-
-def relu(source: str = "x", target: str = "y") -> onnx.NodeProto:
-    return helper.make_node("Relu", [source], [target])
-
-
-def function(name: str, calls: list[str]) -> onnx.FunctionProto:
-    nodes = [helper.make_node(called, ["a"], [f"v{i}"], domain="local") for i, called in enumerate(calls)]
-    nodes.append(helper.make_node("Relu", ["a"], ["b"]))
-    return helper.make_function("local", name, ["a"], ["b"], nodes, [helper.make_opsetid("", 20)])
-
-
-def saved(folder: Path, model: onnx.ModelProto | bytes) -> Path:
-    path = folder / "model.onnx"
-    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-    return path
-
-
-def refused(path: Path, message: str, limits: ReadLimits = DEFAULT_LIMITS) -> None:
-    for reader in READERS:
-        with pytest.raises(FileFormatError, match=message) as raised:
-            reader(path, limits)
-        assert str(path.parent) in str(raised.value)
-
 
 # --- what both readers say --------------------------------------------------------------------------------------
 
@@ -259,214 +217,6 @@ def test_functions_that_unfold_without_end_are_refused_in_no_time(tmp_path: Path
     for reader in READERS:
         path = saved(tmp_path, make_model([helper.make_node("F0", ["x"], ["y"], domain="local")], functions=chain))
         assert reader(path)
-
-
-# --- external data ----------------------------------------------------------------------------------------------
-
-
-def external(location: str | None, **entries: object) -> onnx.TensorProto:
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
-    for key, content in {"location": location, **entries}.items():
-        if content is not None:
-            tensor.external_data.add(key=key, value=str(content))
-    return tensor
-
-
-def in_weight(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    return make_model([helper.make_node("Add", ["x", "w"], ["y"])], [tensor])
-
-
-def in_attribute(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    return make_model([helper.make_node("Constant", [], ["y"], value=tensor)])
-
-
-def in_body(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    body = helper.make_graph([relu("w")], "b", [], [value("y")], [tensor])
-    return make_model([helper.make_node("If", ["c"], ["y"], then_branch=body)])
-
-
-def in_body_attribute(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    body = helper.make_graph([helper.make_node("Constant", [], ["y"], value=tensor)], "b", [], [value("y")])
-    return make_model([helper.make_node("If", ["c"], ["y"], then_branch=body)])
-
-
-def in_function(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    made = function("F", [])
-    made.node[0].CopyFrom(helper.make_node("Constant", [], ["b"], value=tensor))
-    return make_model([helper.make_node("F", ["x"], ["y"], domain="local")], functions=[made])
-
-
-def in_function_default(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    made = function("F", [])
-    made.attribute_proto.append(helper.make_attribute("d", tensor))
-    return make_model([helper.make_node("F", ["x"], ["y"], domain="local")], functions=[made])
-
-
-def in_sparse(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    model = make_model([relu()])
-    indices = helper.make_tensor("i", TensorProto.INT64, [4], [0, 1, 2, 3])
-    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=tensor, indices=indices, dims=[4]))
-    return model
-
-
-PLACES: list[Callable[[onnx.TensorProto], onnx.ModelProto]] = [
-    in_weight,
-    in_attribute,
-    in_body,
-    in_body_attribute,
-    in_function,
-    in_function_default,
-    in_sparse,
-]
-
-
-def evil_location(kind: str, folder: Path) -> str:
-    """A location of that kind, and what has to lie there."""
-    outside = folder.parent / "canary.data"
-    outside.write_bytes(CANARY)
-    if kind == "absolute":
-        return str(outside)
-    if kind == "symlink":
-        (folder / "w.data").symlink_to(outside)
-    elif kind == "symlinked folder":
-        (folder / "sub").symlink_to(folder.parent)
-        return "sub/canary.data"
-    elif kind == "hardlink":
-        (folder / "w.data").hardlink_to(outside)
-    elif kind == "fifo":
-        os.mkfifo(folder / "w.data")
-    elif kind == "folder":
-        (folder / "w.data").mkdir()
-    return {"..": "../canary.data", "inner ..": "a/../../canary.data", "nul": "w\0.data", "drive": "C:\\w.data"}.get(
-        kind, "w.data"
-    )
-
-
-EVIL = ["..", "inner ..", "absolute", "symlink", "symlinked folder", "hardlink", "fifo", "folder", "nul", "drive"]
-
-
-@pytest.mark.parametrize("kind", EVIL)
-@pytest.mark.parametrize("named", ["bare", "relative", "absolute", "cache"])
-def test_data_outside_of_the_folder_is_refused_wherever_the_tensor_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
-) -> None:
-    folder = tmp_path / "model"
-    # In a HuggingFace cache, where links to blobs are followed: those alone.
-    blobs = tmp_path / "models--org--name" / "blobs"
-    if named == "cache":
-        folder = blobs.parent / "snapshots" / "0123abcd"
-        blobs.mkdir(parents=True)
-    folder.mkdir(parents=True)
-    location = evil_location(kind, folder)
-    monkeypatch.chdir(folder if named == "bare" else tmp_path)
-    if named == "cache":
-        (folder / "model.onnx").symlink_to("../../blobs/model.onnx")
-    for place in PLACES:
-        absolute = saved(blobs if named == "cache" else folder, place(external(location)))
-        path = {"bare": Path("model.onnx"), "relative": Path("model/model.onnx"), "absolute": absolute}.get(
-            named, folder / "model.onnx"
-        )
-        for reader in READERS:
-            with pytest.raises(FileFormatError, match=r"in another file, and .*: it is not followed"):
-                reader(path)
-
-
-def test_every_place_of_a_tensor_is_known() -> None:
-    for place in PLACES:
-        assert [tensor.name for _, tensor in external_tensors(place(external("w.data")))] == ["w"], place
-
-
-def test_data_in_the_folder_is_followed_also_from_functions_and_from_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, other = tmp_path / "model", tmp_path / "other"
-    (folder / "sub").mkdir(parents=True)
-    other.mkdir()
-    (folder / "sub" / "w.data").write_bytes(CANARY)
-    monkeypatch.chdir(other)
-    loaded = load(saved(folder, in_weight(external("sub/w.data", offset=0, length=16))))
-    tensor = loaded.model.graph.initializers["w"].const_value
-    assert tensor is not None
-    assert tensor.tobytes() == CANARY
-    loaded = load(saved(folder, in_function(external("sub/w.data"))))
-    (made,) = loaded.model.functions.values()
-    assert made[0].attributes["value"].as_tensor().tobytes() == CANARY
-
-
-def test_missing_data_is_no_reason_not_to_read_the_graph(tmp_path: Path) -> None:
-    path = saved(tmp_path, in_weight(external("gone.data")))
-    for reader in READERS:
-        assert reader(path)
-
-
-LIES = {
-    "offset beyond the end": {"offset": 4},
-    "length of another shape": {"length": 8},
-    "a negative offset": {"offset": -4},
-    "an offset that is no number": {"offset": "٣"},
-    "a huge offset": {"offset": 10**30},
-}
-
-
-@pytest.mark.parametrize("what", LIES)
-def test_extent_that_lies_is_refused_without_reading(tmp_path: Path, what: str) -> None:
-    (tmp_path / "w.data").write_bytes(CANARY)
-    refused(saved(tmp_path, in_weight(external("w.data", **LIES[what]))), "it is not followed")
-
-
-def test_shape_that_no_memory_holds_is_refused_without_allocating(tmp_path: Path) -> None:
-    (tmp_path / "w.data").write_bytes(CANARY)
-    tensor = external("w.data")
-    tensor.dims[:] = [2**40, 2**40]
-    refused(saved(tmp_path, in_weight(tensor)), "it is not followed")
-
-
-def test_hard_links_are_followed_where_the_limits_say_so(tmp_path: Path) -> None:
-    (tmp_path / "w.data").write_bytes(CANARY)
-    (tmp_path / "backup.data").hardlink_to(tmp_path / "w.data")
-    path = saved(tmp_path, in_weight(external("w.data")))
-    refused(path, "hard links")
-    for reader in READERS:
-        assert reader(path, dataclasses.replace(DEFAULT_LIMITS, linked_data=True))
-
-
-def cached(tmp_path: Path, blobs: Path | None = None) -> Path:
-    """A model in the layout of a HuggingFace cache: links to blobs that are named by their hash."""
-    repository = tmp_path / "models--org--name"
-    snapshot = repository / "snapshots" / "0123abcd"
-    snapshot.mkdir(parents=True)
-    if blobs is None:
-        (repository / "blobs").mkdir()
-    else:
-        (repository / "blobs").symlink_to(blobs)
-    (repository / "blobs" / "aa11").write_bytes(in_weight(external("w.data")).SerializeToString())
-    (repository / "blobs" / "bb22").write_bytes(CANARY)
-    (snapshot / "model.onnx").symlink_to("../../blobs/aa11")
-    (snapshot / "w.data").symlink_to("../../blobs/bb22")
-    return snapshot / "model.onnx"
-
-
-def test_links_of_a_huggingface_cache_are_followed(tmp_path: Path) -> None:
-    path = cached(tmp_path)
-    assert read_model(path).path == path
-    loaded = load(path)
-    assert loaded.path == path
-
-
-def test_cache_whose_blobs_are_elsewhere_is_refused(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "secrets"
-    elsewhere.mkdir()
-    refused(cached(tmp_path, elsewhere), "outside its folder")
-
-
-def test_link_to_a_model_is_read_where_the_model_is(tmp_path: Path) -> None:
-    real = tmp_path / "runs"
-    real.mkdir()
-    (real / "w.data").write_bytes(CANARY)
-    path = saved(real, in_weight(external("w.data")))
-    (tmp_path / "latest.onnx").symlink_to(path)
-    for reader in READERS:
-        assert reader(tmp_path / "latest.onnx").path == path.resolve()
 
 
 # --- sidecars ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,147 @@
+"""Sets of files as exports write them: whole, failing at any call, or killed there."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import hashlib
+import io
+import itertools
+import os
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from modelexport.artifact import data_file_name, sidecar_path, stage
+
+# Every call by which the code changes the disk or opens something on it: the points at which a test lets an
+# export fail or die. io.open is what pathlib opens with, builtins.open what shutil copies with.
+OS_CALLS = ("replace", "fsync", "link", "open", "mkdir", "unlink", "rmdir")
+CALLS = ((os, OS_CALLS), (io, ("open",)), (builtins, ("open",)))
+real_fsync = os.fsync
+LONG_AGO = 1_000_000_000
+Snapshot = dict[str, bytes | None]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+def contents(tag: str, *, data: bool = True) -> tuple[bytes, str | None, bytes]:
+    """The graph of a set, and the name and content of its data file."""
+    weights = f"weights of {tag}".encode() * 50
+    name = data_file_name(Path("model.onnx"), hashlib.sha256(weights).hexdigest()) if data else None
+    return f"graph {tag} data={name}".encode(), name, weights
+
+
+def export(target: Path, tag: str, *, data: bool = True, **options: bool) -> tuple[Path, ...]:
+    """Writes a whole set, as an export does."""
+    graph, name, weights = contents(tag, data=data)
+    with stage(target, **options) as staging:
+        staging.path(target.name).write_bytes(graph)
+        staging.path("sidecar").write_bytes(b"sidecar " + tag.encode())
+        staging.path("report").write_bytes(b"report " + tag.encode())
+        if name is not None:
+            staging.path(name).write_bytes(weights)
+        others = {"sidecar": sidecar_path(target), "report": target.with_name("model_report.md")}
+        return staging.commit(target.name, name, others)
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """Everything below a folder, hidden or not."""
+    found = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes() for path in found}
+
+
+def whole(tag: str, *, data: bool = True) -> Snapshot:
+    """What a folder holds that has just the set ``tag``, and the stranger's files of `old_set`."""
+    graph, name, weights = contents(tag, data=data)
+    files: Snapshot = {"model.onnx": graph, "model_hierarchy.json": b"sidecar " + tag.encode()}
+    files |= {"model_report.md": b"report " + tag.encode(), "model.onnx.data": b"foreign"}
+    return files | ({name: weights} if name else {})
+
+
+def check_weights(target: Path) -> None:
+    """Checks what a reader needs that knows nothing of journals: the graph that is there has its own weights."""
+    tag = target.read_text().split()[1]
+    assert (target.parent / str(contents(tag)[1])).read_bytes() == contents(tag)[2]
+
+
+def visible(found: Snapshot) -> Snapshot:
+    return {name: content for name, content in found.items() if not name.startswith(".modelexport-")}
+
+
+@contextlib.contextmanager
+def at_call(number: int, act: Callable[[str], None], *, only: str = "", onwards: bool = False) -> Iterator[None]:
+    """Calls ``act`` before the ``number``-th of the patched calls; ``onwards``: before each from there on."""
+    count = itertools.count(1)
+
+    def wrap(name: str, original: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            now = next(count)
+            if now == number or (onwards and now > number):
+                act(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in CALLS:
+            for name in names:
+                if only in (f"{module.__name__}.{name}", ""):
+                    patch.setattr(module, name, wrap(name, getattr(module, name)))
+        yield
+
+
+def die(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt(_: str) -> None:
+    raise KeyboardInterrupt
+
+
+def failing(number: int) -> Callable[[str], None]:
+    def fail(name: object, *_: object) -> None:
+        raise OSError(number, os.strerror(number), f"<{name}>")
+
+    return fail
+
+
+def in_child(work: Callable[[], object]) -> bool:
+    """Runs ``work`` in a forked process; returns whether that was killed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on, where a thread is running
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    _, result = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(result) or os.waitstatus_to_exitcode(result) == 0
+    return os.WIFSIGNALED(result)
+
+
+def killed_export(target: Path, number: int, *, only: str = "") -> bool:
+    """Exports in a forked process that dies before the ``number``-th call; returns whether it got there."""
+
+    def work() -> None:
+        with at_call(number, die, only=only):
+            export(target, "new")
+
+    return in_child(work)
+
+
+def mixed(folder: Path) -> list[Path]:
+    """Kills exports into ``folder`` until one leaves a journal and a sidecar that is not the graph's."""
+    for number in itertools.count(1):
+        work = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-{number}")))
+        assert killed_export(work / "model.onnx", number, only="os.replace")
+        if (work / "model_hierarchy.json").read_bytes() == b"sidecar new":
+            assert (work / "model.onnx").read_bytes() == contents("old")[0]
+            return [work / "model.onnx", *work.glob(".modelexport-*")]
+    raise AssertionError

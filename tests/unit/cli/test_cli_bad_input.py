@@ -1,0 +1,170 @@
+"""The command line with what it cannot use: one line that names it, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.command import Outcome
+from tests.support.command_process import FACTORIES, INTERRUPTIBLE, NO_INPUTS, files_in, in_process, start
+from tests.support.factories import STARTED_VARIABLE
+
+from modelexport.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("no_such_package.models:make", "no_such_package"),
+        (f"{FACTORIES}.deeper:make", f"{FACTORIES}.deeper"),
+        (f"{FACTORIES}:no_such_factory", "no_such_factory"),
+        (f"{FACTORIES}:Net.no_such_method", "no_such_method"),
+        (f"{FACTORIES}:not_a_factory", "int"),
+        (f"{FACTORIES}:raises", "RuntimeError: the weights are elsewhere"),
+        (f"{FACTORIES}:needs_arguments", "size"),
+        (f"{FACTORIES}:returns_text", "str"),
+        ("neither_this_nor_that", "package.module:factory"),
+        (":make", "package.module:factory"),
+        ("builtin:gpt-17", "gpt-17"),
+    ],
+)
+def test_model_reference_that_leads_to_no_model_is_one_line_that_names_it(
+    command: Callable[..., Outcome], tmp_path: Path, model: str, named: str
+) -> None:
+    outcome = command("export", model, tmp_path / "net.onnx")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert outcome.stderr.count("\n") == 1
+    assert model.removeprefix("builtin:") in outcome.error
+    assert named in outcome.error
+    assert files_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "named"),
+    [
+        ("missing/net.onnx", (), "missing"),
+        ("net.txt", (), "net.txt"),
+        ("file/net.onnx", (), "file/net.onnx"),
+        ("/proc/net.onnx", (), "/proc/net.onnx"),
+        ("net.onnx", ("--report", "missing/report.md"), "missing/report.md"),
+        ("net.onnx", ("--report", "file/report.md"), "file/report.md"),
+        ("net.onnx", ("--fx-graph", "missing/graph.txt"), "missing/graph.txt"),
+        ("net.onnx", ("--strategy", "clairvoyance"), "clairvoyance"),
+        ("net.onnx", ("--input-shape", "x=1xtwo"), "x=1xtwo"),
+        ("net.onnx", ("--input-shape", "1x3x4x4"), "1x3x4x4"),
+        ("net.onnx", ("--input-shape", "x=1x3:float5"), "float5"),
+        ("net.onnx", ("--input-shape", "y=2x3x4x4"), "(given: y)"),
+        ("net.onnx", ("--inputs", "file"), "file"),
+        ("net.onnx", ("--inputs", "missing.npz"), "missing.npz"),
+        ("net.onnx", ("--inputs", "single.npy"), "single.npy"),
+        ("net.onnx", ("--inputs", "pickled.npz"), "pickled.npz"),
+        ("net.onnx", ("--inputs", "good.npz", "--input-shape", "x=2x3x4x4"), "--inputs and --input-shape"),
+        ("net.onnx", NO_INPUTS, "no example inputs could be made up for Unwilling"),
+    ],
+)
+def test_argument_that_cannot_be_used_is_one_line_that_names_it(
+    command: Callable[..., Outcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    options: tuple[str, ...],
+    named: str,
+) -> None:
+    (tmp_path / "file").write_bytes(b"not a folder, and no archive")
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
+    np.savez(tmp_path / "good.npz", x=np.zeros((2, 3, 4, 4), np.float32))
+    before = files_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    factory = "unwilling" if options is NO_INPUTS else "net_with_inputs"
+    outcome = command("export", f"{FACTORIES}:{factory}", output, *options)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert named in outcome.error
+    assert files_in(tmp_path) == before
+
+
+def test_inputs_that_forward_fails_on_are_one_line_and_leave_an_existing_output_untouched(
+    command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    target = tmp_path / "net.onnx"
+    target.write_bytes(b"what stood here before")
+    outcome = command("export", f"{FACTORIES}:net", target, "--force", "--input-shape", "x=2x5x4x4")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "Net.forward fails on the example inputs" in outcome.error
+    assert files_in(tmp_path) == {"net.onnx": b"what stood here before"}
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    missing = tmp_path / "none.onnx"
+    outcome = in_process("tree", missing, "--debug")
+    assert outcome.code != 0
+    assert "Traceback (most recent call last)" in outcome.stderr
+    assert "InputError: " in outcome.stderr.splitlines()[-1]
+    with pytest.raises(InputError, match=re.escape(str(missing))):
+        command("--debug", "tree", missing)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("tree",), ("tree", "x.onnx", "--depth", "-1"), ("export", "m:f"), ("frobnicate",)]
+)
+def test_wrong_use_is_exit_code_2_with_nothing_on_stdout(
+    command: Callable[..., Outcome], arguments: tuple[str, ...]
+) -> None:
+    outcome = command(*arguments)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "--help" in line
+
+
+@pytest.mark.integration
+def test_interrupt_exits_130_and_leaves_what_was_there(tmp_path: Path) -> None:
+    folder, started = tmp_path / "out", tmp_path / "started"
+    folder.mkdir()
+    target = folder / "net.onnx"
+    target.write_bytes(b"what stood here before")
+    with start(
+        *("export", f"{FACTORIES}:waiting", target, "--force", "--report", folder / "report.md"),
+        script=INTERRUPTIBLE,
+        **{STARTED_VARIABLE: str(started)},
+    ) as process:
+        deadline = time.monotonic() + 90
+        while not started.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert started.exists(), process.communicate()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert files_in(folder) == {"net.onnx": b"what stood here before"}
+    assert list(folder.iterdir()) == [target]
+
+
+def test_json_on_stdout_is_whole_when_the_factory_prints(command: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = command("export", f"{FACTORIES}:talkative", tmp_path / "net.onnx", "--format", "json")
+    assert json.loads(outcome.stdout)["summary"]["success"] is True
+
+
+@pytest.mark.parametrize(("option", "name"), [("--report", "net.onnx"), ("--fx-graph", "net_hierarchy.json")])
+def test_report_and_dump_cannot_take_the_place_of_the_files_of_the_export(
+    command: Callable[..., Outcome], tmp_path: Path, option: str, name: str
+) -> None:
+    outcome = command("export", f"{FACTORIES}:net_with_inputs", tmp_path / "net.onnx", option, tmp_path / name)
+    assert outcome.code == 2
+    assert files_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize("shape", ["x=99999999999x99999999999", "x=2x3:qint8"])
+def test_shape_that_cannot_be_made_is_one_line_that_names_it(
+    command: Callable[..., Outcome], tmp_path: Path, shape: str
+) -> None:
+    outcome = command("export", f"{FACTORIES}:net", tmp_path / "net.onnx", "--input-shape", shape)
+    assert outcome.code == 2
+    assert shape in outcome.error
