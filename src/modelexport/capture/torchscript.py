@@ -138,7 +138,7 @@ def _gather(
 ) -> Capture:
     """What was seen of one export, put together."""
     file = written if isinstance(written, ExporterFile) else None
-    final = ir.from_proto(written.skeleton() if isinstance(written, ExporterFile) else written)
+    final = _graph_of(written.skeleton()) if isinstance(written, ExporterFile) else ir.from_proto(written)
     seen_before = watch.before is not None
     traced = _traced_model(watch) if watch.before is not None else final
     names = _traced_names(watch) if seen_before else watch.names
@@ -292,6 +292,12 @@ def _as_function_of_tensors(
             model.__dict__["forward"] = own
 
 
+def _graph_of(model: onnx.ModelProto) -> ir.Model:
+    """The graph of a model that is not written: who made what does not depend on inferred shapes."""
+    model.graph.ClearField("value_info")
+    return ir.from_proto(model)
+
+
 def _traced_names(watch: GraphWatch) -> dict[int, str]:
     """The name of each value of the first graph: its final one, or one that no final value has."""
     return {number: watch.names.get(number, f"traced:{name}") for number, name in watch.names_before.items()}
@@ -301,7 +307,7 @@ def _traced_model(watch: GraphWatch) -> ir.Model:
     """The first graph with the names its values have at the end, and with weights for weights."""
     if watch.before is None:
         raise ValueError("the graph was not seen before it was folded")
-    traced = ir.from_proto(watch.before)
+    traced = _graph_of(watch.before)
     renamed = _traced_names(watch)
     names = {name: renamed[number] for number, name in watch.names_before.items()}
     graph = traced.graph
