@@ -195,7 +195,7 @@ class _Functions:
     def __init__(self, watch: _Watch, given: Iterable[Any]) -> None:
         self._watch = watch
         self._functions = [v if callable(v) and not isinstance(v, torch.Tensor) else None for v in given]
-        self._arguments: tuple[Any, ...] | None = None
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         # How often each module had been called before a function ran for the first time.
         self._before: dict[int, Counter[str]] = {}
         self._after: dict[int, Counter[str]] = {}
@@ -206,15 +206,15 @@ class _Functions:
         if self._functions[place] is None:
             return value
 
-        def run(*args: Any) -> Any:
-            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors(args)):
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors((args, kwargs))):
                 # Not run on what it is given: there are no values to see.
-                return value(*args)
+                return value(*args, **kwargs)
             if self._arguments is None:
-                self._arguments = args
+                self._arguments = args, kwargs
                 # Exporters see the functions in this order, and number calls in it.
                 self._try_out(range(place))
-            return self._call(place, args)
+            return self._call(place, args, kwargs)
 
         return run
 
@@ -228,15 +228,16 @@ class _Functions:
         return tuple(body for _, body in sorted(self._ran.items()))
 
     def _try_out(self, places: Iterable[int]) -> None:
+        args, kwargs = self._arguments or ((), {})
         for place in places:
             if (
                 self._functions[place] is not None
                 and place not in self._before
-                and not self._watch.try_out(functools.partial(self._call, place, self._arguments))
+                and not self._watch.try_out(functools.partial(self._call, place, args, kwargs))
             ):
                 self._ran.pop(place, None)
 
-    def _call(self, place: int, args: Any) -> Any:
+    def _call(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch, function = self._watch, self._functions[place]
         assert function is not None, "only functions are called"
         if place in self._before:
@@ -246,9 +247,9 @@ class _Functions:
             self._before[place] = watch.counts.copy()
         around, watch.operations = watch.operations, []
         try:
-            given = watch.numbers(_tensors(args))
+            given = watch.numbers(_tensors((args, kwargs)))
             with watch:
-                result = function(*args)
+                result = function(*args, **kwargs)
             results = watch.numbers(_tensors(result))
             self._ran[place], self._after[place] = Body(given, tuple(watch.operations), results), watch.counts.copy()
         finally:

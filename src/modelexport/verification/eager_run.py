@@ -89,9 +89,7 @@ def run_eagerly(
     """
     watch = _Watch(model, witness)
     mode = contextlib.nullcontext() if training else evaluation_mode(model)
-    # Control flow is compiled to be run otherwise, and nobody sees what its bodies do.
-    plain = torch.compiler.set_stance("force_eager")
-    with TURN, preserved_state(model), buffers_restored(model), mode, plain, _operator_by_operator():
+    with TURN, preserved_state(model), buffers_restored(model), mode, _operator_by_operator():
         handles = watch.attach()
         try:
             with torch.no_grad(), watch:
@@ -233,11 +231,12 @@ def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def _operator_by_operator() -> Iterator[None]:
-    """Within, layers that torch can run as one operator run as the many they are exported as."""
+    """Within, layers that torch can run as one operator run as the many they are exported as, bodies included."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        # Control flow is compiled to be run otherwise, and nobody sees what its bodies do.
+        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
@@ -258,7 +257,7 @@ class _Bodies:
         self._functions = [
             value if callable(value) and not isinstance(value, torch.Tensor) else None for value in given
         ]
-        self._arguments: tuple[Any, ...] | None = None
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         # How often each module had been called before a function ran for the first time.
         self._before: dict[int, Counter[str]] = {}
         self._after: Counter[str] = Counter()
@@ -270,15 +269,15 @@ class _Bodies:
         if self._functions[place] is None:
             return value
 
-        def run(*args: Any) -> Any:
-            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors(args)):
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors((args, kwargs))):
                 # Not run on what it is given: there are no values to see.
-                return value(*args)
+                return value(*args, **kwargs)
             if self._arguments is None:
-                self._arguments = args
+                self._arguments = args, kwargs
                 # Exporters write the functions in this order, and number calls in it.
                 self._try_out(range(place))
-            result = self._call(place, args)
+            result = self._call(place, args, kwargs)
             self.returned[place] = _tensors(result)
             return result
 
@@ -292,11 +291,12 @@ class _Bodies:
         self._watch.counts |= self._after
 
     def _try_out(self, places: Iterable[int]) -> None:
+        args, kwargs = self._arguments or ((), {})
         for place in places:
             if self._functions[place] is not None and place not in self._before:
-                self._watch.try_out(functools.partial(self._call, place, self._arguments))
+                self._watch.try_out(functools.partial(self._call, place, args, kwargs))
 
-    def _call(self, place: int, args: Any) -> Any:
+    def _call(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function: Any = self._functions[place]
         if place in self._before:
             # Once more round the loop: an exporter sees one call of each module in it.
@@ -304,7 +304,7 @@ class _Bodies:
         else:
             self._before[place] = self._watch.counts.copy()
         with self._watch:
-            result = function(*args)
+            result = function(*args, **kwargs)
         self._after |= self._watch.counts
         return result
 
