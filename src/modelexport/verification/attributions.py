@@ -202,6 +202,8 @@ class ValueWitness:
             exact = [number for other, number in same if other.same(fingerprint)]
             found.update(exact)
             if not exact:
+                # The graph may have it with its axes in another order, where they change and change back outside.
+                found.update(number for _, number in same)
                 # Its values say nothing, or the graph does not have it: any tensor that looks like it may be it.
                 unnamed.append(TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
         if complete:
@@ -240,9 +242,9 @@ class ValueWitness:
 
     def _has_same_source(self, node: int, tensor: int) -> bool:
         wanted = self._tensors[tensor]
-        waiting, seen = list(self.flow.reads[node]), set()
+        waiting, seen = self._pieces(node), set()
         while waiting:
-            source = waiting.pop()
+            source, together = waiting.pop()
             if source in seen:
                 continue
             seen.add(source)
@@ -250,9 +252,15 @@ class ValueWitness:
             if found is not None and found.is_moved(wanted):
                 return True
             maker = self.flow.makers[source]
-            if maker >= 0 and len(seen) < _FAR and (found is None or found.size >= wanted.size):
-                waiting.extend(self.flow.reads[maker])
+            if maker >= 0 and len(seen) < _FAR and (found is None or max(found.size, together) >= wanted.size):
+                waiting.extend(self._pieces(maker))
         return False
+
+    def _pieces(self, node: int) -> list[tuple[int, int]]:
+        """What a node reads, with the size of all of it: values may come in pieces that it puts together."""
+        found = (self._tensors.get(source) for source in self.flow.reads[node])
+        together = sum(piece.size for piece in found if piece is not None)
+        return [(source, together) for source in self.flow.reads[node]]
 
     def computed_by(self, node: int) -> Sequence[int]:
         """The calls that computed the values which the node makes."""

@@ -1,0 +1,62 @@
+"""Judging owners by value: values that are only moved about say where they were made, not who moved them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.verification.attributions import judge_attributions
+
+pytestmark = pytest.mark.integration
+
+
+class Rolled(nn.Module):
+    """Turns what another module made around: cut into pieces and put together again, once for each axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.roll(self.inner(x), shifts=(1, 2), dims=(1, 2)) * 2
+
+
+class ChannelsLast(nn.Module):
+    """A norm over the last axis for one that is second, with the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Mixed(nn.Module):
+    """Works on the last axis, too: between the two the axes change places and back again, and the optimizer sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = x.permute(0, 2, 3, 1)
+        return self.lin(nn.functional.pad(last, (0, 0, 0, 1))).relu()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(Rolled(), (2, 5, 4, 6)), (nn.Sequential(ChannelsLast(), Mixed()), (2, 6, 5, 4))],
+    ids=["rolled", "axes changed twice"],
+)
+def test_no_owner_is_doubted_where_values_are_only_moved(
+    tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    example = torch.randn(shape)
+    result = modelexport.export_model(model.eval(), example, tmp_path / "m.onnx")
+    report = judge_attributions(result.onnx_path, model, example)
+    assert [(finding.node, finding.message) for finding in report.findings] == []
