@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -161,6 +162,80 @@ def test_model_and_torch_are_left_as_they_were() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+class Secretive(nn.Module):
+    """Wants what its signature does not require, and does not say what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, extra: torch.Tensor | None = None, fast: bool = False) -> torch.Tensor:
+        if extra is None:
+            raise ValueError("something is missing")
+        return self.layer(x) + extra
+
+
+def test_argument_that_nobody_speaks_of_is_tried_in_the_end() -> None:
+    assert sorted(make_inputs(Secretive())) == ["extra", "x"]
+
+
+class Trajectories(nn.Module):
+    """Takes several tensors that its signature does not require, of which only the layers they go to tell anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = nn.Embedding(20, 8)
+        self.layers = nn.ModuleDict({name: nn.Linear(size, 8) for name, size in (("a", 3), ("b", 5), ("c", 2))})
+
+    def forward(
+        self,
+        a: torch.Tensor | None = None,
+        b: torch.Tensor | None = None,
+        c: torch.Tensor | None = None,
+        when: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.layers["a"](a) + self.layers["b"](b) + self.layers["c"](c) + self.times(when)
+
+
+def test_module_that_gets_nothing_tells_what_it_takes() -> None:
+    inputs = make_inputs(Trajectories())
+    assert isinstance(inputs, dict)
+    assert {name: tensor.shape[-1] for name, tensor in inputs.items() if name != "when"} == {"a": 3, "b": 5, "c": 2}
+    assert inputs["when"].dtype is torch.int64
+
+
+class Halving(nn.Module):
+    """Speaks of what became of a size, not of the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        if x.shape[-1] > 6:
+            raise ValueError(f"Height ({x.shape[-1]}) cannot be greater than: 6.")
+        return x
+
+
+class Positions(nn.Module):
+    """Has one position more than it takes, and as many of them only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(1, 12, 5))
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        states = self.layer(states)
+        return torch.cat([states[:, :1], states], dim=1) + self.places
+
+
+def test_size_is_told_by_what_became_of_it() -> None:
+    assert make_inputs(Halving())["x"].shape == (2, 3, 12, 12)  # type: ignore[call-overload]
+    assert make_inputs(Positions())["states"].shape == (2, 11, 5)  # type: ignore[call-overload]
+
+
 class Refusing(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("only on Tuesdays")
@@ -175,6 +250,8 @@ def test_error_says_what_was_tried_what_forward_answered_and_what_to_give() -> N
     assert "--input-shape" in message
     assert "--inputs" in message
     assert len(message.splitlines()) == 1
+    # The same answer again and again is not waited for to the end.
+    assert int(re.search(r"(\d+) calls were tried", message)[1]) < 60  # type: ignore[index]
 
 
 class Silent(nn.Module):

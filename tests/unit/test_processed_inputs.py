@@ -129,9 +129,10 @@ def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
     pictures.new("RGB", (5, 30), (255, 0, 0)).save(paths[1])
     made = process(processor, read_material(processor, [], paths, []), TAKEN)
     assert made["pixel_values"].shape == (2, 3, 8, 8)
-    inputs = make_inputs(_small_vit(), processor)
+    inputs = make_inputs(_small_vit().half(), processor)
     assert isinstance(inputs, dict)
     assert inputs["pixel_values"].shape == (2, 3, 8, 8)
+    assert inputs["pixel_values"].dtype is torch.float16
 
 
 def _small_vit() -> Any:

@@ -144,6 +144,7 @@ class ModelRequest:
     def _processed(self, reference: str, sourced: SourcedModel) -> Any:
         """What the model's own processor makes of what is given, with what else forward needs."""
         from modelexport.sources.made_inputs import complete_inputs, describe
+        from modelexport.sources.made_inputs_facts import ModelFacts
         from modelexport.sources.processed_inputs import process, read_material
 
         processor = None if sourced.processor is None else sourced.processor()
@@ -154,7 +155,8 @@ class ModelRequest:
                 "give --inputs file.npz or --input-shape name=1x16"
             )
         material = read_material(processor, *(self.running[name] or [] for name in _PROCESSED))
-        given = process(processor, material, inspect.signature(sourced.model.forward).parameters)
+        facts = ModelFacts.read(sourced.model)
+        given = process(processor, material, facts.parameters, facts.dtype)
         inputs = complete_inputs(sourced.model, given)
         added = {name: inputs[name] for name in inputs if name not in given} if isinstance(inputs, dict) else {}
         if added:

@@ -22,7 +22,8 @@ from modelexport.sources.processed_inputs import process, samples
 
 _MOST_ATTEMPTS = 120
 _MOST_COMPLETIONS = 24
-_MOST_SECONDS = 120.0
+_MOST_WITHOUT_NEWS = 40
+_MOST_SECONDS = 60.0
 _MOST_SHOWN = 2
 _ADVICE = "give them with --input-shape name=1x16, --inputs file.npz or --input-text (in Python, as example_inputs)"
 
@@ -80,8 +81,12 @@ def _search(
     for rank, proposal in enumerate(first):
         waiting.add(proposal, 4 * rank, 0)
     failures: _Failures = []
-    end = time.monotonic() + _MOST_SECONDS
-    while len(failures) < most and time.monotonic() < end and (taken := waiting.take()) is not None:
+    end = time.process_time() + _MOST_SECONDS
+    answers: dict[str, int] = {}
+    while len(failures) < most and time.process_time() < end and (taken := waiting.take()) is not None:
+        # The same answers again and again: nothing that is tried makes a difference.
+        if len(failures) - max(answers.values(), default=0) > _MOST_WITHOUT_NEWS:
+            break
         cost, proposal = taken
         arguments = make_tensors(proposal, facts.dtype, avoided)
         args = tuple(arguments[name] for name in facts.positional if name in arguments)
@@ -90,6 +95,7 @@ def _search(
         if failure is None:
             return (kwargs if not args else (*args, kwargs) if kwargs else args), failures
         failures.append((proposal, failure))
+        answers.setdefault(str(failure), len(failures))
         for number, (step, changed) in enumerate(repairs(facts, proposal, failure)):
             waiting.add(changed, cost + 2 * step + number // 8, failure.progress)
     return None, failures
@@ -148,7 +154,7 @@ def _processed(processor: object, facts: ModelFacts) -> Iterator[Proposal]:
     """What the processor makes of samples, where forward's main input is among it."""
     for material in samples(processor):
         try:
-            made = process(processor, material, facts.parameters)
+            made = process(processor, material, facts.parameters, facts.dtype)
         except InputError:
             continue
         if not facts.main_inputs or set(facts.main_inputs) & set(made):

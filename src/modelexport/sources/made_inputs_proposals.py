@@ -130,6 +130,10 @@ def _number_shapes(facts: ModelFacts, name: str) -> list[tuple[int, ...]]:
         return [*_patch_shapes(facts), states]
     if _SIGNAL & set(said):
         return _signal_shapes(facts)
+    parameter = facts.parameters.get(name)
+    if parameter is not None and parameter.default is None and name != next(iter(facts.parameters)):
+        # What may be left out is seldom what the first module takes.
+        return [(BATCH, width), states, (BATCH,), *_weight_shapes(facts)]
     return [*_weight_shapes(facts), states, (BATCH, width), (BATCH,)]
 
 

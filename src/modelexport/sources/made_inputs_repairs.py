@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +42,10 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
     yield from ((1, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((2, changed) for changed in _by_numbers(proposal, failure))
     yield from ((3, changed) for changed in _other_shapes(facts, proposal))
+    yield from ((3, changed) for changed in _by_what_became_of_sizes(proposal, failure))
+    yield from ((3, changed) for changed in _other_ranks(proposal))
     yield from ((4, changed) for changed in _other_sizes(proposal))
+    yield from ((4, changed) for changed in _with_one_more(facts, proposal))
 
 
 def _tensors(proposal: Proposal) -> list[tuple[str, TensorSpec]]:
@@ -58,10 +62,27 @@ def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Itera
         if not takes_tensor(parameter):
             continue
         seen.add(name)
-        for spec in propose(facts, name)[:1]:
+        for spec in (*_missing_input(failure), *propose(facts, name)[:1]):
             yield {**proposal, name: _fitting(spec, proposal)}
         if len(seen) == _MOST_MENTIONED:
             return
+
+
+def _missing_input(failure: Failure) -> Iterator[TensorSpec]:
+    """What the module that was running takes, where it was given nothing."""
+    if failure.given:
+        return
+    if isinstance(failure.module, TABLES):
+        yield TensorSpec((BATCH, LENGTH), Kind.TOKENS, failure.module.num_embeddings)
+    elif isinstance(failure.module, torch.nn.Linear):
+        yield TensorSpec((BATCH, LENGTH, failure.module.in_features))
+
+
+def _with_one_more(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
+    """With an argument that may be left out, as far as the signature goes, and nobody spoke of."""
+    for name, parameter in facts.parameters.items():
+        if name not in proposal and takes_tensor(parameter):
+            yield from ({**proposal, name: _fitting(spec, proposal)} for spec in propose(facts, name)[:2])
 
 
 def _fitting(spec: Any, proposal: Proposal) -> Any:
@@ -99,6 +120,8 @@ def _by_module(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
         yield from _reranked(proposal, shape, rank, size)
         return
     if shape and -len(shape) <= axis < len(shape) and shape[axis] != size:
+        if rank is None and len(shape) > 3:
+            yield from _flattened(proposal, shape, size)
         yield from _resized(proposal, shape[axis], size)
         yield from _scaled(proposal, size / shape[axis])
 
@@ -150,6 +173,14 @@ def _reranked(proposal: Proposal, shape: tuple[int, ...], rank: int, channels: i
             yield {**proposal, name: dataclasses.replace(spec, shape=(*spec.shape[:1], *spec.shape[2:]))}
 
 
+def _flattened(proposal: Proposal, shape: tuple[int, ...], size: int) -> Iterator[Proposal]:
+    """With fewer axes where an argument goes straight to a module that takes any number of them."""
+    for name, spec in _tensors(proposal):
+        if spec.shape == shape:
+            for wanted in ((shape[0], size), (shape[0], LENGTH, size)):
+                yield {**proposal, name: dataclasses.replace(spec, shape=wanted)}
+
+
 def _resized(proposal: Proposal, size: int, wanted: int) -> Iterator[Proposal]:
     """With `wanted` where `size` was: on all such axes of a tensor, of all tensors, then on one axis at a time."""
     if not 0 < wanted <= _MOST_SENSIBLE_SIZE:
@@ -183,16 +214,33 @@ def _scaled(proposal: Proposal, ratio: float) -> Iterator[Proposal]:
 
 def _by_numbers(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
     """With a number of the error's words where another of them is a size that was given."""
-    if not issubclass(failure.kind, _SHAPED):
-        return
-    found = _NUMBER.findall(_BY.sub(" ", failure.words))
-    numbers = list(dict.fromkeys(int(text) for text in found))[:_MOST_NUMBERS]
+    numbers = _numbers(failure)
     given = {size for _, spec in _tensors(proposal) for size in spec.shape}
     for size in numbers:
         if size in given and size != BATCH:
             for wanted in numbers:
                 if wanted != size and wanted > 1:
                     yield from _resized(proposal, size, wanted)
+
+
+def _by_what_became_of_sizes(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With sizes changed as two numbers of the error's words differ: by their ratio, or by their difference."""
+    numbers = _numbers(failure)
+    sizes = {size for _, spec in _tensors(proposal) for size in spec.shape[1:] if size > 1}
+    for found, wanted in itertools.permutations([number for number in numbers if number > 1][:3], 2):
+        for size in sorted(sizes, reverse=True):
+            if size > found and size % found == 0 and size * wanted % found == 0:
+                yield from _resized(proposal, size, size * wanted // found)
+        for size in sorted(sizes):
+            if size < found and abs(wanted - found) <= LENGTH:
+                yield from _resized(proposal, size, size + wanted - found)
+
+
+def _numbers(failure: Failure) -> list[int]:
+    if not issubclass(failure.kind, _SHAPED):
+        return []
+    found = _NUMBER.findall(_BY.sub(" ", failure.words))
+    return list(dict.fromkeys(int(text) for text in found))[:_MOST_NUMBERS]
 
 
 def _placeholders(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
@@ -233,6 +281,14 @@ def _other_shapes(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
         yield from ({**proposal, name: option} for option in propose(facts, name)[1:] if option != spec)
 
 
+def _other_ranks(proposal: Proposal) -> Iterator[Proposal]:
+    """With an axis less."""
+    for name, spec in _tensors(proposal):
+        if spec.kind is Kind.NUMBERS and len(spec.shape) > 2:
+            yield {**proposal, name: dataclasses.replace(spec, shape=spec.shape[:-1])}
+            yield {**proposal, name: dataclasses.replace(spec, shape=(spec.shape[0], *spec.shape[2:]))}
+
+
 def _other_sizes(proposal: Proposal) -> Iterator[Proposal]:
     """With other lengths, larger inner axes, or a batch of one."""
     for length in _OTHER_LENGTHS:
@@ -243,7 +299,9 @@ def _other_sizes(proposal: Proposal) -> Iterator[Proposal]:
         yield {**proposal, **changed}
     for name, spec in _tensors(proposal):
         if spec.kind is Kind.NUMBERS and len(spec.shape) > 2:
-            yield {**proposal, name: spec.resized({axis: 2 * spec.shape[axis] for axis in range(2, len(spec.shape))})}
+            inner = range(2, len(spec.shape))
+            yield {**proposal, name: spec.resized({axis: 2 * spec.shape[axis] for axis in inner})}
+            yield {**proposal, name: spec.resized({axis: spec.shape[axis] // 4 for axis in inner})}
     single: dict[str, Any] = {
         name: spec.resized({0: 1}) for name, spec in _tensors(proposal) if spec.shape and spec.shape[0] == BATCH
     }

@@ -14,7 +14,7 @@ import torch
 from modelexport.preserve import buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import named_results
 
-_NAME = re.compile(r"[A-Za-z_]\w+")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _MOST_WORDS = 200
 
 # The shape and type of a tensor.

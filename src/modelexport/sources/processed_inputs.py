@@ -52,13 +52,16 @@ def read_material(processor: object, texts: list[str], images: list[Path], sound
     )
 
 
-def process(processor: object, material: Material, taken: Mapping[str, Any]) -> dict[str, Any]:
+def process(
+    processor: object, material: Material, taken: Mapping[str, Any], dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
     """What the processor makes of it, as far as forward takes it.
 
     Args:
         processor: The model's own.
         material: What it is to be made of.
         taken: The names of forward's arguments.
+        dtype: The type of the model's weights, which processors do not know.
 
     Raises:
         InputError: The processor has no use for one of the kinds, or refuses what is given.
@@ -81,13 +84,17 @@ def process(processor: object, material: Material, taken: Mapping[str, Any]) -> 
         reason = " ".join(str(error).split())
         given = " and ".join(_OPTIONS[kind] for kind in material.given())
         raise InputError(f"{given}: the model's processor, a {name}, refuses it: {reason}") from error
-    found = {key: value for key, value in dict(result).items() if key in taken}
+    found = {key: _in_type(value, dtype) for key, value in dict(result).items() if key in taken}
     if not any(isinstance(value, torch.Tensor) for value in found.values()):
         raise InputError(
             f"the model's processor, a {name}, gives {', '.join(map(str, dict(result))) or 'nothing'}, "
             f"and forward takes {', '.join(taken)}: give --inputs file.npz"
         )
     return found
+
+
+def _in_type(value: object, dtype: torch.dtype) -> object:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def samples(processor: object) -> Iterator[Material]:
