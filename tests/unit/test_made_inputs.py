@@ -231,6 +231,23 @@ class Positions(nn.Module):
         return torch.cat([states[:, :1], states], dim=1) + self.places
 
 
+class Clips(nn.Module):
+    """Its first layers do not tell how many axes it takes; the code that takes them apart does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = nn.Linear(6, 4)
+        self.conv = nn.Conv3d(4, 2, 2)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        batch, _, frames, _, _ = hidden_states.shape
+        return self.conv(hidden_states).reshape(batch, frames - 1, -1)
+
+
+def test_number_of_axes_is_told_by_the_code_that_takes_them_apart() -> None:
+    assert make_inputs(Clips())["hidden_states"].shape == (2, 4, 16, 16, 16)  # type: ignore[call-overload]
+
+
 def test_size_is_told_by_what_became_of_it() -> None:
     assert make_inputs(Halving())["x"].shape == (2, 3, 12, 12)  # type: ignore[call-overload]
     assert make_inputs(Positions())["states"].shape == (2, 11, 5)  # type: ignore[call-overload]

@@ -17,6 +17,8 @@ from modelexport.sources.made_inputs_trial import Failure
 
 _MISSING = re.compile(r"missing \d+ required [\w-]+ arguments?: (?P<names>.+)")
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
+_UNPACKED = re.compile(r"values to unpack \(expected (?P<rank>\d)\b")
+_SIDE = 16
 _BY = re.compile(r"[x*]")
 _MOST_NUMBERS = 8
 _MOST_MENTIONED = 4
@@ -38,6 +40,7 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
     if "None" in failure.words:
         yield from ((0, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((1, changed) for changed in _by_module(proposal, failure))
+    yield from ((1, changed) for changed in _by_unpacked_axes(facts, proposal, failure))
     yield from ((1, changed) for changed in _placeholders(facts, proposal, failure))
     yield from ((1, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((2, changed) for changed in _by_numbers(proposal, failure))
@@ -234,6 +237,18 @@ def _by_what_became_of_sizes(proposal: Proposal, failure: Failure) -> Iterator[P
         for size in sorted(sizes):
             if size < found and abs(wanted - found) <= LENGTH:
                 yield from _resized(proposal, size, size + wanted - found)
+
+
+def _by_unpacked_axes(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With as many axes as the code takes apart: channels behind the batch, then sides."""
+    match = _UNPACKED.search(failure.words)
+    rank = int(match["rank"]) if match is not None else 0
+    if rank < 3:
+        return
+    channels = next((module.in_channels for module in facts.modules if isinstance(module, CONVOLUTIONS)), 3)
+    for name, spec in _tensors(proposal):
+        if spec.kind is Kind.NUMBERS and len(spec.shape) != rank:
+            yield {**proposal, name: dataclasses.replace(spec, shape=(BATCH, channels, *(_SIDE,) * (rank - 2)))}
 
 
 def _numbers(failure: Failure) -> list[int]:
