@@ -23,7 +23,8 @@ _NOTES = """
 - *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`,
   and where that cannot take the call's form, the same on a wrapper that takes and returns tensors alone.
 - *ours*: `modelexport.export_model` with its defaults, which tries what there is in turn.
-- Each export is a process of its own with limits on time and memory, and one that dies counts as failed.
+- Each export is a process of its own, limited to {limits} s of CPU time and to a few GiB of memory; one that dies or does not
+  end in that time counts as failed.
 """
 
 
@@ -34,7 +35,9 @@ def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
         records: What came of the models that were tried.
         exist: How many models each source has.
     """
-    parts = [_INTRODUCTION, *_shares(records, exist), _NOTES, *_written(records), *_failures(records), *_cases(records)]
+    limits = sorted({record["limit"] for record in records if "limit" in record})
+    notes = _NOTES.format(limits=" or ".join(map(str, limits)))
+    parts = [_INTRODUCTION, *_shares(records, exist), notes, *_written(records), *_failures(records), *_cases(records)]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -54,7 +54,7 @@ class Built:
 
 def sweep_one(candidate: Candidate, limits: Limits) -> dict[str, Any]:
     """All that there is to say of one model, as JSON: each step with its outcome."""
-    record: dict[str, Any] = {"name": str(candidate), "source": candidate.source}
+    record: dict[str, Any] = {"name": str(candidate), "source": candidate.source, "limit": limits.cpu_seconds}
     with quiet(), tempfile.TemporaryDirectory(prefix="modelexport-sweep-") as folder:
         built = build_with_inputs(candidate, record)
         if built is None:
