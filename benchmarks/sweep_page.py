@@ -23,8 +23,8 @@ _NOTES = """
 - *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`,
   and where that cannot take the call's form, the same on a wrapper that takes and returns tensors alone.
 - *ours*: `modelexport.export_model` with its defaults, which tries what there is in turn.
-- Each export is a process of its own, limited to {limits} s of CPU time and to a few GiB of memory; one that dies or does not
-  end in that time counts as failed.
+- Each export is a process of its own, limited to {limits} s of CPU time and to a few GiB of memory; one that dies or
+  does not end in that time counts as failed.
 """
 
 
