@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import soundfile
 import torch
 from tests.support.command import Outcome
 from tests.support.tiny_models import VOCABULARY, save_bert
@@ -109,6 +110,15 @@ def test_sound_goes_through_the_feature_extractor(extractor: Any, tmp_path: Path
     material = read_material(extractor, [], [], [write_wave(tmp_path / "tone.wav", tone, 4000)])
     assert material.sounds[0].max() == pytest.approx(20_000 / 32_768, rel=1e-3)
     assert process(extractor, material, TAKEN)["input_values"].shape == (1, 4000)
+
+
+@pytest.mark.parametrize("name", ["tone.flac", "floats.wav"])
+def test_sound_of_other_formats_is_read_too(extractor: Any, tmp_path: Path, name: str) -> None:
+    tone = np.stack([np.full(400, 0.5), np.zeros(400)], axis=1)
+    subtype = "FLOAT" if name.endswith(".wav") else None
+    soundfile.write(tmp_path / name, tone, 4000, subtype=subtype)
+    (sound,) = read_material(extractor, [], [], [tmp_path / name]).sounds
+    np.testing.assert_allclose(sound, np.full(400, 0.25), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["<i2", "<i4", "u1"])

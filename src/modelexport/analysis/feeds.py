@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +11,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport.errors import InputError
+from modelexport.given_inputs import read_shape
 from modelexport.runtime.process import numpy_type
 
 Array = npt.NDArray[Any]
 
-_SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
 _SEED = 0
 # Whole numbers are indices or masks most of the time, and the smallest table has two rows.
 _WHOLE_NUMBERS = 2
@@ -101,22 +99,6 @@ def _shapes_fit(one: ir.Value, other: ir.Value) -> bool:
     )
 
 
-def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of an ``.npz`` file by name.
-
-    Raises:
-        InputError: It is no such file.
-    """
-    try:
-        arrays = np.load(path, allow_pickle=False)
-        if isinstance(arrays, np.lib.npyio.NpzFile):
-            with arrays:
-                return {name: arrays[name] for name in arrays.files}
-    except Exception as error:
-        raise InputError(f"{path} cannot be read as an .npz file of example inputs: {error}") from error
-    raise InputError(f"{path} holds a single array: save the inputs by name with numpy.savez")
-
-
 def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
     """An array for each ``name=1x16`` or ``name=1x16:int64``.
 
@@ -126,19 +108,14 @@ def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
     made: dict[str, Array] = {}
     draw = np.random.default_rng(_SEED)
     for text in specifications:
-        match = _SHAPE.fullmatch(text)
-        if match is None:
-            raise InputError(f"--input-shape {text!r} cannot be read: write name=1x16 or name=1x16:int64")
-        shape = [] if match["shape"] == "scalar" else [int(size) for size in match["shape"].split("x")]
+        given = read_shape(text)
         try:
-            dtype = np.dtype(match["dtype"] or "float32")
+            dtype = np.dtype(given.dtype)
         except TypeError:
             dtype = np.dtype(object)
         if dtype.kind not in "fiub":
-            raise InputError(
-                f"--input-shape {text!r}: {match['dtype']!r} is no type of numbers, such as float32 or int64"
-            )
-        made[match["name"]] = _fill(shape, dtype, draw, f"--input-shape {text!r}")
+            raise InputError(f"{given.option}: {given.dtype!r} is no type of numbers, such as float32 or int64")
+        made[given.name] = _fill(given.shape, dtype, draw, given.option)
     return made
 
 

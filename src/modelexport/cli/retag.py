@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from modelexport.analysis.feeds import fill_shapes, read_arrays
+from modelexport.analysis.feeds import fill_shapes
 from modelexport.analysis.retagging import RetagReport
 from modelexport.analysis.retagging import retag as retag_file
 from modelexport.artifact import check_target
 from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console, working
 from modelexport.errors import InputError
+from modelexport.given_inputs import read_arrays
 from modelexport.limits import DEFAULT_RUN_LIMITS
 
 # Where less than this part of the tensors kept its name, names are not what tells tensors apart.

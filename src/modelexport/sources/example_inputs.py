@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from modelexport.errors import InputError
+from modelexport.given_inputs import read_arrays, read_shape
 
-_SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
 _SEED = 0
 _MOST_BYTES = 1 << 28
 _MOST_DEPTH = 64
@@ -25,23 +23,12 @@ def read_inputs(path: Path) -> dict[str, Any] | tuple[Any, ...]:
     Raises:
         InputError: It is no such file.
     """
-    return read_json(path) if path.suffix.lower() == ".json" else read_arrays(path)
-
-
-def read_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file as tensors, by the names of the forward arguments.
-
-    Raises:
-        InputError: It is no such file.
-    """
+    if path.suffix.lower() == ".json":
+        return read_json(path)
     try:
-        arrays = np.load(path, allow_pickle=False)
-        if isinstance(arrays, np.lib.npyio.NpzFile):
-            with arrays:
-                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except Exception as error:
-        raise InputError(f"{path} cannot be read as an .npz file of example inputs: {error}") from error
-    raise InputError(f"{path} holds a single array: save the inputs by name with numpy.savez")
+        return {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
+    except TypeError as error:
+        raise InputError(f"{path} holds what is no tensor of numbers: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
@@ -115,17 +102,14 @@ def fill_shapes(specifications: list[str]) -> dict[str, torch.Tensor]:
 
 
 def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
-    match = _SHAPE.fullmatch(text)
-    if match is None:
-        raise InputError(f"--input-shape {text!r} cannot be read: write name=1x16 or name=1x16:int64")
-    shape = [] if match["shape"] == "scalar" else [int(size) for size in match["shape"].split("x")]
-    dtype: Any = getattr(torch, match["dtype"] or "float32", None)
+    given = read_shape(text)
+    dtype: Any = getattr(torch, given.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise InputError(f"--input-shape {text!r}: {match['dtype']!r} is no torch type, such as float32 or int64")
+        raise InputError(f"{given.option}: {given.dtype!r} is no torch type, such as float32 or int64")
     try:
         if dtype.is_floating_point:
-            return match["name"], torch.randn(shape, generator=generator).to(dtype)
-        return match["name"], torch.ones(shape, dtype=dtype)
+            return given.name, torch.randn(given.shape, generator=generator).to(dtype)
+        return given.name, torch.ones(given.shape, dtype=dtype)
     except (RuntimeError, NotImplementedError, MemoryError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"--input-shape {text!r}: torch cannot make such a tensor: {reason}") from error
+        raise InputError(f"{given.option}: torch cannot make such a tensor: {reason}") from error

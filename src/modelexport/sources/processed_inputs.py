@@ -148,7 +148,7 @@ def _read_image(path: Path) -> Any:
     try:
         pictures = importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise InputError("--input-image needs Pillow, which is not installed: pip install pillow") from error
+        raise InputError("--input-image needs Pillow, which is not installed: pip install 'modelexport[hf]'") from error
     try:
         with pictures.open(path) as picture:
             return picture.convert("RGB")
@@ -195,7 +195,7 @@ def _read_other_sound(path: Path) -> tuple[np.ndarray[Any, Any], int]:
     except ImportError as error:
         raise InputError(
             f"--input-audio {path} is no .wav file, and others need soundfile, which is not installed: "
-            "pip install soundfile"
+            "pip install 'modelexport[audio]'"
         ) from error
     try:
         numbers, rate = library.read(path, dtype="float32", always_2d=True)

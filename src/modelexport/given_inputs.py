@@ -1,0 +1,62 @@
+"""Example inputs as they are given on the command line, before they become tensors or arrays of anybody's."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from modelexport.errors import InputError
+
+_SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenShape:
+    """What ``--input-shape`` says.
+
+    Attributes:
+        option: The option as it was written, for messages.
+        name: The input.
+        shape: Its shape.
+        dtype: Its type as it was written, ``float32`` where it was not.
+    """
+
+    option: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_shape(text: str) -> GivenShape:
+    """The parts of ``name=1x16`` or ``name=1x16:int64``.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    match = _SHAPE.fullmatch(text)
+    option = f"--input-shape {text!r}"
+    if match is None:
+        raise InputError(f"{option} cannot be read: write name=1x16 or name=1x16:int64")
+    shape = () if match["shape"] == "scalar" else tuple(int(size) for size in match["shape"].split("x"))
+    return GivenShape(option, match["name"], shape, match["dtype"] or "float32")
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an ``.npz`` file by name.
+
+    Raises:
+        InputError: It is no such file.
+    """
+    try:
+        arrays = np.load(path, allow_pickle=False)
+        if isinstance(arrays, np.lib.npyio.NpzFile):
+            with arrays:
+                return {name: arrays[name] for name in arrays.files}
+    except Exception as error:
+        raise InputError(f"{path} cannot be read as an .npz file of example inputs: {error}") from error
+    raise InputError(f"{path} holds a single array: save the inputs by name with numpy.savez")
