@@ -142,3 +142,24 @@ def test_size_that_the_exporter_reads_from_a_model_input_for_an_inner_call_is_no
     records = {node.id: node for node in result.document.nodes}
     assert any((records[size].module, records[size].kind) == ("pad", "inferred") for size in sizes)
     assert validate(result.onnx_path, check_contamination=True).findings == ()
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * torch.relu(x) ** 2 + self.bias
+
+
+@pytest.mark.regression
+def test_constant_that_the_exporter_merged_with_an_equal_weight_is_no_alarm(tmp_path: Path) -> None:
+    """The normalization is written with a scale of one and a bias of zero, and a weight elsewhere holds just those."""
+    model = torch.nn.Sequential(torch.nn.GroupNorm(1, 8), _Scaled())
+    result = modelexport.export_model(model, torch.randn(2, 8, 4, 4), tmp_path / "model.onnx", strategy="fx")
+    owners = {node.id: node.module for node in result.document.nodes}
+    readers = [owners[node.output[0]] for node in onnx.load(result.onnx_path).graph.node if "1.scale" in node.input]
+    assert readers == ["0", "1"]
+    assert validate(result.onnx_path, check_contamination=True).findings == ()

@@ -194,7 +194,7 @@ class FlowJudge:
     def _foreign_weight(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
         """A weight is read where its module runs, by a caller that takes it from there, or where it was passed to."""
         holders = self._holders.get(tensor)
-        if not holders:
+        if not holders or self._is_one_number(tensor):
             return
         for claimed in claims.of(node):
             path = self._paths[claimed]
@@ -229,6 +229,11 @@ class FlowJudge:
             for reader in self.flow.readers[tensor]
             for claimed in claims.of(reader)
         )
+
+    def _is_one_number(self, tensor: int) -> bool:
+        """Whether a weight may stand for anybody's constant: exporters keep one of several with the same content."""
+        kind = self.flow.types.get(tensor)
+        return kind is not None and kind.shape is not None and all(size == 1 for size in kind.shape)
 
     def _lost_such_a_weight(self, path: str, tensor: int) -> bool:
         """Whether the owner's own weight may be this one: exporters keep one of several with the same content."""
