@@ -1,4 +1,4 @@
-"""Judging owners by value: values that are only moved about say where they were made, not who moved them."""
+"""Judging owners by value: values that are only moved about, or that anybody may hold, are no evidence against one."""
 
 from __future__ import annotations
 
@@ -48,12 +48,28 @@ class Mixed(nn.Module):
         return self.lin(nn.functional.pad(last, (0, 0, 0, 1))).relu()
 
 
+class Scaled(nn.Module):
+    """Weights of a single number, as they are before training: numbers that other modules' constants are, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x.relu() ** 2 + self.bias
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(Rolled(), (2, 5, 4, 6)), (nn.Sequential(ChannelsLast(), Mixed()), (2, 6, 5, 4))],
-    ids=["rolled", "axes changed twice"],
+    [
+        (Rolled(), (2, 5, 4, 6)),
+        (nn.Sequential(ChannelsLast(), Mixed()), (2, 6, 5, 4)),
+        (nn.Sequential(nn.Conv2d(6, 6, 1), nn.GroupNorm(1, 6), Scaled()), (2, 6, 5, 4)),
+    ],
+    ids=["rolled", "axes changed twice", "constant and weight in one"],
 )
-def test_no_owner_is_doubted_where_values_are_only_moved(
+def test_no_owner_is_doubted_by_values_that_are_moved_or_that_anybody_may_hold(
     tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
 ) -> None:
     example = torch.randn(shape)
