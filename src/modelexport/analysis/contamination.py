@@ -222,11 +222,6 @@ class FlowJudge:
             "which its owner neither holds nor was given",
         )
 
-    def _is_one_number(self, tensor: int) -> bool:
-        """Whether it has a single element: exporters merge such a weight with any constant that is the same number."""
-        kind = self.flow.types.get(tensor)
-        return kind is not None and kind.shape is not None and all(axis == 1 for axis in kind.shape)
-
     def _is_read_inside(self, path: str, tensor: int, claims: Claims) -> bool:
         """Whether a node of the module, or of one inside it, reads the weight."""
         return any(
