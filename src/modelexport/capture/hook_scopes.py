@@ -16,7 +16,7 @@ from modelexport.capture.jit_graph import blocks_of, outputs_of
 
 _MARK = "modelexport-hook-"
 # A node that is never part of a graph.
-_ANY = "prim::Constant"
+_ANY = "modelexport::kept"
 _NUMBER = re.compile(rf"::{_MARK}(\d+)$")
 
 
