@@ -126,24 +126,30 @@ class Recorder:
         # Code of generated graph modules by file name, then by the variable each line assigns: the record of
         # what ran inside blocks and bodies that the exporter turned into graph modules of their own.
         self.generated: dict[str, dict[str, CodeNode]] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        # Modules that a forward put in the place of others, held so that none gets the identity of another.
+        self._replacing: list[torch.nn.Module] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Hooks on every module for the time of the context; all of them removed at its end."""
-        handles: list[torch.utils.hooks.RemovableHandle] = []
         try:
             for path, module in self._modules.items():
-                if isinstance(module, torch.jit.ScriptModule):
-                    continue
-                before, after = self._hooks(path)
-                # Before the user's own hooks and after them: a call is all that `module(...)` does.
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-                handles.append(module.register_forward_hook(after))
-            handles.append(torch.nn.modules.module.register_module_forward_pre_hook(self._see_generated))
+                if not isinstance(module, torch.jit.ScriptModule):
+                    self._hook(module, path)
+            for see in (self._see_generated, self._see_replaced):
+                self._handles.append(torch.nn.modules.module.register_module_forward_pre_hook(see))
             yield
         finally:
-            for handle in handles:
+            for handle in self._handles:
                 handle.remove()
+            self._handles.clear()
+
+    def _hook(self, module: torch.nn.Module, path: str) -> None:
+        before, after = self._hooks(path)
+        # Before the user's own hooks and after them: a call is all that `module(...)` does.
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        self._handles.append(module.register_forward_hook(after))
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -216,6 +222,21 @@ class Recorder:
             mark_serial(node, len(current.nodes))
             current.nodes.append(node)
             current.owners.append(owner)
+
+    def _see_replaced(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
+        """A module that took the place of another while the model ran is called by the path of that place."""
+        if torch.compiler.is_dynamo_compiling() or self._current is None or id(module) in self.paths_by_id:
+            return
+        if isinstance(module, torch.fx.GraphModule | torch.jit.ScriptModule):
+            return
+        path = next((path for path, other in self._model.named_modules() if other is module), None)
+        if path is None or path not in self._modules:
+            return
+        self._replacing.append(module)
+        self.paths_by_id[id(module)] = path
+        # Hooks before a call are gathered already for this one; that behind it is not.
+        self._hook(module, path)
+        self._enter(path, args, {})
 
     def _see_generated(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_dynamo_compiling() or not isinstance(module, torch.fx.GraphModule):
