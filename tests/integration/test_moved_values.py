@@ -60,14 +60,41 @@ class Scaled(nn.Module):
         return self.scale * x.relu() ** 2 + self.bias
 
 
+class Places(nn.Module):
+    """Makes the same for every input: exporters compute it once, and put the result into the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(2, 128, 1)
+
+    def forward(self, batch: int, height: int, width: int) -> torch.Tensor:
+        down = torch.arange(height, dtype=torch.float32)[:, None].expand(height, width)
+        right = torch.arange(width, dtype=torch.float32)[None].expand(height, width)
+        return self.proj(torch.stack([down.sin(), right.cos()])[None]).repeat(batch, 1, 1, 1)
+
+
+class Placed(nn.Module):
+    """Lays out anew what the file holds, and is too large to be laid out in the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = Places()
+        self.lin = nn.Linear(128, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = self.places(x.shape[0], 8, 8).reshape(x.shape[0], -1, 64).permute(0, 2, 1)
+        return self.lin(x + places)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
         (Rolled(), (2, 5, 4, 6)),
         (nn.Sequential(ChannelsLast(), Mixed()), (2, 6, 5, 4)),
         (nn.Sequential(nn.Conv2d(6, 6, 1), nn.GroupNorm(1, 6), Scaled()), (2, 6, 5, 4)),
+        (Placed(), (2, 64, 128)),
     ],
-    ids=["rolled", "axes changed twice", "constant and weight in one"],
+    ids=["rolled", "axes changed twice", "constant and weight in one", "laid out from the file"],
 )
 def test_no_owner_is_doubted_by_values_that_are_moved_or_that_anybody_may_hold(
     tmp_path: Path, model: nn.Module, shape: tuple[int, ...]

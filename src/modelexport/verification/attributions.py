@@ -17,12 +17,13 @@ from modelexport.analysis.contamination_cases import RULE, Evidence, contaminati
 from modelexport.analysis.dataflow import FlowGraph
 from modelexport.analysis.findings import RuleReport, ValidationReport
 from modelexport.analysis.subject import Subject
+from modelexport.analysis.weights import weight_holders
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import ROOT_CALL, TensorInfo
 from modelexport.inputs import normalize_inputs
 from modelexport.verification.eager_run import EagerCall, EagerRun, as_array, run_eagerly
 from modelexport.verification.fingerprint import Array, Fingerprint, FingerprintIndex, take_fingerprint
-from modelexport.verification.onnx_run import run_onnx
+from modelexport.verification.onnx_run import read_initializers, run_onnx
 
 
 def judge_attributions(
@@ -80,10 +81,15 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
 
     for name, value in feeds.items():
         receive(name, value)
+    constants: dict[int, Fingerprint] = {}
     run_onnx(subject.path, feeds, receive, receive_inner=receive_inner)
+    for name, value in read_initializers(subject.path, _unheld(subject, from_file.flow)):
+        found = take_fingerprint(value)
+        if found is not None:
+            constants[from_file.flow.numbers[name]] = found
     tensors.update(_in_bodies(from_file.flow, inner))
     claims = Claims(from_file.document, from_file.flow, from_file.calls)
-    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors, claims)
+    values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors, claims, constants)
     _check_same_model(subject, model, values)
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
     judge = FlowJudge(from_file.flow, calls, from_file.document.modules, values)
@@ -144,8 +150,10 @@ class ValueWitness:
         run: EagerRun,
         tensors: Mapping[int, Fingerprint],
         claims: Claims,
+        constants: Mapping[int, Fingerprint],
     ) -> None:
         self.flow = flow
+        self._constants = constants
         self._calls = calls
         self._tensors = tensors
         self.telling = {tensor for tensor, found in tensors.items() if found.telling}
@@ -248,7 +256,7 @@ class ValueWitness:
             if source in seen:
                 continue
             seen.add(source)
-            found = self._tensors.get(source)
+            found = self._tensors.get(source) or self._constants.get(source)
             if found is not None and found.is_moved(wanted):
                 return True
             maker = self.flow.makers[source]
@@ -349,6 +357,13 @@ def _feeds(subject: Subject, run: EagerRun, arguments: Any) -> dict[str, Array]:
             "given: give the inputs that it was exported with"
         )
     return {name: as_array(leaf) for name, leaf in zip(wanted, leaves, strict=True)}
+
+
+def _unheld(subject: Subject, flow: FlowGraph) -> set[str]:
+    """The weights of no module: what the exporter computed while it wrote the file."""
+    assert subject.document is not None, "checked before"
+    held = weight_holders(flow, subject.document.modules)
+    return {flow.names[tensor] for tensor in flow.weights if tensor not in held}
 
 
 def _check_same_model(subject: Subject, model: torch.nn.Module, values: ValueWitness) -> None:

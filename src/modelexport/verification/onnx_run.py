@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,13 @@ def run_onnx(
                     receive(name, value)
         if receive_inner is not None:
             run_bodies(model, feeds, functools.partial(_run_for, runtime, folder, path), receive_inner)
+
+
+def read_initializers(path: Path, names: Collection[str]) -> Iterator[tuple[str, Array]]:
+    """The content of those weights of a model file, one after the other."""
+    for tensor in onnx.load_model(path, load_external_data=False).graph.initializer:
+        if tensor.name in names and tensor.data_type != onnx.TensorProto.STRING:
+            yield tensor.name, onnx.numpy_helper.to_array(tensor, base_dir=str(path.parent))
 
 
 def _onnxruntime() -> Any:
