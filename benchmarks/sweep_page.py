@@ -183,6 +183,10 @@ def cause(error: str) -> str:
         chosen = next((attempt for attempt in attempts if "(transformers)" in attempt[0]), attempts[0])
         error = chosen[2]
     text = error.rpartition(" << ")[2]
+    # Of inputs that were tried in vain, what the model said to the first.
+    answered = re.search(r"forward answered to .*?: (\w+: .*?)(?:; to |$)", text)
+    if answered is not None:
+        text = answered.group(1)
     text = re.sub(r"0x[0-9a-f]+", "…", text)
     text = re.sub(r"'[^']{1,80}'|\"[^\"]{1,80}\"|`[^`]{1,80}`", "'…'", text)
     text = re.sub(r"[\[(][^\[\]()]*\d[^\[\]()]*[\])]", "(…)", text)
