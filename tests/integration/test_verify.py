@@ -13,7 +13,7 @@ import torch
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
 from tests.support.damage import change_attribute, change_weight
-from tests.unit.test_nothing_left_behind import Snapshot, snapshot
+from tests.support.untouched import Snapshot, snapshot
 from torch import nn
 
 import modelexport

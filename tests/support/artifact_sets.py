@@ -109,8 +109,8 @@ def failing(number: int) -> Callable[[str], None]:
     return fail
 
 
-def in_child(work: Callable[[], object]) -> bool:
-    """Runs ``work`` in a forked process; returns whether that was killed."""
+def forked(work: Callable[[], object]) -> int:
+    """Runs ``work`` in a process of its own, which ends with 0 where it succeeds; returns the process's number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on, where a thread is running
         pid = os.fork()
@@ -121,7 +121,12 @@ def in_child(work: Callable[[], object]) -> bool:
             status = 0
         finally:
             os._exit(status)
-    _, result = os.waitpid(pid, 0)
+    return pid
+
+
+def in_child(work: Callable[[], object]) -> bool:
+    """Runs ``work`` in a forked process; returns whether that was killed."""
+    _, result = os.waitpid(forked(work), 0)
     assert os.WIFSIGNALED(result) or os.waitstatus_to_exitcode(result) == 0
     return os.WIFSIGNALED(result)
 

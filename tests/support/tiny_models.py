@@ -54,7 +54,7 @@ def pickled_trap(marker: Path) -> bytes:
     return pickle.dumps(Trap(marker))
 
 
-def save_bert(folder: Path, *, tokenizer: bool = False, dtype: torch.dtype = torch.float32) -> Path:
+def make_bert() -> Any:
     """A BERT of one layer, always with the same weights."""
     import transformers
 
@@ -67,10 +67,21 @@ def save_bert(folder: Path, *, tokenizer: bool = False, dtype: torch.dtype = tor
         intermediate_size=16,
         max_position_embeddings=16,
     )
-    transformers.BertModel(config).to(dtype).save_pretrained(folder)
+    return transformers.BertModel(config).eval()
+
+
+def make_tokenizer() -> Any:
+    """A tokenizer of a few words."""
+    import transformers
+
+    return transformers.BertTokenizer(vocab={word: number for number, word in enumerate(VOCABULARY)})
+
+
+def save_bert(folder: Path, *, tokenizer: bool = False, dtype: torch.dtype = torch.float32) -> Path:
+    """The BERT in a folder, with its tokenizer if asked for."""
+    make_bert().to(dtype).save_pretrained(folder)
     if tokenizer:
-        words = {word: number for number, word in enumerate(VOCABULARY)}
-        transformers.BertTokenizer(vocab=words).save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
     return folder
 
 

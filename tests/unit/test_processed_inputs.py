@@ -14,7 +14,7 @@ import pytest
 import soundfile
 import torch
 from tests.support.command import Outcome
-from tests.support.tiny_models import VOCABULARY, save_bert
+from tests.support.tiny_models import VOCABULARY, make_bert, make_tokenizer, save_bert
 
 from modelexport.errors import InputError
 from modelexport.sources.made_inputs import complete_inputs, make_inputs
@@ -26,20 +26,12 @@ TAKEN = dict.fromkeys(["input_ids", "attention_mask", "token_type_ids", "pixel_v
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return transformers.BertTokenizer(vocab={word: number for number, word in enumerate(VOCABULARY)})
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def bert() -> Any:
-    config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-    )
-    return transformers.BertModel(config).eval()
+    return make_bert()
 
 
 @pytest.fixture(scope="module")

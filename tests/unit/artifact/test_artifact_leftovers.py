@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.artifact_sets import as_root, contents, export, in_child, mixed, snapshot, whole
+from tests.support.artifact_sets import as_root, contents, export, forked, in_child, mixed, snapshot, whole
 
 from modelexport import artifact
 from modelexport.artifact import recover, stage
@@ -159,16 +159,7 @@ def test_two_processes_that_export_to_one_target_take_turns(tmp_path: Path) -> N
                 assert (tmp_path / str(contents(tag)[1])).read_bytes() == contents(tag)[2]
 
     def both() -> None:
-        pids = []
-        for work in (lambda: many("a"), lambda: many("b"), reader):
-            pids.append(pid := os.fork())
-            if pid == 0:
-                status = 1
-                try:
-                    work()
-                    status = 0
-                finally:
-                    os._exit(status)
+        pids = [forked(work) for work in (lambda: many("a"), lambda: many("b"), reader)]
         results = [os.waitpid(pid, 0)[1] for pid in pids[:2]]
         (tmp_path / "stop").touch()
         assert [*results, os.waitpid(pids[2], 0)[1]] == [0, 0, 0]

@@ -1,0 +1,106 @@
+"""What forward itself changes is put back: state, hooks and notes of them, modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.meddlers import Ending, do_nothing, example
+from tests.support.untouched import changes, files, snapshot
+from torch import nn
+
+from modelexport.errors import StrategyIncompatibleError
+from modelexport.export import export_model
+
+
+class Undecided(nn.Module):
+    """Runs in PyTorch but not in torch.export, and changes its own state on the way."""
+
+    def __init__(self, change: Callable[[Undecided, torch.Tensor], None]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2, max_norm=0.1)
+        self.register_buffer("steps", torch.zeros(1))
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self, x)
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def add_in_place(model: Undecided, _: torch.Tensor) -> None:
+    model.steps.add_(1)
+
+
+def assign(model: Undecided, _: torch.Tensor) -> None:
+    model.steps = model.steps + 1
+
+
+def normalize_weights(model: Undecided, x: torch.Tensor) -> None:
+    model.table((x > 0).long())
+
+
+@pytest.mark.parametrize("change", [add_in_place, assign, normalize_weights])
+def test_state_dict_is_as_before_when_a_model_that_changes_it_cannot_be_exported(
+    change: Callable[[Undecided, torch.Tensor], None], folder: Path
+) -> None:
+    model = Undecided(change)
+    before, artifact = snapshot(model), files(folder)
+    with pytest.raises(StrategyIncompatibleError):
+        export_model(model, example(), folder / "model.onnx", strategy="fx")
+    assert changes(before, snapshot(model)) == []
+    assert files(folder) == artifact
+
+
+def register_hooks(x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    module.register_forward_pre_hook(do_nothing, with_kwargs=True)
+    module.register_forward_hook(do_nothing, with_kwargs=True, always_call=True)
+    return x + 1
+
+
+def test_hooks_with_keyword_arguments_that_forward_registers_are_gone(folder: Path) -> None:
+    child = nn.Identity()
+    model = nn.Sequential(child, Ending(lambda x: register_hooks(x, child)))
+    before = snapshot(model)
+    export_model(model, example(), folder / "model.onnx")
+    assert changes(before, snapshot(model)) == []
+
+
+def forget_determinism(x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(False)
+    return x + 1
+
+
+class HookedOnce(nn.Module):
+    """Adds a hook at its first run and notes that it did, as current transformers models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.cached: object = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not getattr(self, "hooked", False):
+            self.hooked = True
+            self.lin.register_forward_hook(lambda *_: self.seen.append(1))
+        self.seen: list[int] = []
+        self.cached = self.lin(x)
+        return self.cached
+
+
+def test_note_of_hooks_that_forward_registers_goes_with_them(folder: Path) -> None:
+    model = HookedOnce()
+    export_model(model, torch.randn(2, 3), folder / "model.onnx", strategy="fx")
+    assert not hasattr(model, "hooked")
+    assert model.cached is None
+    model(torch.randn(2, 3))
+    assert model.seen == [1]
+
+
+def test_determinism_that_only_warns_is_as_before(folder: Path) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = Ending(forget_determinism)
+    before = snapshot(model)
+    export_model(model, example(), folder / "model.onnx")
+    assert changes(before, snapshot(model)) == []
