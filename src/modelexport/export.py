@@ -98,7 +98,8 @@ def export_model(
         strategy: Where the evidence comes from; ``"auto"`` tries what there is, in order.
         exporter: Who makes the graph, for strategies that have several; None tries them in order.
         optimize: torch's own flag.
-        verbose: Let torch print its progress.
+        verbose: torch's own flag: its dynamo exporter prints its progress, its TorchScript exporter writes stack traces
+            into the file.
         torch_nn_exceptions: The torch.nn classes that show in tags: names, ``"all"`` or ``"none"``.
         include: Patterns on qualified class names that show in tags in any case.
         exclude: Patterns on qualified class names that do not.

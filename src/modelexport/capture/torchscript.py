@@ -25,6 +25,7 @@ from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
 from modelexport.capture.jit_values import ConstantAddedError, ValueTracker
 from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.own_frames import remove_own_frames, without_own_frames
 from modelexport.capture.scope_recorder import ScopeRecorder
 from modelexport.capture.sharing import with_sharers
 from modelexport.errors import UnusableOptionError
@@ -201,11 +202,14 @@ def _export(
             file = _Sink()
             with weights_apart() as contents:
                 torch.onnx.export(model, args, file, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
-            return ExporterFile(file.written, contents)
+            written = ExporterFile(file.written, contents)
+            return without_own_frames(written) if options.get("verbose") else written
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             torch.onnx.export(model, args, str(path), kwargs=named, dynamo=False, **options)
-            return onnx.load_model(path)
+            model = onnx.load_model(path)
+            remove_own_frames(model)
+            return model
 
 
 class _Sink:
