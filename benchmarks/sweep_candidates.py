@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ import torch
 from benchmarks.sweep_process import run_limited
 from benchmarks.sweep_shrinking import LEVELS, Level, Shrinking, settings_of, shrink_configuration
 
+from modelexport.sources.made_inputs_frames import mentioned
+
 Builder = tuple[str, Callable[[], torch.nn.Module]]
 
 SEED = 0
@@ -28,6 +31,9 @@ SEED = 0
 MOST_PARAMETERS = 100_000_000
 # So many models of a timm family are looked at to find its smallest.
 _MOST_LOOKED_AT = 16
+# So many settings that a class says nothing of by default are made up, and what they are.
+_MOST_MISSING = 6
+_SMALL_NUMBER = 4
 _APART = Path(sys.prefix) / "apart"
 # What torch forgets when nobody holds it.
 _kept: list[Any] = []
@@ -203,9 +209,28 @@ def _diffusers_builders(name: str, levels: Sequence[Level]) -> Iterator[Builder]
 
         def make(level: Any = level) -> torch.nn.Module:
             cls = getattr(diffusers, name)
-            return cls(**Shrinking(level).shrink(settings_of(cls)))
+            return _completed(cls, Shrinking(level, related=True).shrink(settings_of(cls)))
 
         yield f"level {number}", make
+
+
+def _completed(cls: Any, settings: dict[str, Any]) -> Any:
+    """The model, where what is nothing by default and missing in the code that fails becomes a small number."""
+    for _ in range(_MOST_MISSING):
+        try:
+            return cls(**settings)
+        except (TypeError, ValueError) as error:
+            missing = next((name for name in mentioned(error) if _may_be_number(cls, name, settings)), None)
+            if missing is None:
+                raise
+        settings = {**settings, missing: _SMALL_NUMBER}
+    return cls(**settings)
+
+
+def _may_be_number(cls: Any, name: str, settings: dict[str, Any]) -> bool:
+    if name not in settings or settings[name] is not None:
+        return False
+    return re.search(r"\bint\b", str(inspect.signature(cls).parameters[name].annotation)) is not None
 
 
 def _is_installed(package: str) -> bool:

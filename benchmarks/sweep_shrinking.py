@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +54,9 @@ _MOST_FOR_KINDS = 8
 _FEW = 4
 _ID = re.compile(r"(?:^|_)(?:token_)?(?:ids?|index|token|idx)$")
 _PLACES = re.compile(r"(?:^|_)(?:ind(?:ex|exes|ices)|layer_ids?|layers?_idx)(?:_|$)")
-_LAYERS = re.compile(r"(?:^|_)(?:layers?|depths?|blocks?)(?:_|$)|^depth")
+# What ends with channels is no number of layers, though it be that of each block.
+_LAYERS = re.compile(r"(?!.*channels$)(?:.*_)?(?:layers?|depths?|blocks?)(?:_|$)|^depth(?!.*channels$)")
+_HEADS = re.compile(r"(?:^|_)heads?(?:_|$)")
 _COUNT = re.compile(r"^(?:num|number)_")
 _VOCABULARY = re.compile(r"(?:^|_)vocab")
 
@@ -61,8 +64,10 @@ _VOCABULARY = re.compile(r"(?:^|_)vocab")
 class Shrinking:
     """The settings of one model made small: equal numbers stay equal, in all its parts."""
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: Level, related: bool = False) -> None:
+        """Settings made as small as the level says; `related`: numbers that are sums or products of others stay so."""
         self._level = level
+        self._related = related
         self._ids: dict[int, int] = {}
         self._vocabulary = level.vocabulary
         # Lists that have an entry for each layer are as long as there were layers.
@@ -80,9 +85,10 @@ class Shrinking:
     def shrink(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with smaller numbers in them; what is no number, or no list of some, stays."""
         for name, value in settings.items():
-            if _is_number(value) and _LAYERS.search(name) and value > self._level.layers:
+            if _is_number(value) and _LAYERS.match(name) and value > self._level.layers:
                 self._lengths[value] = self._level.layers
-        return {name: self._shrink(name, value) for name, value in settings.items()}
+        small = {name: self._shrink(name, value) for name, value in settings.items()}
+        return _with_relations(settings, small) if self._related else small
 
     def _shrink(self, name: str, value: Any) -> Any:
         if _is_number(value):
@@ -101,7 +107,7 @@ class Shrinking:
             return self._id(value)
         if _VOCABULARY.search(name):
             return min(value, level.vocabulary) if value > _FEW else value
-        if _LAYERS.search(name):
+        if _LAYERS.match(name):
             return min(value, level.layers) if value <= 256 else _power(value, level.size)
         if _COUNT.search(name):
             return value if value <= _FEW else self._lessened(value, level.count)
@@ -128,7 +134,7 @@ class Shrinking:
     def _sequence(self, name: str, values: list[Any]) -> list[Any]:
         values = self._shortened(values)
         if all(_is_number(value) for value in values):
-            if _PLACES.search(name):
+            if _PLACES.search(name) or self._numbers_layers(name, values):
                 return self._places(values)
             smaller = [self._number(name, value) for value in values]
             if max(values) > _FEW and self._level.divisor is None and not _PLACES.search(name):
@@ -136,6 +142,12 @@ class Shrinking:
                 return [_power(value, value) if value > 1 and value % 2 else value for value in smaller]
             return smaller
         return [self._shrink(name, value) if isinstance(value, list | tuple | dict) else value for value in values]
+
+    def _numbers_layers(self, name: str, values: list[int]) -> bool:
+        """Whether a list speaks of certain layers: it has to do with layers, grows, and ends below their number."""
+        if not _LAYERS.match(name) or values != sorted(set(values)) or min(values) < 0:
+            return False
+        return max(values) > self._level.layers and any(max(values) < layers for layers in self._lengths)
 
     def _places(self, values: list[int]) -> list[int]:
         """Numbers of layers: as many different ones of the layers that are left."""
@@ -221,6 +233,33 @@ def _was_given(cls: type, name: str, value: Any) -> bool:
         return bool(_value(cls(), name, None) != value)
     except Exception:  # noqa: BLE001  a part that cannot be made by itself: what it has was given
         return True
+
+
+def _with_relations(settings: Mapping[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """The small settings, where a number that was the sum of a list, or heads by their width, is that again."""
+    sums = {sum(value): sum(small[name]) for name, value in settings.items() if _is_list_of_sizes(value)}
+    changed = _replaced(settings, small, sums)
+    heads = [name for name, value in settings.items() if _is_number(value) and _HEADS.search(name) and value > 1]
+    counts = [name for name in heads if _COUNT.search(name) or name.endswith("heads")]
+    products: dict[int, int] = {}
+    for count, width in itertools.product(counts, [name for name in heads if name not in counts]):
+        product = settings[count] * settings[width]
+        # Two pairs that come to the same do so again.
+        if product in products and products[product] % changed[count] == 0:
+            changed[width] = products[product] // changed[count]
+        products.setdefault(product, changed[count] * changed[width])
+    return _replaced(settings, changed, products)
+
+
+def _replaced(settings: Mapping[str, Any], small: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        name: numbers[settings[name]] if _is_number(settings[name]) and settings[name] in numbers else value
+        for name, value in small.items()
+    }
+
+
+def _is_list_of_sizes(value: object) -> bool:
+    return isinstance(value, list | tuple) and 1 < len(value) <= _FEW and all(_is_number(v) and v > 1 for v in value)
 
 
 def _is_number(value: object) -> bool:

@@ -245,7 +245,7 @@ class Clips(nn.Module):
 
 
 def test_number_of_axes_is_told_by_the_code_that_takes_them_apart() -> None:
-    assert make_inputs(Clips())["hidden_states"].shape == (2, 4, 16, 16, 16)  # type: ignore[call-overload]
+    assert make_inputs(Clips())["hidden_states"].shape == (2, 4, 5, 16, 16)  # type: ignore[call-overload]
 
 
 def test_size_is_told_by_what_became_of_it() -> None:

@@ -91,7 +91,7 @@ def _search(
         arguments = make_tensors(proposal, facts.dtype, avoided)
         args = tuple(arguments[name] for name in facts.positional if name in arguments)
         kwargs = {name: value for name, value in arguments.items() if name not in facts.positional}
-        failure = try_call(model, *copied_inputs(args, kwargs))
+        failure = try_call(model, *copied_inputs(args, kwargs), facts.positional)
         if failure is None:
             return (kwargs if not args else (*args, kwargs) if kwargs else args), failures
         failures.append((proposal, failure))
@@ -133,7 +133,7 @@ class _Waiting:
 
 
 def _key(value: object) -> str:
-    return repr(value) if isinstance(value, TensorSpec) else f"{type(value).__name__} {id(value)}"
+    return repr(value) if isinstance(value, TensorSpec | int) else f"{type(value).__name__} {id(value)}"
 
 
 def _first(model: torch.nn.Module, facts: ModelFacts, processor: object | None) -> Iterator[Proposal]:
@@ -193,6 +193,8 @@ def describe(inputs: Mapping[str, Any] | tuple[Any, ...]) -> str:
 def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{'x'.join(map(str, value.shape)) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        return f"{len(value)} times {_described(value[0])}"
     return str(value) if isinstance(value, TensorSpec) else repr(value)
 
 

@@ -70,6 +70,12 @@ class ModelFacts:
                     return found
         return None
 
+    @property
+    def axes(self) -> int | None:
+        """How many numbers a place has, where the configuration has a list with an entry for each."""
+        named = (value for name, value in self.config if "axes" in name.split("_"))
+        return next((len(value) for value in named if isinstance(value, list | tuple) and len(value) > 1), None)
+
     def special_tokens(self) -> dict[str, int]:
         """The numbers of tokens with a meaning of their own, by the names the configuration has for them."""
         found: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from typing import Any
@@ -24,6 +25,7 @@ _VIDEO = frozenset(["video", "videos"])
 _FEATURES = frozenset(["features", "mel", "spectrogram"])
 _STATES = frozenset(["embeds", "states", "embeddings", "hidden"])
 _SIGNAL = frozenset(["values", "audio", "waveform", "wav", "speech"])
+_LIST = re.compile(r"^(?:typing\.)?(?:Optional\[)?(?:typing\.)?[lL]ist\[torch\.\w*Tensor")
 _SAYING = _IMAGE | _VIDEO | _FEATURES | _STATES | _SIGNAL
 
 
@@ -32,29 +34,57 @@ def words(name: str) -> list[str]:
     return [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name.lower()) if word]
 
 
-def takes_tensor(parameter: inspect.Parameter) -> bool:
+def takes_input(parameter: inspect.Parameter) -> bool:
     """Whether an argument may be an input: what has a value of its own, or says it is none, is an option."""
     if parameter.default is not None and parameter.default is not parameter.empty:
         return False
-    return parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation)
+    return parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation) or bool(_plain(parameter))
 
 
 def propose(facts: ModelFacts, name: str) -> list[Any]:
     """What the argument `name` may be, the likeliest first."""
     parameter = facts.parameters.get(name)
-    annotation = "" if parameter is None or parameter.annotation is inspect.Parameter.empty else parameter.annotation
-    said = annotation if isinstance(annotation, str) else str(getattr(annotation, "__name__", annotation))
-    if annotation in (bool, int, float) or said in ("bool", "int", "float"):
+    plain = _plain(parameter)
+    if plain:
+        return plain
+    annotation = "" if parameter is None or parameter.annotation is parameter.empty else str(parameter.annotation)
+    found = _tensors(facts, name, annotation)
+    if _LIST.search(annotation):
+        # One for each of the batch, without an axis for it.
+        return [dataclasses.replace(spec, shape=spec.shape[1:], copies=BATCH) for spec in found]
+    return found
+
+
+def _plain(parameter: inspect.Parameter | None) -> list[Any]:
+    """Values for an argument that is no tensor, by its annotation."""
+    if parameter is None or parameter.annotation is parameter.empty:
+        return []
+    annotation = parameter.annotation
+    said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    said = str(annotation) if said in ("Optional", "Union", "List", "list", "UnionType", "") else said
+    said = re.sub(r"typing\.|Optional|None|[\s|\[\]]", "", said).lower()
+    if said in ("bool", "int", "float"):
         return [{"bool": False, "int": 1, "float": 1.0}[said]]
+    if said == "listint":
+        return [[LENGTH] * BATCH]
+    # Lists of sizes in each direction, as many places in all as there are in a sequence.
+    sizes = re.fullmatch(r"list(?:list)?tuple(?P<ints>int(?:,int)+)", said)
+    return [[(*(1,) * sizes["ints"].count(","), LENGTH)] * BATCH] if sizes is not None else []
+
+
+def _tensors(facts: ModelFacts, name: str, annotation: str) -> list[TensorSpec]:
     grid = _grid(name)
     if grid is not None:
         return [grid]
-    kind = _kind(name, str(annotation))
+    kind = _kind(name, annotation)
     if kind is Kind.NUMBERS:
         numbers = [TensorSpec(shape) for shape in _number_shapes(facts, name)]
         # A name that says nothing, and a model that begins with a table to look tokens up in.
         tokens = [TensorSpec((BATCH, LENGTH), Kind.TOKENS, facts.vocabulary)] if _looks_up_first(facts) else []
         return tokens + numbers if not _SAYING & set(words(name)) else numbers
+    if kind is not Kind.ONES and words(name)[-1] == "ids" and facts.axes is not None and not _has_table(facts):
+        # Nothing to look them up in: they are places, with a number for each direction.
+        return [TensorSpec((LENGTH, facts.axes)), TensorSpec((BATCH, LENGTH, facts.axes))]
     shapes = _index_shapes(facts, name, kind)
     below = facts.vocabulary if kind is Kind.TOKENS else 2
     return [TensorSpec(shape, kind, below) for shape in shapes]
@@ -110,7 +140,7 @@ def _index_shapes(facts: ModelFacts, name: str, kind: Kind) -> list[tuple[int, .
         side = _image_side(facts)
         return [(BATCH, *side), (BATCH, LENGTH), (BATCH, 1, *side)]
     if words(name)[-1] in ("timestep", "timesteps"):
-        return [(), (BATCH,)]
+        return [(BATCH,), ()]
     if words(name)[-1] == "bbox":
         return [(BATCH, LENGTH, 4)]
     return [(BATCH, LENGTH), (BATCH,), (BATCH, LENGTH, LENGTH)]
@@ -144,8 +174,7 @@ def _image_side(facts: ModelFacts) -> tuple[int, int]:
 
 
 def _image_shapes(facts: ModelFacts, video: bool) -> list[tuple[int, ...]]:
-    channels = facts.number("num_channels", "in_channels", "in_chans", "num_input_channels")
-    channels = channels or _first_channels(facts) or 3
+    channels = channels_of(facts) or 3
     height, width = _image_side(facts)
     frames = facts.number("num_frames", "frames_per_clip", "tubelet_size") or 2
     image = (BATCH, channels, height, width)
@@ -174,8 +203,10 @@ def _first_width(facts: ModelFacts) -> int | None:
     return next((module.in_features for module in facts.modules if isinstance(module, torch.nn.Linear)), None)
 
 
-def _first_channels(facts: ModelFacts) -> int | None:
-    return next((module.in_channels for module in facts.modules if isinstance(module, CONVOLUTIONS)), None)
+def channels_of(facts: ModelFacts) -> int | None:
+    """How many channels images have, by the configuration or the first convolution."""
+    said = facts.number("num_channels", "in_channels", "in_chans", "num_input_channels")
+    return said or next((module.in_channels for module in facts.modules if isinstance(module, CONVOLUTIONS)), None)
 
 
 def _weight_shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
@@ -190,6 +221,10 @@ def _weight_shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
         if isinstance(module, torch.nn.Linear):
             return [(BATCH, module.in_features), (BATCH, LENGTH, module.in_features)]
     return []
+
+
+def _has_table(facts: ModelFacts) -> bool:
+    return any(isinstance(module, TABLES) for module in facts.modules)
 
 
 def _looks_up_first(facts: ModelFacts) -> bool:

@@ -11,24 +11,36 @@ from typing import Any
 import torch
 
 from modelexport.sources.made_inputs_facts import CONVOLUTIONS, TABLES, ModelFacts
-from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, takes_tensor, words
-from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec
+from modelexport.sources.made_inputs_operands import by_operands
+from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, takes_input, words
+from modelexport.sources.made_inputs_ranks import by_rank, by_said_shape
+from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec, tensors
 from modelexport.sources.made_inputs_trial import Failure
 
 _MISSING = re.compile(r"missing \d+ required [\w-]+ arguments?: (?P<names>.+)")
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
-_UNPACKED = re.compile(r"values to unpack \(expected (?P<rank>\d)\b")
-_SIDE = 16
 _BY = re.compile(r"[x*]")
 _MOST_NUMBERS = 8
 _MOST_MENTIONED = 4
+# Words for a type that an operation of torch misses.
+_TYPES = ((Kind.TRUTH, ("bool",)), (Kind.NUMBERS, ("dtype", "float", "scalar type")))
 _SHAPED = (ValueError, RuntimeError, IndexError, AssertionError, TypeError)
 _MOST_SENSIBLE_SIZE = 1 << 14
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
 
 
 def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[tuple[int, Proposal]]:
-    """Proposals to try next, each with how far it is from the one that failed: 0 is what the error asks for."""
+    """Proposals to try next, each with how far it is from the one that failed: 0 is what the error asks for.
+
+    Where it is known which arguments went into what failed, changing another is a step farther.
+    """
+    suspects = {*failure.suspects}
+    for step, changed in _repairs(facts, proposal, failure):
+        touched = {name for name, value in proposal.items() if changed.get(name) is not value}
+        yield (step if not suspects or touched <= suspects else step + 1), changed
+
+
+def _repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[tuple[int, Proposal]]:
     missing = _MISSING.search(failure.words) if issubclass(failure.kind, TypeError) else None
     if missing is not None:
         names = [name for name in re.findall(r"'(\w+)'", missing["names"]) if name in facts.parameters]
@@ -40,7 +52,10 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
     if "None" in failure.words:
         yield from ((0, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((1, changed) for changed in _by_module(proposal, failure))
-    yield from ((1, changed) for changed in _by_unpacked_axes(facts, proposal, failure))
+    yield from ((1, changed) for changed in _by_said_type(proposal, failure))
+    yield from ((1, changed) for changed in by_said_shape(proposal, failure))
+    yield from ((1, changed) for changed in by_rank(facts, proposal, failure))
+    yield from ((1, changed) for changed in by_operands(proposal, failure, _numbers(failure)))
     yield from ((1, changed) for changed in _placeholders(facts, proposal, failure))
     yield from ((1, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((2, changed) for changed in _by_numbers(proposal, failure))
@@ -51,10 +66,6 @@ def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
     yield from ((4, changed) for changed in _with_one_more(facts, proposal))
 
 
-def _tensors(proposal: Proposal) -> list[tuple[str, TensorSpec]]:
-    return [(name, spec) for name, spec in proposal.items() if isinstance(spec, TensorSpec) and not spec.rows]
-
-
 def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
     """With the first arguments added that the error or the code speaks of and that were not given."""
     seen: set[str] = set()
@@ -62,7 +73,7 @@ def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Itera
         parameter = facts.parameters.get(name)
         if parameter is None or name in proposal or name in seen:
             continue
-        if not takes_tensor(parameter):
+        if not takes_input(parameter):
             continue
         seen.add(name)
         for spec in (*_missing_input(failure), *propose(facts, name)[:1]):
@@ -84,7 +95,7 @@ def _missing_input(failure: Failure) -> Iterator[TensorSpec]:
 def _with_one_more(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
     """With an argument that may be left out, as far as the signature goes, and nobody spoke of."""
     for name, parameter in facts.parameters.items():
-        if name not in proposal and takes_tensor(parameter):
+        if name not in proposal and takes_input(parameter):
             yield from ({**proposal, name: _fitting(spec, proposal)} for spec in propose(facts, name)[:2])
 
 
@@ -92,13 +103,19 @@ def _fitting(spec: Any, proposal: Proposal) -> Any:
     """What is proposed with the batch and the length of what is there already."""
     if not isinstance(spec, TensorSpec) or spec.rows:
         return spec
-    shapes = [tuple(there.shape) for there in proposal.values() if isinstance(there, TensorSpec | torch.Tensor)]
-    usual = {BATCH: [shape[0] for shape in shapes if shape], LENGTH: [shape[1] for shape in shapes if len(shape) == 2]}
+    there = [value for value in proposal.values() if isinstance(value, TensorSpec | torch.Tensor)]
+    # A length is that of tokens and masks: the second axis of numbers is their width.
+    long = [value.shape[1] for value in there if len(value.shape) == 2 and not _holds_numbers(value)]
+    usual = {BATCH: [value.shape[0] for value in there if value.shape], LENGTH: long}
     axes = {}
     for axis, size in enumerate(spec.shape):
         if axis < 2 and usual.get(size):
             axes[axis] = usual[size][0]
     return spec.resized(axes)
+
+
+def _holds_numbers(value: TensorSpec | torch.Tensor) -> bool:
+    return value.kind is Kind.NUMBERS if isinstance(value, TensorSpec) else value.is_floating_point()
 
 
 def _by_module(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
@@ -123,10 +140,23 @@ def _by_module(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
         yield from _reranked(proposal, shape, rank, size)
         return
     if shape and -len(shape) <= axis < len(shape) and shape[axis] != size:
+        straight = _straight(proposal, failure, shape)
+        if straight is not None and rank is None and len(shape) < 4:
+            yield {**proposal, straight: proposal[straight].resized({axis % len(shape): size})}
+            return
         if rank is None and len(shape) > 3:
             yield from _flattened(proposal, shape, size)
         yield from _resized(proposal, shape[axis], size)
         yield from _scaled(proposal, size / shape[axis])
+
+
+def _straight(proposal: Proposal, failure: Failure, shape: tuple[int, ...]) -> str | None:
+    """The argument that a module was given as it is."""
+    operand = failure.operands[0] if failure.operands else None
+    if operand is None or len(operand.origins) != 1 or operand.shape != shape:
+        return None
+    spec = dict(tensors(proposal)).get(operand.origins[0])
+    return operand.origins[0] if spec is not None and spec.shape == shape else None
 
 
 def _wanted(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
@@ -146,28 +176,41 @@ def _wanted(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
 
 
 def _retyped(proposal: Proposal, shape: tuple[int, ...], kind: Kind, below: int) -> Iterator[Proposal]:
-    others = [(name, spec) for name, spec in _tensors(proposal) if spec.kind is not kind]
+    others = [(name, spec) for name, spec in tensors(proposal) if spec.kind is not kind]
     for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
         yield {**proposal, name: dataclasses.replace(spec, kind=kind, below=below)}
 
 
+def _by_said_type(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With another type where the error speaks of types: truth where it asks for it, or numbers."""
+    said = failure.words.lower()
+    kinds = [kind for kind, wanted in _TYPES if any(word in said for word in wanted)]
+    whole = [operand for operand in failure.operands if not operand.dtype.is_floating_point]
+    for name in dict.fromkeys(name for operand in whole for name in operand.origins):
+        spec = proposal.get(name)
+        if isinstance(spec, TensorSpec) and not spec.rows:
+            yield from (
+                {**proposal, name: dataclasses.replace(spec, kind=kind)} for kind in kinds if kind is not spec.kind
+            )
+
+
 def _lowered(proposal: Proposal, below: int) -> Iterator[Proposal]:
     """With smaller numbers, or fewer of them where a position is looked up."""
-    high = [(name, spec) for name, spec in _tensors(proposal) if spec.kind is Kind.TOKENS and spec.below > below]
+    high = [(name, spec) for name, spec in tensors(proposal) if spec.kind is Kind.TOKENS and spec.below > below]
     if high:
         yield {**proposal, **{name: dataclasses.replace(spec, below=below) for name, spec in high}}
-    ones = [(name, spec) for name, spec in _tensors(proposal) if spec.kind is Kind.ONES]
+    ones = [(name, spec) for name, spec in tensors(proposal) if spec.kind is Kind.ONES]
     for name, spec in ones:
         yield {**proposal, name: dataclasses.replace(spec, kind=Kind.TOKENS, below=1)}
     long = {
         name: spec.resized({axis: below for axis, size in enumerate(spec.shape) if axis and size > below})
-        for name, spec in _tensors(proposal)
+        for name, spec in tensors(proposal)
     }
     yield {**proposal, **long}
 
 
 def _reranked(proposal: Proposal, shape: tuple[int, ...], rank: int, channels: int) -> Iterator[Proposal]:
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         if not spec.shape or (spec.shape != shape and len(spec.shape) == rank):
             continue
         wanted = (spec.shape[0], channels, *(spec.shape[-1],) * (rank - 2))
@@ -178,7 +221,7 @@ def _reranked(proposal: Proposal, shape: tuple[int, ...], rank: int, channels: i
 
 def _flattened(proposal: Proposal, shape: tuple[int, ...], size: int) -> Iterator[Proposal]:
     """With fewer axes where an argument goes straight to a module that takes any number of them."""
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         if spec.shape == shape:
             for wanted in ((shape[0], size), (shape[0], LENGTH, size)):
                 yield {**proposal, name: dataclasses.replace(spec, shape=wanted)}
@@ -189,14 +232,14 @@ def _resized(proposal: Proposal, size: int, wanted: int) -> Iterator[Proposal]:
     if not 0 < wanted <= _MOST_SENSIBLE_SIZE:
         return
     changed = {}
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         axes = [axis for axis, given in enumerate(spec.shape) if given == size and (axis or len(spec.shape) == 1)]
         if axes:
             changed[name] = spec.resized(dict.fromkeys(axes, wanted))
             yield {**proposal, name: changed[name]}
     if len(changed) > 1:
         yield {**proposal, **changed}
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         axes = [axis for axis, given in enumerate(spec.shape) if given == size]
         if len(axes) > 1:
             for axis in reversed(axes):
@@ -205,7 +248,7 @@ def _resized(proposal: Proposal, size: int, wanted: int) -> Iterator[Proposal]:
 
 def _scaled(proposal: Proposal, ratio: float) -> Iterator[Proposal]:
     """With the inner axes of a tensor scaled: a module that sees them flattened wants `ratio` times as much."""
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         inner = len(spec.shape) - 2
         if inner < 1 or spec.kind is not Kind.NUMBERS:
             continue
@@ -218,7 +261,7 @@ def _scaled(proposal: Proposal, ratio: float) -> Iterator[Proposal]:
 def _by_numbers(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
     """With a number of the error's words where another of them is a size that was given."""
     numbers = _numbers(failure)
-    given = {size for _, spec in _tensors(proposal) for size in spec.shape}
+    given = {size for _, spec in tensors(proposal) for size in spec.shape}
     for size in numbers:
         if size in given and size != BATCH:
             for wanted in numbers:
@@ -229,7 +272,7 @@ def _by_numbers(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
 def _by_what_became_of_sizes(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
     """With sizes changed as two numbers of the error's words differ: by their ratio, or by their difference."""
     numbers = _numbers(failure)
-    sizes = {size for _, spec in _tensors(proposal) for size in spec.shape[1:] if size > 1}
+    sizes = {size for _, spec in tensors(proposal) for size in spec.shape[1:] if size > 1}
     for found, wanted in itertools.permutations([number for number in numbers if number > 1][:3], 2):
         for size in sorted(sizes, reverse=True):
             if size > found and size % found == 0 and size * wanted % found == 0:
@@ -237,18 +280,6 @@ def _by_what_became_of_sizes(proposal: Proposal, failure: Failure) -> Iterator[P
         for size in sorted(sizes):
             if size < found and abs(wanted - found) <= LENGTH:
                 yield from _resized(proposal, size, size + wanted - found)
-
-
-def _by_unpacked_axes(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
-    """With as many axes as the code takes apart: channels behind the batch, then sides."""
-    match = _UNPACKED.search(failure.words)
-    rank = int(match["rank"]) if match is not None else 0
-    if rank < 3:
-        return
-    channels = next((module.in_channels for module in facts.modules if isinstance(module, CONVOLUTIONS)), 3)
-    for name, spec in _tensors(proposal):
-        if spec.kind is Kind.NUMBERS and len(spec.shape) != rank:
-            yield {**proposal, name: dataclasses.replace(spec, shape=(BATCH, channels, *(_SIDE,) * (rank - 2)))}
 
 
 def _numbers(failure: Failure) -> list[int]:
@@ -270,7 +301,7 @@ def _placeholders(facts: ModelFacts, proposal: Proposal, failure: Failure) -> It
     said = set(words(text))
     special = facts.special_tokens()
     likely = sorted(special, key=lambda name: -len(said & (set(words(name)) - {"token", "id", "index"})))
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         if spec.kind is not Kind.TOKENS or len(spec.shape) != 2 or words(name)[-1] != "ids":
             continue
         for count in counts:
@@ -284,7 +315,7 @@ def _with_placeholders(proposal: Proposal, name: str, token: int, count: int) ->
     kept = tuple(pair for pair in spec.placeholders if pair[0] != token)
     length = 2 + count + sum(number for _, number in kept)
     changed: Proposal = {}
-    for other, tensor in _tensors(proposal):
+    for other, tensor in tensors(proposal):
         if len(tensor.shape) == 2 and tensor.shape == spec.shape:
             changed[other] = tensor.resized({1: length})
     changed[name] = dataclasses.replace(changed[name], placeholders=(*kept, (token, count)))
@@ -292,13 +323,13 @@ def _with_placeholders(proposal: Proposal, name: str, token: int, count: int) ->
 
 
 def _other_shapes(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         yield from ({**proposal, name: option} for option in propose(facts, name)[1:] if option != spec)
 
 
 def _other_ranks(proposal: Proposal) -> Iterator[Proposal]:
     """With an axis less."""
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         if spec.kind is Kind.NUMBERS and len(spec.shape) > 2:
             yield {**proposal, name: dataclasses.replace(spec, shape=spec.shape[:-1])}
             yield {**proposal, name: dataclasses.replace(spec, shape=(spec.shape[0], *spec.shape[2:]))}
@@ -309,15 +340,15 @@ def _other_sizes(proposal: Proposal) -> Iterator[Proposal]:
     for length in _OTHER_LENGTHS:
         changed = {
             name: spec.resized({axis: length for axis, size in enumerate(spec.shape) if size == LENGTH})
-            for name, spec in _tensors(proposal)
+            for name, spec in tensors(proposal)
         }
         yield {**proposal, **changed}
-    for name, spec in _tensors(proposal):
+    for name, spec in tensors(proposal):
         if spec.kind is Kind.NUMBERS and len(spec.shape) > 2:
             inner = range(2, len(spec.shape))
             yield {**proposal, name: spec.resized({axis: 2 * spec.shape[axis] for axis in inner})}
             yield {**proposal, name: spec.resized({axis: spec.shape[axis] // 4 for axis in inner})}
     single: dict[str, Any] = {
-        name: spec.resized({0: 1}) for name, spec in _tensors(proposal) if spec.shape and spec.shape[0] == BATCH
+        name: spec.resized({0: 1}) for name, spec in tensors(proposal) if spec.shape and spec.shape[0] == BATCH
     }
     yield {**proposal, **single}

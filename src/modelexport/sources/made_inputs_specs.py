@@ -27,13 +27,17 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """A tensor to make: its shape, what it holds, and tokens that must be among what it holds."""
+    """A tensor to make: its shape, what it holds, and tokens that must be among what it holds.
+
+    With `copies` it is a list of so many of them.
+    """
 
     shape: tuple[int, ...]
     kind: Kind = Kind.NUMBERS
     below: int = 2
     placeholders: tuple[tuple[int, int], ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
+    copies: int = 0
 
     @property
     def is_bounded(self) -> bool:
@@ -71,16 +75,30 @@ class TensorSpec:
         return tokens
 
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.kind.value}"
+        times = f"{self.copies} times " if self.copies else ""
+        return f"{times}{'x'.join(map(str, self.shape)) or 'scalar'} {self.kind.value}"
 
 
 Proposal = dict[str, Any]
 
 
+def tensors(proposal: Proposal) -> list[tuple[str, TensorSpec]]:
+    """The tensors of a proposal whose shapes may be changed."""
+    return [(name, spec) for name, spec in proposal.items() if isinstance(spec, TensorSpec) and not spec.rows]
+
+
 def make_tensors(proposal: Proposal, dtype: torch.dtype, avoided: frozenset[int]) -> dict[str, Any]:
-    """The arguments a proposal stands for: the same each time."""
+    """The arguments a proposal stands for: the same each time. A name with a dot is a part of an argument."""
     generator = torch.Generator().manual_seed(_SEED)
-    return {
-        name: spec.make(generator, dtype, avoided) if isinstance(spec, TensorSpec) else spec
-        for name, spec in proposal.items()
-    }
+    arguments: dict[str, Any] = {}
+    for name, spec in proposal.items():
+        value = spec
+        if isinstance(spec, TensorSpec):
+            made = [spec.make(generator, dtype, avoided) for _ in range(spec.copies or 1)]
+            value = made if spec.copies else made[0]
+        whole, _, part = name.partition(".")
+        if part:
+            arguments.setdefault(whole, {})[part] = value
+        else:
+            arguments[whole] = value
+    return arguments

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
-import re
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from modelexport.preserve import buffers_restored, evaluation_mode, preserved_state
+from modelexport.sources.made_inputs_frames import NOTHING, Spoken, mentioned, spoken_of
+from modelexport.sources.made_inputs_origins import Operand, Origins
 from modelexport.structure import named_results
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _MOST_WORDS = 200
 
 # The shape and type of a tensor.
@@ -32,6 +30,8 @@ class Failure:
         module: The innermost module that was running.
         given: The tensors that this module was given.
         progress: How many calls of modules had ended well.
+        operands: What the operation of torch was given that failed, if it was one.
+        spoken: The tensors that the line of code speaks of that failed, and the line.
     """
 
     kind: type[Exception]
@@ -40,21 +40,40 @@ class Failure:
     module: torch.nn.Module | None
     given: tuple[Given, ...]
     progress: int
+    operands: tuple[Operand, ...] = ()
+    spoken: Spoken = NOTHING
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The arguments that what failed was made of, the likeliest first; none where nothing is known."""
+        known = [operand.origins for operand in self.operands] or [tensor.origins for tensor in self.spoken.tensors]
+        return tuple(dict.fromkeys(name for names in sorted(known, key=len) for name in names))
 
     def __str__(self) -> str:
         said = self.words if len(self.words) <= _MOST_WORDS else f"{self.words[: _MOST_WORDS - 2]} …"
         return f"{self.kind.__name__}: {said}"
 
 
-def try_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Failure | None:
-    """Call the model; None where it returns tensors. Nothing of the model or of torch is left changed."""
+def try_call(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+) -> Failure | None:
+    """Call the model; None where it returns tensors. Nothing of the model or of torch is left changed.
+
+    Args:
+        model: The model.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        names: What the positional arguments are called.
+    """
+    origins = Origins({**dict(zip(names, args, strict=False)), **kwargs})
     with preserved_state(model), evaluation_mode(model), buffers_restored(model), torch.no_grad():
-        running = _Running()
+        running = _Running(origins)
         for module in model.modules():
             module.register_forward_pre_hook(running.enter, with_kwargs=True)
             module.register_forward_hook(running.leave)
         try:
-            result = model(*args, **kwargs)
+            with origins:
+                result = model(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  whatever a forward raises at inputs it was not made for
             return running.failure(error)
         if any(True for _ in named_results(result)):
@@ -65,9 +84,10 @@ def try_call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 class _Running:
     """The modules that are running, each with what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Origins) -> None:
         self._stack: list[tuple[torch.nn.Module, tuple[Given, ...]]] = []
         self._ended = 0
+        self._origins = origins
 
     def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
@@ -81,25 +101,14 @@ class _Running:
 
     def failure(self, error: Exception) -> Failure:
         module, given = self._stack[-1] if self._stack else (None, ())
-        # Only words are kept of the error: its traceback would hold every tensor of the call.
-        names = tuple(dict.fromkeys(_mentioned(error)))
-        return Failure(type(error), " ".join(str(error).split()), names, module, given, self._ended)
-
-
-def _mentioned(error: Exception) -> Iterator[str]:
-    yield from _NAME.findall(str(error))
-    lines = []
-    trace = error.__traceback__
-    while trace is not None:
-        lines.append(_statement(trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti))
-        trace = trace.tb_next
-    for line in reversed(lines):
-        yield from _NAME.findall(line)
-
-
-def _statement(code: types.CodeType, line: int, instruction: int) -> str:
-    """The source of the expression that was being evaluated."""
-    positions = list(code.co_positions())
-    first, last, *_ = positions[instruction // 2] if instruction // 2 < len(positions) else (line, line)
-    first = first or line
-    return " ".join(linecache.getline(code.co_filename, number) for number in range(first, (last or first) + 1))
+        # Only words and shapes are kept of the error: its traceback would hold every tensor of the call.
+        return Failure(
+            type(error),
+            " ".join(str(error).split()),
+            tuple(dict.fromkeys(mentioned(error))),
+            module,
+            given,
+            self._ended,
+            self._origins.operands(error),
+            spoken_of(error, self._origins),
+        )

@@ -1,0 +1,61 @@
+"""Settings made small for the sweep: what they have to do with each other stays."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.sweep_candidates import _completed
+from benchmarks.sweep_shrinking import LEVELS, Shrinking
+
+SETTINGS = {
+    "num_layers": 24,
+    "num_attention_heads": 70,
+    "attention_head_dim": 32,
+    "num_cross_attention_heads": 20,
+    "cross_attention_head_dim": 112,
+    "cross_attention_dim": 2240,
+    "in_channels": 16,
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_products_of_heads_and_their_width_stay_equal(level: object) -> None:
+    small = Shrinking(level, related=True).shrink(SETTINGS)  # type: ignore[arg-type]
+    product = small["num_attention_heads"] * small["attention_head_dim"]
+    assert small["num_cross_attention_heads"] * small["cross_attention_head_dim"] == product
+    assert small["cross_attention_dim"] == product
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_number_that_is_the_sum_of_a_list_stays_one(level: object) -> None:
+    settings = {"axes_dims": (16, 56, 56), "attention_head_dim": 128, "num_attention_heads": 24, "inner_dim": 3072}
+    small = Shrinking(level, related=True).shrink(settings)  # type: ignore[arg-type]
+    assert sum(small["axes_dims"]) == small["attention_head_dim"]
+    assert small["attention_head_dim"] * small["num_attention_heads"] == small["inner_dim"]
+
+
+def test_channels_of_blocks_are_no_number_of_layers() -> None:
+    small = Shrinking(LEVELS[0]).shrink({"block_out_channels": (64, 128), "layers_per_block": 3, "norm_num_groups": 32})
+    assert small == {"block_out_channels": (4, 64), "layers_per_block": 2, "norm_num_groups": 4}
+
+
+def test_list_of_certain_layers_names_layers_that_are_left() -> None:
+    small = Shrinking(LEVELS[0]).shrink({"num_layers": 40, "vace_layers": [0, 5, 10, 35], "depths": [2, 2, 6, 2]})
+    assert small == {"num_layers": 2, "vace_layers": [0, 1], "depths": [2, 2, 2, 2]}
+
+
+class Asking:
+    """Has no number for what it needs."""
+
+    def __init__(self, width: int | None = None, name: str | None = None, *, depth: int | None = None) -> None:
+        self.size = width * 2  # type: ignore[operator]
+        if depth is None:
+            raise ValueError("`depth` must be provided")
+        self.name = name
+
+
+def test_number_that_is_missing_is_made_up() -> None:
+    made = _completed(Asking, {"width": None, "name": None, "depth": None})
+    assert made.size == 8
+    assert made.name is None
+    with pytest.raises(TypeError):
+        _completed(Asking, {"width": {}, "depth": None})
