@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import hashlib
+import functools
 import inspect
 import os
 from collections.abc import Iterable, Mapping
@@ -21,44 +21,34 @@ from modelexport.attribution import Attribution
 from modelexport.boundaries import Boundaries, boundary_paths
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_signature
+from modelexport.capture.dynamic_axes import DynamicAxes
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.carriers import remove_source_references, write_stores
-from modelexport.document import HierarchyDocument, build_document, encode_document
+from modelexport.document import build_document
 from modelexport.errors import ContractError, InputError
-from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation, weight_bytes
+from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.inputs import normalize_inputs
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.projection import Projection, project
 from modelexport.resolution import ResolutionPolicy, add_contexts, complete
 from modelexport.result import AttemptReport, ExportResult
-from modelexport.saving import save_inline
 from modelexport.stand_ins import find_stand_ins
 from modelexport.strategies.base import CaptureRequest
+from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
 from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.tags import TagView
 from modelexport.textfile import check_text_target, staged_text
 from modelexport.uncollected import uncollected
-from modelexport.wire import ExporterFile
+from modelexport.writing import Tagged, write_artifact
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
-# Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
-_EXTERNAL_DATA_BYTES = 2**30
-# Beyond this torch does so whatever the caller says: the graph needs room in the file too.
-_LARGEST_INLINE_BYTES = 3 * 2**29
 # Arguments of torch.onnx.export that say what ours say.
 _OURS = frozenset({"model", "args", "f", "dynamo"})
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tagged:
-    """A model with its document in it, ready to be written."""
-
-    model: ir.Model | onnx.ModelProto
-    document: HierarchyDocument
-    file: ExporterFile | None = None
+# Those that say which axes may have other sizes.
+_DYNAMIC = ("dynamic_shapes", "dynamic_axes")
 
 
 def export_model(
@@ -75,6 +65,7 @@ def export_model(
     exclude: Iterable[str] = (),
     advanced_resolution: bool = True,
     boundaries: Boundaries = (),
+    dynamic: DynamicAxes | None = None,
     private: bool = False,
     training: bool = False,
     external_data: bool | None = None,
@@ -107,6 +98,9 @@ def export_model(
             fall to the root.
         boundaries: Modules that this reasoning must not cross: paths, classes (``"class:BertLayer"``, or the class),
             or a function that says of a module's information whether it is one.
+        dynamic: Axes of the inputs that may have other sizes. ``"auto"`` finds them by running the model, and gives up
+            those that torch cannot export; ``{"input_ids": {0: "batch", 1: "length"}}`` names them by the arguments of
+            forward (``"pair.left"`` for a part of one). Where the example has a size of one there, it is run with two.
         private: Leave out all source paths and stack traces, torch's own included.
         training: Export the model in the mode it is in.
         external_data: Weights in a file of their own; None does so only where they need it.
@@ -128,42 +122,30 @@ def export_model(
     """
     run = Pipeline(STEPS, progress)
     with run.step("check"):
-        if not isinstance(output_path, str | os.PathLike):
-            raise InputError(f"output_path is a {type(output_path).__name__}: give the path of the .onnx file to write")
-        target = artifact.check_target(Path(output_path), force=overwrite)
-        dumps: dict[str, Path] = {}
-        for kind, path in (("fx", fx_graph_path), ("jit", jit_graph_path)):
-            if path is not None:
-                taken = (target, artifact.sidecar_path(target), *dumps.values())
-                dumps[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
+        target, dumps = _check_targets(output_path, {"fx": fx_graph_path, "jit": jit_graph_path}, overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         _check_model(model)
         kept_apart = boundary_paths(read_module_tree(model), boundaries) if boundaries != () else frozenset()
         policy = ResolutionPolicy(advanced_resolution, kept_apart)
-        selector = StrategySelector(registry)
-        dynamic = any(torch_options.get(name) is not None for name in ("dynamic_shapes", "dynamic_axes"))
-        found = selector.candidates(strategy, exporter, model, dynamic_shapes=dynamic)
-        _check_options(torch_options)
+        sizes_vary = any(value is not None for value in (dynamic, *(torch_options.get(name) for name in _DYNAMIC)))
+        found = StrategySelector(registry).candidates(strategy, exporter, model, dynamic_shapes=sizes_vary)
+        _check_options(torch_options, dynamic)
         args, kwargs = normalize_inputs(example_inputs, torch_options.get("kwargs"))
         check_signature(model, args, kwargs)
         tracing = {k: v for k, v in torch_options.items() if k != "kwargs"}
         tracing |= {"optimize": optimize, "verbose": verbose}
         request = CaptureRequest(model, args, kwargs, tracing, exporter="", training=training)
     with run.step("capture") as note:
-        capture, attempts = _capture(found, request)
+        captured = _capture(found, request, dynamic)
+        capture, served = captured.capture, captured.attempts[-1]
         note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
-        for kind in dumps:
-            if kind != capture.traced_as:
-                raise InputError(
-                    f"there is no {kind} graph to write: strategy {attempts[-1].strategy!r} traced the model as a "
-                    f"{capture.traced_as} graph; ask for that one, or name the strategy"
-                )
+        _check_dumps(dumps, capture, served)
     with run.step("attribute"):
         traced = complete(capture.traced, capture.recorded, capture.calls, policy)
     with run.step("project"):
         projection = _project(capture, traced, policy)
     with run.step("document") as note:
-        tagged = _document(capture, projection, attempts[-1].strategy, view)
+        tagged = _document(capture, projection, served.strategy, view)
         note.detail = f"{len(tagged.document.nodes)} nodes"
         if private:
             remove_source_references(tagged.model)
@@ -171,15 +153,34 @@ def export_model(
     with run.step("write"), contextlib.ExitStack() as stack:
         for dump in dumps.values():
             stack.enter_context(staged_text(dump, capture.describe()))
-        files = (*_write(tagged, target, external_data, overwrite, torch_options), *dumps.values())
+        written = write_artifact(
+            tagged, target, external_data=external_data, overwrite=overwrite, options=torch_options
+        )
     return ExportResult(
         onnx_path=target,
         sidecar_path=artifact.sidecar_path(target),
-        files=files,
+        files=(*written, *dumps.values()),
         document=tagged.document,
-        attempts=attempts,
+        attempts=captured.attempts,
         steps=tuple(run.reports),
+        dynamic_axes=captured.dynamic_axes,
+        notes=captured.notes,
     )
+
+
+def _check_targets(
+    output_path: object, graph_paths: Mapping[str, str | Path | None], overwrite: bool
+) -> tuple[Path, dict[str, Path]]:
+    """Where the model goes, and where what was traced goes, by the kind of graph."""
+    if not isinstance(output_path, str | os.PathLike):
+        raise InputError(f"output_path is a {type(output_path).__name__}: give the path of the .onnx file to write")
+    target = artifact.check_target(Path(output_path), force=overwrite)
+    dumps: dict[str, Path] = {}
+    for kind, path in graph_paths.items():
+        if path is not None:
+            taken = (target, artifact.sidecar_path(target), *dumps.values())
+            dumps[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
+    return target, dumps
 
 
 def _check_model(model: object) -> None:
@@ -188,7 +189,7 @@ def _check_model(model: object) -> None:
         raise InputError(f"the model is a {type(model).__name__}{hint}, not a torch.nn.Module: pass the module itself")
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, Any], dynamic: object) -> None:
     accepted = set(inspect.signature(torch.onnx.export).parameters) - _OURS
     for name in options:
         if name not in accepted:
@@ -199,14 +200,32 @@ def _check_options(options: Mapping[str, Any]) -> None:
     newest = onnx.defs.onnx_opset_version()
     if opset is not None and not (isinstance(opset, int) and 1 <= opset <= newest):
         raise InputError(f"opset_version={opset!r} is no opset: choose a number from 1 to {newest}")
+    both = [name for name in _DYNAMIC if options.get(name) is not None]
+    if dynamic is not None and both:
+        raise InputError(f"dynamic and {both[0]} both say which axes may have other sizes: give one of them")
 
 
-def _capture(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
+def _capture(found: list[Candidate], request: CaptureRequest, dynamic: DynamicAxes | None) -> Captured:
+    if dynamic is None:
+        return Captured(*_capture_once(found, request))
+    return capture_dynamic(request, dynamic, found, functools.partial(_capture_once, found))
+
+
+def _capture_once(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
     with TURN, preserved_state(request.model):
         if request.training:
             return capture_with_first(found, request)
         with evaluation_mode(request.model):
             return capture_with_first(found, request)
+
+
+def _check_dumps(dumps: Iterable[str], capture: Capture, served: AttemptReport) -> None:
+    for kind in dumps:
+        if kind != capture.traced_as:
+            raise InputError(
+                f"there is no {kind} graph to write: strategy {served.strategy!r} traced the model as a "
+                f"{capture.traced_as} graph; ask for that one, or name the strategy"
+            )
 
 
 @uncollected()
@@ -229,7 +248,7 @@ def _document(
     projection: Projection,
     strategy: str,
     view: TagView,
-) -> _Tagged:
+) -> Tagged:
     model, final, tensors = capture.model, projection.attributions, projection.tensors
     nodes = identified_nodes(model)
     unowned = [identity for identity, node in nodes if node not in final]
@@ -250,8 +269,8 @@ def _document(
         stand_in=None if tensors is None else find_stand_ins(capture.traced, model, tensors, capture.calls, final),
     )
     if capture.file is None:
-        return _Tagged(model, document)
-    return _Tagged(capture.file.skeleton(), document, capture.file)
+        return Tagged(model, document)
+    return Tagged(capture.file.skeleton(), document, capture.file)
 
 
 def _axes(capture: Capture, tensors: Mapping[str, str] | None) -> dict[str, str]:
@@ -259,70 +278,6 @@ def _axes(capture: Capture, tensors: Mapping[str, str] | None) -> dict[str, str]
     if tensors is None:
         return dict(capture.axis_sizes)
     return {tensors[name]: axis for name, axis in capture.axis_sizes.items() if name in tensors}
-
-
-def _write(
-    tagged: _Tagged, target: Path, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
-) -> tuple[Path, ...]:
-    sidecar = artifact.sidecar_path(target)
-    with artifact.stage(target, force=overwrite) as staging:
-        staged = staging.path(target.name)
-        if isinstance(tagged.model, onnx.ModelProto):
-            _write_file(tagged, staged, external_data)
-        else:
-            _write_model(tagged.model, staged, external_data, options)
-        data_name = _name_data_file(staged, target)
-        staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
-        return staging.commit(target.name, data_name, {sidecar.name: sidecar})
-
-
-def _write_model(model: ir.Model, path: Path, external_data: bool | None, options: Mapping[str, Any]) -> None:
-    size = weight_bytes(model)
-    included = options.get("export_params", True)
-    as_inputs = options.get("keep_initializers_as_inputs", False)
-    if external_data is None:
-        external_data = size > _EXTERNAL_DATA_BYTES
-    if included and not as_inputs and not external_data and size <= _LARGEST_INLINE_BYTES:
-        save_inline(model, path)
-        return
-    torch.onnx.ONNXProgram(model, None).save(
-        path,
-        include_initializers=included,
-        keep_initializers_as_inputs=as_inputs,
-        external_data=external_data,
-    )
-
-
-def _write_file(tagged: _Tagged, path: Path, external_data: bool | None) -> None:
-    """Write the exporter's own file with its nodes tagged, its weights beside it if asked for or if they are large."""
-    if tagged.file is None or not isinstance(tagged.model, onnx.ModelProto):
-        raise ContractError("there is no file to write the tagged nodes into")
-    with path.open("wb") as file:
-        file.writelines(tagged.file.pieces(tagged.model))
-    if external_data or (external_data is None and tagged.file.size > _EXTERNAL_DATA_BYTES):
-        proto = onnx.load_model(path)
-        onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
-
-
-def _name_data_file(staged: Path, target: Path) -> str | None:
-    """Give the data file that torch wrote a name made of its content, and tell the model.
-
-    So a graph can never be found beside weights that are not its own.
-    """
-    written = staged.with_name(f"{staged.name}.data")
-    if not written.exists():
-        return None
-    with written.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    name = artifact.data_file_name(target, digest)
-    written.rename(written.with_name(name))
-    proto = onnx.load_model(staged, load_external_data=False)
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = name
-    staged.write_bytes(proto.SerializeToString())
-    return name
 
 
 @final

@@ -70,6 +70,8 @@ class PrintedExport(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     attempts: tuple[AttemptReport, ...]
     steps: tuple[StepReport, ...]
+    dynamic_axes: dict[str, dict[str, str]]
+    notes: tuple[str, ...]
 
 
 class PrintedStages(msgspec.Struct, frozen=True):
@@ -99,6 +101,8 @@ class ExportResult(Mapping[str, Any]):
         document: The hierarchy itself.
         attempts: The strategies that were tried.
         steps: Time and memory of each step.
+        dynamic_axes: What `dynamic` came to: for each input the name of the dimension by the number of the axis.
+        notes: What else is to be said.
 
     As a mapping it has the same content in plain types: ``result["summary"]["success"]``.
     """
@@ -109,6 +113,8 @@ class ExportResult(Mapping[str, Any]):
     document: HierarchyDocument
     attempts: tuple[AttemptReport, ...]
     steps: tuple[StepReport, ...]
+    dynamic_axes: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def strategy(self) -> str:
@@ -149,6 +155,11 @@ class ExportResult(Mapping[str, Any]):
                 files=tuple(str(path) for path in self.files),
                 attempts=self.attempts,
                 steps=self.steps,
+                dynamic_axes={
+                    name: {str(axis): dimension for axis, dimension in axes.items()}
+                    for name, axes in self.dynamic_axes.items()
+                },
+                notes=self.notes,
             )
         )
         return content

@@ -14,9 +14,9 @@ import torch
 from tests.support.command import Outcome
 from torch import nn
 
-from modelexport.errors import InputError
-from modelexport.sources.dynamic_axes import Call, check_axes, dynamic_shapes, find_axes
-from modelexport.sources.dynamic_export import export_dynamic
+import modelexport
+from modelexport.capture.dynamic_axes import Call, check_axes, dynamic_shapes, find_axes
+from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.structure import named_results
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -109,18 +109,21 @@ def test_axes_are_found_exported_and_run_at_other_sizes(name: str, tmp_path: Pat
     torch.manual_seed(0)
     make, axes = MODELS[name]
     model, inputs = make()
-    exported = export_dynamic(model.eval(), inputs, tmp_path / "model.onnx", "auto")
+    result = modelexport.export_model(model.eval(), inputs, tmp_path / "model.onnx", dynamic="auto")
     assert same_but_for_names(dimensions(tmp_path / "model.onnx"), axes)
-    assert exported.notes[-1].startswith("dynamic axes: ")
-    assert (exported.result.strategy, exported.result.coverage) == ("fx", 1)
+    assert result.dynamic_axes == axes
+    assert result.notes[-1].startswith("dynamic axes: ")
+    assert (result.strategy, result.coverage) == ("fx", 1)
     same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
 
 
 def test_axes_named_by_hand_are_the_only_ones(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = cnn()
-    export_dynamic(model.eval(), inputs, tmp_path / "model.onnx", [("x", 0, "images"), ("x", -1, "width")])
+    named = {"x": {0: "images", -1: "width"}}
+    result = modelexport.export_model(model.eval(), inputs, tmp_path / "model.onnx", dynamic=named)
     axes = {"x": {0: "images", 3: "width"}}
+    assert result["dynamic_axes"] == {"x": {"0": "images", "3": "width"}}
     assert dimensions(tmp_path / "model.onnx") == axes
     same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
 
@@ -128,10 +131,19 @@ def test_axes_named_by_hand_are_the_only_ones(tmp_path: Path) -> None:
 def test_torchscript_gets_the_axes_in_its_own_form(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = cnn()
-    export_dynamic(model.eval(), inputs, tmp_path / "model.onnx", "auto", strategy="htp")
+    modelexport.export_model(model.eval(), inputs, tmp_path / "model.onnx", dynamic="auto", strategy="htp")
     axes = {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
     assert dimensions(tmp_path / "model.onnx") == axes
     same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_names_that_inputs_are_given_change_no_axis(strategy: str, tmp_path: Path) -> None:
+    model, inputs = cnn()
+    options: dict[str, Any] = {"dynamic": {"x": {0: "images"}}, "input_names": ["pictures"], "strategy": strategy}
+    result = modelexport.export_model(model.eval(), inputs, tmp_path / "model.onnx", **options)
+    assert dimensions(tmp_path / "model.onnx") == {"pictures": {0: "images"}}
+    assert result.dynamic_axes == {"x": {0: "images"}}
 
 
 def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
@@ -159,12 +171,21 @@ class FixedWhenTraced(nn.Module):
 
 def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
     model = FixedWhenTraced()
-    exported = export_dynamic(model, {"x": torch.randn(3, 4)}, tmp_path / "model.onnx", "auto", strategy="fx")
+    inputs = {"x": torch.randn(3, 4)}
+    result = modelexport.export_model(model, inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx")
     assert dimensions(tmp_path / "model.onnx") == {"x": {0: "batch"}}
-    assert exported.notes == (
+    assert result.notes == (
         "forward takes other sizes on these axes, and torch cannot export them: x:1",
         "dynamic axes: x batchx4",
     )
+
+
+def test_axis_named_by_hand_that_torch_fixes_is_an_error(tmp_path: Path) -> None:
+    inputs = {"x": torch.randn(3, 4)}
+    named = {"x": {1: "length"}}
+    with pytest.raises(StrategyIncompatibleError):
+        modelexport.export_model(FixedWhenTraced(), inputs, tmp_path / "model.onnx", dynamic=named, strategy="fx")
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -211,14 +232,29 @@ def test_model_is_left_as_it_was_and_one_that_fails_has_no_axes() -> None:
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
-        ([("y", 0, "batch")], "y:0=batch: there is no input 'y'; the inputs are x"),
-        ([("x", 4, "batch")], "x:4=batch: x has the axes 0 to 3"),
-        ([("x", 0, "a"), ("x", -4, "b")], "axis -4 of x is named twice"),
+        ({"y": {0: "batch"}}, "y:0=batch: there is no input 'y'; the inputs are x"),
+        ({"x": {4: "batch"}}, "x:4=batch: x has the axes 0 to 3"),
+        ({"x": {0: "a", -4: "b"}}, "axis -4 of x is named twice"),
+        ({"x": {0: "1st"}}, "'1st' is no name for a dimension"),
+        ({"x": {"0": "batch"}}, "names no axes: give 'auto', or"),
+        ({"x": ["batch"]}, "names no axes"),
+        ({0: "batch"}, "names no axes"),
+        ("all", "names no axes"),
     ],
 )
-def test_axis_that_is_not_there_is_refused(axes: list[tuple[str, int, str]], said: str) -> None:
+def test_axis_that_is_not_there_is_refused(axes: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         check_axes(axes, Call(Pictures(), (torch.randn(2, 3, 12, 12),), {}))
+    with pytest.raises(InputError, match=said):
+        modelexport.export_model(Pictures(), torch.randn(2, 3, 12, 12), tmp_path / "model.onnx", dynamic=axes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["dynamic_shapes", "dynamic_axes"])
+def test_axes_said_twice_are_refused(option: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dynamic": "auto", option: {"x": {0: "batch"}}}
+    with pytest.raises(InputError, match=f"dynamic and {option} both say which axes"):
+        modelexport.export_model(Pictures(), torch.randn(2, 3, 12, 12), tmp_path / "model.onnx", **options)
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
@@ -239,6 +275,7 @@ def test_command_finds_axes_and_says_them(command: Callable[..., Outcome], tmp_p
         (("x:0=1st",), "--dynamic 'x:0=1st' cannot be read"),
         (("x:7=batch",), "x has the axes 0 to 3"),
         (("y:0=batch",), "there is no input 'y'"),
+        (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is named twice"),
     ],
 )
 def test_command_refuses_what_is_no_axis(

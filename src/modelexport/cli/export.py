@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from modelexport.artifact import check_target, sidecar_path
-from modelexport.cli.dynamic import parse_dynamic, show_dynamic
+from modelexport.cli.dynamic import parse_dynamic
 from modelexport.cli.model_options import ModelArgument, ModelRequest, runs_model
-from modelexport.cli.output import OutputFormat, print_json
+from modelexport.cli.output import OutputFormat, message_console, print_json, printable
 from modelexport.cli.report import markdown_report
 from modelexport.cli.running import Progress, parse_exceptions, show_result, silence_libraries
 from modelexport.cli.stages import check_stage_options, show_stages
 from modelexport.textfile import check_text_target, write_text
+
+if TYPE_CHECKING:
+    from modelexport.result import ExportResult
 
 
 @runs_model
@@ -95,45 +99,46 @@ def export(
     taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
     report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
     request.check()
-    axes = parse_dynamic(dynamic) if dynamic else None
-    from modelexport.export import export_model
-    from modelexport.sources.dynamic_export import export_dynamic
-    from modelexport.stages import export_stages
-
-    silence_libraries()
-    options: dict[str, Any] = {} if opset is None else {"opset_version": opset}
-    # What a factory or a forward prints is no result of ours.
-    with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
-        sourced = request.load(model)
-        example_inputs = request.choose_inputs(model, sourced)
-        options |= {
-            "optimize": optimize,
-            "torch_nn_exceptions": parse_exceptions(torch_nn_exceptions),
-            "advanced_resolution": advanced_resolution,
-            "boundaries": boundary or (),
-            "private": private,
-            "external_data": external_data,
-            "overwrite": force,
-            "progress": progress,
-        }
-        if stages:
-            results = export_stages(sourced.model, example_inputs, output, **options)
-        else:
-            options |= {"strategy": strategy, "exporter": exporter}
-            options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
-            if axes is None:
-                results = {"": export_model(sourced.model, example_inputs, output, **options)}
-            else:
-                exported = export_dynamic(sourced.model, example_inputs, output, axes, **options)
-                show_dynamic(exported)
-                results = {"": exported.result}
+    options: dict[str, Any] = {
+        "optimize": optimize,
+        "torch_nn_exceptions": parse_exceptions(torch_nn_exceptions),
+        "advanced_resolution": advanced_resolution,
+        "boundaries": boundary or (),
+        "private": private,
+        "external_data": external_data,
+        "overwrite": force,
+        **({} if opset is None else {"opset_version": opset}),
+    }
+    if not stages:
+        options |= {"strategy": strategy, "exporter": exporter, "dynamic": parse_dynamic(dynamic)}
+        options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
+    results = _export(model, request, output, options, stages=stages)
     if stages:
         show_stages(results, output_format)
         return
     (result,) = results.values()
+    for note in result.notes:
+        message_console().print(printable(note), markup=False)
     if report_target is not None:
         write_text(report_target, markdown_report(model, result))
     if output_format is OutputFormat.JSON:
         print_json(result.as_dict())
     else:
         show_result(result)
+
+
+def _export(
+    model: str, request: ModelRequest, output: Path, options: Mapping[str, Any], *, stages: bool
+) -> Mapping[str, ExportResult]:
+    """The result of each stage by its name; of the whole model under no name."""
+    from modelexport.export import export_model
+    from modelexport.stages import export_stages
+
+    silence_libraries()
+    # What a factory or a forward prints is no result of ours.
+    with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
+        sourced = request.load(model)
+        example_inputs = request.choose_inputs(model, sourced)
+        if stages:
+            return export_stages(sourced.model, example_inputs, output, progress=progress, **options)
+        return {"": export_model(sourced.model, example_inputs, output, progress=progress, **options)}

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ _LARGER, _SMALLER = (1, 3), (-1, -2)
 _STEPS = (_LARGER, _SMALLER)
 _INSTEAD_OF_ONE = 3
 
+# What a caller says: `AUTO`, or for each input the name of the dimension by the number of the axis.
+DynamicAxes = str | Mapping[str, Mapping[int, str]]
 # An axis of a tensor among the inputs: the tensor's name, and the axis' number.
 Axis = tuple[str, int]
 _Shapes = list[tuple[str, tuple[int, ...]]]
@@ -79,19 +81,29 @@ class Call:
 
 
 def _written(path: Iterable[Any]) -> str:
-    keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
-    return ".".join(str(key) for key in keys)
+    return ".".join(str(_unwrapped(key)) for key in path)
 
 
-def check_axes(named: Iterable[tuple[str, int, str]], call: Call) -> dict[Axis, str]:
-    """The axes that are named by hand: the input, the number of the axis, and the name of the dimension.
+def _unwrapped(key: Any) -> object:
+    match key:
+        case pytree.MappingKey():
+            return key.key
+        case pytree.SequenceKey():
+            return key.idx
+        case pytree.GetAttrKey():
+            return key.name
+    return key
+
+
+def check_axes(named: object, call: Call) -> dict[Axis, str]:
+    """The axes that are named by hand: for each input the name of the dimension by the number of the axis.
 
     Raises:
-        InputError: There is no such axis, or it is named twice.
+        InputError: They are said in another form, there is no such axis, or it is named twice.
     """
     tensors = call.tensors()
     found: dict[Axis, str] = {}
-    for name, axis, dimension in named:
+    for name, axis, dimension in _said(named):
         said = f"the dynamic axis {name}:{axis}={dimension}"
         if name not in tensors:
             raise InputError(f"{said}: there is no input {name!r}; the inputs are {', '.join(tensors) or 'none'}")
@@ -101,8 +113,22 @@ def check_axes(named: Iterable[tuple[str, int, str]], call: Call) -> dict[Axis, 
         place = (name, axis % rank)
         if place in found:
             raise InputError(f"{said}: axis {axis} of {name} is named twice")
+        if not dimension.isidentifier():
+            raise InputError(f"{said}: {dimension!r} is no name for a dimension; take letters, digits and _")
         found[place] = dimension
     return found
+
+
+def _said(named: object) -> Iterator[tuple[str, int, str]]:
+    """Input, axis and dimension of each axis that is named."""
+    for name, axes in named.items() if isinstance(named, Mapping) else [("", named)]:
+        for axis, dimension in axes.items() if isinstance(axes, Mapping) else [(axes, None)]:
+            if not (isinstance(name, str) and isinstance(axis, int) and isinstance(dimension, str)):
+                raise InputError(
+                    f"dynamic={named!r} names no axes: give {AUTO!r}, or the dimensions by input and axis, as in "
+                    "{'input_ids': {0: 'batch', 1: 'length'}}"
+                )
+            yield name, axis, dimension
 
 
 def find_axes(call: Call) -> dict[Axis, str]:
@@ -229,8 +255,8 @@ def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:
     return dict(pytree.tree_map_with_path(of_leaf, call.bound()))
 
 
-def dynamic_axes(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
-    """The axes as the TorchScript exporter takes them."""
+def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
+    """The axes as callers say them, and as the TorchScript exporter takes them."""
     found: dict[str, dict[int, str]] = {}
     for (name, axis), dimension in axes.items():
         found.setdefault(name, {})[axis] = dimension
