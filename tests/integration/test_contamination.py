@@ -163,3 +163,64 @@ def test_constant_that_the_exporter_merged_with_an_equal_weight_is_no_alarm(tmp_
     readers = [owners[node.output[0]] for node in onnx.load(result.onnx_path).graph.node if "1.scale" in node.input]
     assert readers == ["0", "1"]
     assert validate(result.onnx_path, check_contamination=True).findings == ()
+
+
+class _Norm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.register_buffer("steps", torch.arange(8.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(x)) + self.steps
+
+
+class _Constant(torch.nn.Module):
+    """Computes with a constant that no module holds."""
+
+    def __init__(self, content: torch.Tensor) -> None:
+        super().__init__()
+        self.content = (content,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * self.content[0]
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("content", [torch.ones(8), torch.zeros(8), torch.arange(8.0)], ids=["ones", "zeros", "steps"])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("fx", {}),
+        ("fx", {"optimize": False}),
+        ("htp", {}),
+        ("htp", {"do_constant_folding": False}),
+        ("usage_based", {}),
+    ],
+)
+def test_constant_that_equals_the_weights_of_several_modules_is_no_alarm(
+    content: torch.Tensor, strategy: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    """Weights of a fresh model are often alike, and the exporter keeps one of several with the same content."""
+    model = torch.nn.Sequential(_Norm(), _Constant(content), _Norm())
+    result = modelexport.export_model(model, torch.randn(2, 8), tmp_path / "m.onnx", strategy=strategy, **options)
+    owners = {node.id: node.module for node in result.document.nodes}
+    read: dict[str, set[str]] = {}
+    for node in onnx.load(result.onnx_path).graph.node:
+        for name in node.input:
+            read.setdefault(name, set()).add(owners[node.output[0]])
+    if strategy == "fx" and not options:
+        merged = [name for name, readers in read.items() if "1" in readers and name.startswith("0.")]
+        assert len(merged) == 1, "the constant is one with a weight of another module"
+    assert validate(result.onnx_path, check_contamination=True).findings == ()
+
+
+@pytest.mark.regression
+def test_weight_that_only_another_module_reads_is_an_alarm(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(_Norm(), _Constant(torch.ones(8)), _Norm())
+    result = modelexport.export_model(model, torch.randn(2, 8), tmp_path / "m.onnx", strategy="fx", optimize=False)
+    readers = [n.output[0] for n in onnx.load(result.onnx_path).graph.node if "0.norm.weight" in n.input]
+    broken = with_owners(read_document(result.onnx_path), dict.fromkeys(readers, "1"))
+    path = write_artifact(tmp_path / "broken.onnx", onnx.load(result.onnx_path), broken)
+    assert set(readers) <= {case.node for case in validate(path, check_contamination=True).cases}

@@ -216,6 +216,9 @@ class FlowJudge:
                 return
             if self._enters(claimed, ROOT, tensor) or self._lost_such_a_weight(path, tensor):
                 return
+        if any(self._is_read_inside(holder, tensor, claims) for holder in holders):
+            # Its modules have their part. Who else reads it may have made a constant with the same content.
+            return
         yield Contradiction(
             (node,),
             f"it reads {self._name(tensor)}, a weight of {holders[0] or '(root)'}, "
