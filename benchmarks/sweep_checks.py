@@ -23,6 +23,7 @@ import modelexport
 from modelexport.document import HierarchyDocument
 from modelexport.structure import named_arguments, named_results
 from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.report import Verdict
 
 RTOL, ATOL = 1e-3, 1e-4
@@ -66,12 +67,11 @@ def feeds_of(
     graph = onnx.load(path, load_external_data=False).graph
     weights = {weight.name for weight in graph.initializer}
     names = [value.name for value in graph.input if value.name not in weights]
+    found = GraphInputs(document, model, args, kwargs, names)
+    if not found.missing:
+        return {name: _array(tensor) for name, tensor in found.tensors.items()}
     arguments = next(module for module in document.modules if module.path == "").forward_arguments
     given = dict(named_arguments(arguments, args, kwargs))
-    root = next(call for call in document.calls if call.parent is None)
-    argument = {tensor.tensor: tensor.name for tensor in root.inputs}
-    if all(argument.get(name) in given for name in names):
-        return {name: _array(given[argument[name]]) for name in names}
     return {name: _array(tensor) for name, tensor in zip(names, given.values(), strict=False)}
 
 
@@ -82,19 +82,43 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 def compare_with_pytorch(
     path: Path, feeds: dict[str, np.ndarray], model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """How far the results of onnxruntime are from PyTorch's; each is compared with the one that it is.
+    """How far the results of onnxruntime are from PyTorch's; where they are not equal, what that may come from.
 
-    Exporters leave out results that repeat others, and each has its own order: a result is the nearest of its shape.
+    ``equal_unoptimized`` says whether they are equal where the runtime runs the file node by node, and ``random`` that
+    PyTorch is not equal to itself from another random state.
     """
+    leaves = _results(model, args, kwargs, SEED)
+    found = _compared(_run(path, feeds, optimized=True), leaves)
+    if not found["equal"]:
+        plainly = _compared(_run(path, feeds, optimized=False), leaves)
+        found |= {"equal_unoptimized": plainly["equal"], "error_unoptimized": plainly["error"]}
+        again = _results(model, args, kwargs, SEED + 1)
+        found["random"] = not all(map(_equal, leaves, again)) if len(leaves) == len(again) else True
+    return found
+
+
+def _results(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> list[np.ndarray]:
     with torch.no_grad():
-        torch.manual_seed(SEED)
-        leaves = [_array(t) for _, t in named_results(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))]
+        torch.manual_seed(seed)
+        return [_array(t) for _, t in named_results(model(*copy.deepcopy(args), **copy.deepcopy(kwargs)))]
+
+
+def _run(path: Path, feeds: dict[str, np.ndarray], *, optimized: bool) -> list[Any]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
     taken = {value.name for value in session.get_inputs()}
-    results = session.run(None, {name: array for name, array in feeds.items() if name in taken})
+    return list(session.run(None, {name: array for name, array in feeds.items() if name in taken}))
+
+
+def _compared(results: list[Any], leaves: list[np.ndarray]) -> dict[str, Any]:
+    """Each result with the one that it is.
+
+    Exporters leave out results that repeat others, and each has its own order: a result is the nearest of its shape.
+    """
     worst, equal, strange = 0.0, True, 0
     for result in results:
         alike = [leaf for leaf in leaves if isinstance(result, np.ndarray) and leaf.shape == result.shape]
@@ -103,8 +127,14 @@ def compare_with_pytorch(
             continue
         near = min(alike, key=lambda leaf: _distance(result, leaf))
         worst = max(worst, _distance(result, near))
-        equal &= bool(np.allclose(_number(result), _number(near), rtol=RTOL, atol=ATOL, equal_nan=True))
+        equal &= _equal(result, near)
     return {"equal": equal and strange < len(results), "error": worst, "outputs": len(results), "unmatched": strange}
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(np.allclose(_number(one), _number(other), rtol=RTOL, atol=ATOL, equal_nan=True))
 
 
 def _number(array: np.ndarray) -> np.ndarray:

@@ -226,7 +226,7 @@ def _cases(records: Sequence[Record]) -> list[str]:
     section(
         "onnxruntime is not PyTorch",
         [
-            f"- `{r['name']}` ({r['ours']['value']['exporter']}): off by {o['error']:.2g}"
+            f"- `{r['name']}` ({r['ours']['value']['exporter']}): off by {o['error']:.2g}{_why(o)}"
             for r, o in _checked(records, "runtime")
             if not o["equal"]
         ],
@@ -251,6 +251,17 @@ def _cases(records: Sequence[Record]) -> list[str]:
         ],
     )
     return found
+
+
+def _why(runtime: Mapping[str, Any]) -> str:
+    """What the difference comes from, where the check knows it."""
+    if runtime.get("random"):
+        return ": PyTorch's own results are others from one random state to the next, so that nothing can be compared"
+    if runtime.get("equal_unoptimized"):
+        return f": onnxruntime's own optimizations; without them it is equal ({runtime['error_unoptimized']:.2g})"
+    if "equal_unoptimized" in runtime:
+        return f" (without onnxruntime's optimizations by {runtime['error_unoptimized']:.2g})"
+    return ""
 
 
 def _code(text: str) -> str:

@@ -20,9 +20,10 @@ from modelexport.analysis.subject import Subject
 from modelexport.analysis.weights import weight_holders
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import ROOT_CALL, TensorInfo
-from modelexport.inputs import normalize_inputs
-from modelexport.verification.eager_run import EagerCall, EagerRun, as_array, run_eagerly
+from modelexport.inputs import copied_inputs, normalize_inputs
+from modelexport.verification.eager_run import EagerRun, as_array, run_eagerly
 from modelexport.verification.fingerprint import Array, Fingerprint, FingerprintIndex, take_fingerprint
+from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.onnx_run import read_initializers, run_onnx
 
 
@@ -61,10 +62,12 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
     """What file, document and a run of each say about the owners of nodes."""
     from_file = subject.evidence
     args, kwargs = normalize_inputs(example_inputs, None)
+    # The model may work on its inputs in place.
+    given = copied_inputs(args, kwargs)
     results = _Results()
     run = run_eagerly(model, args, kwargs, witness=results)
     _check_modules_ran(subject, model, run)
-    feeds = _feeds(subject, run, (args, kwargs))
+    feeds = _feeds(subject, model, *given)
     tensors: dict[int, Fingerprint] = {}
 
     def receive(name: str, value: Array) -> None:
@@ -339,22 +342,20 @@ def _fingerprint(tensor: torch.Tensor) -> Fingerprint | None:
         return None
 
 
-def _feeds(subject: Subject, run: EagerRun, arguments: Any) -> dict[str, Array]:
+def _feeds(subject: Subject, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Array]:
     """The graph's inputs: by the names that the document gives them, else in the order of the tensors."""
     graph = subject.model.graph
     weights = {weight.name for weight in graph.initializer}
     wanted = [value.name for value in graph.input if value.name not in weights]
-    root: EagerCall = next(iter(run.calls.values()))
     assert subject.document is not None, "checked before"
-    record = next((call for call in subject.document.calls if call.parent is None), None)
-    names = {b.tensor: b.name for b in record.inputs if b.tensor is not None} if record is not None else {}
-    if all(names.get(name) in root.arguments for name in wanted):
-        return {name: as_array(root.arguments[names[name]]) for name in wanted}
-    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    found = GraphInputs(subject.document, model, args, kwargs, wanted)
+    if not found.missing:
+        return {name: as_array(tensor) for name, tensor in found.tensors.items()}
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if len(leaves) != len(wanted):
         raise InputError(
             f"{subject.path.name} has {len(wanted)} inputs ({', '.join(wanted)}), and {len(leaves)} tensors were "
-            "given: give the inputs that it was exported with"
+            f"given; {found.explain()}"
         )
     return {name: as_array(leaf) for name, leaf in zip(wanted, leaves, strict=True)}
 

@@ -163,7 +163,7 @@ class _Watch:
             if place in self._keep:
                 try:
                     if number not in self._kept:
-                        self._kept[number] = _content(tensor)
+                        self._kept[number] = content(tensor)
                     self.run.values[place] = self._kept[number]
                 except (RuntimeError, TypeError, NotImplementedError) as error:
                     reason = " ".join(str(error).split())
@@ -190,7 +190,8 @@ class _Watch:
         return self._numbers.setdefault(key, len(self._numbers))
 
 
-def _content(tensor: torch.Tensor) -> np.ndarray:
+def content(tensor: torch.Tensor) -> np.ndarray:
+    """What a tensor holds: narrow floats as 32-bit ones, complex numbers as pairs."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.dequantize()

@@ -19,11 +19,11 @@ from modelexport.analysis.selectors import select_calls
 from modelexport.analysis.submodel import Port
 from modelexport.document import CallRecord, HierarchyDocument
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
-from modelexport.hierarchy import ROOT_CALL
 from modelexport.inputs import normalize_inputs
 from modelexport.loading import LoadedModel, load
 from modelexport.runtime.process import OnnxProcess
 from modelexport.verification.difference import Difference, Tolerance, compare
+from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
 from modelexport.verification.report import (
     CallVerification,
@@ -146,12 +146,11 @@ class _Verification:
         self._tolerance = tolerance
         self._process = process
         self._runner = ModuleRunner(model, self._document, args, kwargs)
-        root = next((call for call in self._document.calls if call.id == str(ROOT_CALL)), None)
-        entering = [Place(root.id, Side.INPUT, tensor.name) for tensor in root.inputs] if root is not None else []
-        self._first = self._runner.run(entering)
+        self._first = self._runner.run()
         self._seen_as, self._unmatched = self._identities()
-        arguments = {place.name: array for place, array in self._first.values.items()}
-        self._whole = WholeRun(self._model, self._folder, root, arguments)
+        entering = [value.name or "" for value in self._model.graph.inputs]
+        inputs = GraphInputs(self._document, model, args, kwargs, entering)
+        self._whole = WholeRun(self._model, self._folder, inputs)
         self._shown = {
             tensor.tensor: self._place(call, side, tensor.name)
             for call in self._document.calls

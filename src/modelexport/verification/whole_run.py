@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.document import CallRecord
 from modelexport.errors import InputError, OnnxRunError
 from modelexport.runtime.process import OnnxProcess, numpy_type, with_outputs
+from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.module_run import content
 
 
 class WholeRun:
@@ -19,30 +20,26 @@ class WholeRun:
     Args:
         model: The model.
         folder: Where its weights are that are in other files.
-        root: The root's call: which argument is which input of the graph.
-        arguments: The tensors that PyTorch's model was given, by the names of the arguments.
+        inputs: The tensors for the graph's inputs.
 
     Raises:
         InputError: The file does not take what the model was given.
     """
 
-    def __init__(
-        self, model: ir.Model, folder: Path | None, root: CallRecord | None, arguments: Mapping[str, np.ndarray]
-    ) -> None:
+    def __init__(self, model: ir.Model, folder: Path | None, inputs: GraphInputs) -> None:
         self._model = model
         self._folder = folder
         self._values = _main_values(model.graph)
         self.error = ""
-        boundary = {tensor.tensor: tensor.name for tensor in root.inputs} if root is not None else {}
         self._feeds: dict[str, np.ndarray] = {}
         for value in model.graph.inputs:
             name = value.name or ""
-            array = arguments.get(boundary.get(name, name))
-            if array is not None:
+            if name in inputs.tensors:
+                array = content(inputs.tensors[name])
                 self._feeds[name] = as_input(value, array)
                 _check_shape(value, array)
             elif not value.is_initializer():
-                self.error = f"PyTorch's model was given nothing for the graph's input {name!r}"
+                self.error = inputs.explain()
 
     def has(self, tensor: str | None) -> bool:
         """Whether the main graph has a tensor of that name."""

@@ -1,0 +1,66 @@
+"""Where onnxruntime is not PyTorch, the sweep looks for the cause, and its page says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from benchmarks import sweep_checks
+from benchmarks.sweep_page import page
+from torch import nn
+
+import modelexport
+
+
+class Masks(nn.Module):
+    """Leaves out a part of what it is given, another one each time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(x.shape) > 0.5)
+
+
+def runtime_of(model: nn.Module, path: Path) -> dict[str, Any]:
+    x = torch.arange(1.0, 65.0)[None]
+    modelexport.export_model(model, (x,), path)
+    return sweep_checks.compare_with_pytorch(path, {"x": x.numpy(), "input": x.numpy()}, model, (x,), {})
+
+
+def page_of(runtime: dict[str, Any]) -> str:
+    record = {
+        "name": "some:model",
+        "source": "some",
+        "built": {},
+        "forward": {},
+        "ours": {"value": {"strategy": "fx", "exporter": "dynamo", "coverage": 1.0}},
+        "checks": {"value": {"runtime": runtime}},
+    }
+    return page([record], {"some": 1})
+
+
+def test_model_that_is_random_itself_cannot_be_compared(tmp_path: Path) -> None:
+    found = runtime_of(Masks(), tmp_path / "masks.onnx")
+    assert not found["equal"]
+    assert found["random"]
+    assert "PyTorch's own results are others from one random state to the next" in page_of(found)
+
+
+def test_optimizations_of_the_runtime_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = sweep_checks._run
+
+    def off_when_optimized(path: Path, feeds: dict[str, np.ndarray], *, optimized: bool) -> list[Any]:
+        return [result + optimized for result in run(path, feeds, optimized=optimized)]
+
+    monkeypatch.setattr(sweep_checks, "_run", off_when_optimized)
+    found = runtime_of(nn.Linear(64, 2).eval(), tmp_path / "linear.onnx")
+    assert (found["equal"], found["equal_unoptimized"], found["random"]) == (False, True, False)
+    assert "off by 1: onnxruntime's own optimizations; without them it is equal" in page_of(found)
+
+
+def test_what_is_equal_needs_no_cause(tmp_path: Path) -> None:
+    found = runtime_of(nn.Linear(64, 2).eval(), tmp_path / "linear.onnx")
+    assert found["equal"]
+    assert "random" not in found
+    assert "onnxruntime is not PyTorch" not in page_of(found)
