@@ -193,10 +193,17 @@ def extracted_calls(
     calls = [call.id for call in document.calls if call.id in at_work]
     chosen = random.Random(SEED).sample(calls, min(_CALLS, len(calls)))
     if not chosen:
-        return {"equal": 0, "different": 0, "refused": 0, "cases": []}
+        return {"equal": 0, "reordered": 0, "different": 0, "refused": 0, "cases": []}
     select = " or ".join(f'call:"{call}"' for call in chosen)
     report = modelexport.verify_modules(path, model, _inputs(args, kwargs), select=select, rtol=RTOL, atol=ATOL)
-    equal = sum(record.introduced is not None and not record.introduced.is_out for record in report.calls)
     wrong = [r for r in report.calls if r.verdict in (Verdict.FAILED, Verdict.INTRODUCED, Verdict.INSIDE)]
-    cases = [f"{record.call}: {record.verdict} {record.explanation}"[:300] for record in wrong]
-    return {"equal": equal, "different": len(wrong), "refused": len(report.calls) - equal - len(wrong), "cases": cases}
+    reordered = [r for r in report.calls if r.verdict is Verdict.REORDERED]
+    judged = {record.call for record in (*wrong, *reordered)}
+    equal = sum(record.introduced is not None for record in report.calls if record.call not in judged)
+    return {
+        "equal": equal,
+        "reordered": len(reordered),
+        "different": len(wrong),
+        "refused": len(report.calls) - equal - len(judged),
+        "cases": [f"{record.call}: {record.verdict} {record.explanation}"[:300] for record in wrong],
+    }

@@ -114,7 +114,12 @@ def _written(records: Sequence[Record]) -> list[str]:
     as_plain = [(r, good) for r, good in same if works(r, "plain") and r["ours"]["value"]["exporter"] == "dynamo"]
     by_value, by_us = _checked(records, "contaminated"), _checked(records, "judged")
     extracted = _checked(records, "extracted")
-    calls = {key: sum(outcome[key] for _, outcome in extracted) for key in ("equal", "different", "refused")}
+    kinds = ("equal", "reordered", "different", "refused")
+    calls = {kind: sum(outcome.get(kind, 0) for _, outcome in extracted) for kind in kinds}
+    told_of_calls = (
+        f"{calls['equal']} equal, {calls['reordered']} in another order that the calls around do not notice, "
+        f"{calls['different']} different, {calls['refused']} refused or not comparable"
+    )
 
     def clean(checked: list[tuple[Record, Any]]) -> str:
         return _good((not outcome["count"] for _, outcome in checked))
@@ -132,10 +137,7 @@ def _written(records: Sequence[Record]) -> list[str]:
             "onnxruntime equals PyTorch (rtol 1e-3, atol 1e-4)",
             _good(outcome["equal"] for _, outcome in _checked(records, "runtime")),
         ),
-        (
-            "Calls cut out at random and run against PyTorch's module",
-            f"{calls['equal']} equal, {calls['different']} different, {calls['refused']} refused or not comparable",
-        ),
+        ("Calls cut out at random and run against PyTorch's module", told_of_calls),
     )
     return ["\n## What ours wrote\n", *(f"- {title}: {text}." for title, text in told)]
 

@@ -77,6 +77,9 @@ class ModuleRunner:
         args: Positional arguments.
         kwargs: Keyword arguments.
 
+    Attributes:
+        passes: How often it ran.
+
     Raises:
         InputError: The model is not the one that the document describes.
     """
@@ -86,6 +89,7 @@ class ModuleRunner:
     ) -> None:
         self._model = model
         self._args, self._kwargs = args, dict(kwargs)
+        self.passes = 0
         self._arguments = {module.path: module.forward_arguments for module in document.modules}
         missing = [path for path in self._arguments if path not in dict(model.named_modules())]
         if missing:
@@ -101,6 +105,7 @@ class ModuleRunner:
             InputError: The model cannot be run on these inputs.
         """
         watch = _Watch(self._arguments, keep)
+        self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with contextlib.ExitStack() as stack:
             stack.enter_context(TURN)

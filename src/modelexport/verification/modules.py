@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -17,7 +16,7 @@ import torch
 from modelexport.analysis.extraction import Extractor, HierarchySource, ModelSource
 from modelexport.analysis.selectors import select_calls
 from modelexport.analysis.submodel import Port
-from modelexport.document import CallRecord, HierarchyDocument
+from modelexport.document import CallRecord
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.inputs import normalize_inputs
 from modelexport.loading import LoadedModel, load
@@ -25,13 +24,9 @@ from modelexport.runtime.process import OnnxProcess
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
-from modelexport.verification.report import (
-    CallVerification,
-    TensorVerification,
-    Verdict,
-    VerificationReport,
-    worst_first,
-)
+from modelexport.verification.reordering import ResultPair, same_in_another_order
+from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
+from modelexport.verification.verdicts import verdict_of, with_orders, with_sources, worst
 from modelexport.verification.whole_run import WholeRun, as_input, external_folder
 
 DEFAULT_MEMORY_BYTES = 1 << 30
@@ -147,6 +142,8 @@ class _Verification:
         self._process = process
         self._runner = ModuleRunner(model, self._document, args, kwargs)
         self._first = self._runner.run()
+        # The calls whose results are the same numbers in another order.
+        self._reordered: set[str] = set()
         self._seen_as, self._unmatched = self._identities()
         entering = [value.name or "" for value in self._model.graph.inputs]
         inputs = GraphInputs(self._document, model, args, kwargs, entering)
@@ -164,23 +161,27 @@ class _Verification:
         chosen = document.calls if select is None else select_calls(document, select)
         tasks = [self._task(call) for call in chosen]
         records: list[CallVerification] = []
-        groups = 0
         for group in _groups(tasks, self._first, memory_bytes):
-            groups += 1
             run = self._runner.run({place for task in group for place in (*task.places, *task.elsewhere.values())})
             whole = self._whole.fetch(self._process, (tensor for task in group for tensor in task.tensors))
             for task in group:
                 progress(len(records), len(tasks), task.call.id)
                 records.append(self._compare(task, run, whole))
         progress(len(tasks), len(tasks), "")
-        found = _with_sources(records, document)
+        settled = tuple(with_orders(records, document, self._reordered, self._compare_one))
         return VerificationReport(
-            calls=tuple(sorted(found, key=worst_first)),
+            calls=tuple(sorted(with_sources(settled, document), key=worst_first)),
             rtol=self._tolerance.rtol,
             atol=self._tolerance.atol,
             whole_run_error=self._whole.error,
-            forward_passes=groups + 1,
+            forward_passes=self._runner.passes,
         )
+
+    def _compare_one(self, call_id: str) -> CallVerification:
+        """A call that was not asked for."""
+        task = self._task(next(call for call in self._document.calls if call.id == call_id))
+        run = self._runner.run({*task.places, *task.elsewhere.values()})
+        return self._compare(task, run, self._whole.fetch(self._process, task.tensors))
 
     def _task(self, call: CallRecord) -> _Task:
         task = _Task(call)
@@ -264,14 +265,14 @@ class _Verification:
         if not reason and not any(tensor.introduced for tensor in tensors):
             reason, explanation = "no_result", _NO_RESULT
         introduced, inherited, total = (
-            _worst(getattr(tensor, kind) for tensor in tensors) for kind in ("introduced", "inherited", "total")
+            worst(getattr(tensor, kind) for tensor in tensors) for kind in ("introduced", "inherited", "total")
         )
         unread = [why for place, why in run.unreadable.items() if place.call == self._seen_as.get(call.id)]
         return CallVerification(
             call=call.id,
             tag=call.tag,
             class_name=self._classes.get(call.path, ""),
-            verdict=_verdict(reason, introduced, total),
+            verdict=verdict_of(reason, introduced, total),
             introduced=introduced,
             inherited=inherited,
             total=total,
@@ -314,6 +315,7 @@ class _Verification:
         whole: Mapping[str, np.ndarray],
     ) -> tuple[TensorVerification, ...]:
         found = []
+        out: dict[str, list[ResultPair]] = {"introduced": [], "total": []}
         for name, tensor in outputs:
             place = self._place(call, Side.OUTPUT, name)
             true = run.values.get(place)
@@ -327,16 +329,24 @@ class _Verification:
                     return None
                 return compare(value, reference, self._tolerance, dtype)
 
-            found.append(
-                TensorVerification(
-                    name,
-                    tensor,
-                    dtype,
-                    introduced=difference(own, true, dtype),
-                    inherited=difference(reached, own, dtype),
-                    total=difference(reached, true, dtype),
-                )
+            verification = TensorVerification(
+                name,
+                tensor,
+                dtype,
+                introduced=difference(own, true, dtype),
+                inherited=difference(reached, own, dtype),
+                total=difference(reached, true, dtype),
             )
+            found.append(verification)
+            for kind, value, judged in (
+                ("introduced", own, verification.introduced),
+                ("total", reached, verification.total),
+            ):
+                if value is not None and judged is not None and judged.is_out:
+                    out[kind].append(ResultPair(value, true, dtype))
+        wrong = [pairs for pairs in out.values() if pairs]
+        if wrong and all(same_in_another_order(pairs, self._tolerance) for pairs in wrong):
+            self._reordered.add(call.id)
         return tuple(found)
 
 
@@ -360,47 +370,3 @@ def _groups(tasks: Iterable[_Task], run: ModuleRun, memory_bytes: int) -> Iterat
         held |= needs
     if group:
         yield group
-
-
-def _worst(differences: Iterable[Difference | None]) -> Difference | None:
-    return max((d for d in differences if d is not None), key=lambda d: d.excess, default=None)
-
-
-def _verdict(reason: str, introduced: Difference | None, total: Difference | None) -> Verdict:
-    if reason == "failed":
-        return Verdict.FAILED
-    if introduced is not None and introduced.is_out:
-        return Verdict.INTRODUCED
-    if total is not None and total.is_out:
-        # What runs no operation has its errors from elsewhere.
-        is_known = introduced is not None or reason == "no_operation"
-        return Verdict.INHERITED if is_known else Verdict.UNDECIDED
-    return Verdict.WITHIN if introduced is not None else Verdict.NOT_COMPARABLE
-
-
-def _with_sources(records: Sequence[CallVerification], document: HierarchyDocument) -> Iterator[CallVerification]:
-    """The records, where those that introduce an error because a call inside does say so."""
-    parents = {call.id: call.parent for call in document.calls}
-    culprits = sorted((r for r in records if r.verdict is Verdict.INTRODUCED), key=worst_first)
-    around: set[str] = set()
-    for record in culprits:
-        parent = parents.get(record.call)
-        while parent is not None and parent not in around:
-            around.add(parent)
-            parent = parents.get(parent)
-    # Innermost ones only, the worst first: the first to reach a call names it.
-    sources: dict[str, str] = {}
-    for record in culprits:
-        if record.call in around:
-            continue
-        parent = parents.get(record.call)
-        while parent is not None and parent not in sources:
-            sources[parent] = record.call
-            parent = parents.get(parent)
-    for record in records:
-        if record.verdict is Verdict.INTRODUCED and record.call in sources:
-            source = sources[record.call]
-            said = f"the error is introduced inside, by {source!r}"
-            yield msgspec.structs.replace(record, verdict=Verdict.INSIDE, source=source, explanation=said)
-        else:
-            yield record

@@ -23,6 +23,7 @@ class Verdict(enum.StrEnum):
     UNDECIDED = "undecided"
     INSIDE = "inside"
     INHERITED = "inherited"
+    REORDERED = "reordered"
     WITHIN = "within"
     NOT_COMPARABLE = "not_comparable"
 
@@ -64,8 +65,9 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
         verdict: ``introduced``: it makes an error of its inputs as PyTorch had them, and no call inside of it does.
             ``inside``: it does, because a call inside of it does. ``inherited``: it makes none, and yet its results in
             the whole ONNX run are out of tolerance. ``undecided``: they are, and it cannot be run alone. ``failed``:
-            onnxruntime could not run it alone. ``within``: all is within tolerance. ``not_comparable``: it cannot be
-            run alone, and nothing is known against it.
+            onnxruntime could not run it alone. ``reordered``: its results are the same numbers in another order, and
+            the calls around give the same with either. ``within``: all is within tolerance. ``not_comparable``: it
+            cannot be run alone, and nothing is known against it.
         introduced: The error it makes, given the inputs that PyTorch had.
         inherited: What the errors of its inputs in the whole ONNX run do to its results.
         total: The error of its results in the whole ONNX run.
@@ -95,6 +97,8 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def judged(self) -> Difference | None:
         """The difference that its verdict is about."""
+        if self.verdict is Verdict.REORDERED:
+            return self.introduced if self.introduced is not None and self.introduced.is_out else self.total
         return self.introduced if self.verdict in _OWN else self.total
 
     @property
@@ -159,6 +163,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
             "undecided": "out of tolerance for unknown reason",
             "inside": "out because of a call inside",
             "inherited": "inherit an error",
+            "reordered": "in another order that nobody notices",
             "within": "within tolerance",
             "not_comparable": "not comparable",
         }

@@ -1,0 +1,125 @@
+"""Results in another order are told apart from errors: by what the calls around make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.graph import graph_hash
+from modelexport.verification.report import Verdict, VerificationReport
+
+pytestmark = pytest.mark.integration
+
+
+class Chooser(nn.Module):
+    """Puts all that there is in an order, with the weight of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best, places = self.scores(x).topk(6, dim=-1)
+        return best.sigmoid(), places
+
+
+class Worker(nn.Module):
+    def forward(self, weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return weights[..., None] * rows.tanh()
+
+
+class Mixer(nn.Module):
+    """Sums up what was chosen: the order makes no difference, unless `by_place`."""
+
+    def __init__(self, by_place: bool = False) -> None:
+        super().__init__()
+        self.chooser = Chooser()
+        self.worker = Worker()
+        self.table = nn.Parameter(torch.randn(6, 8))
+        self.by_place = by_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, places = self.chooser(x)
+        rows = self.worker(weights, self.table[places])
+        if self.by_place:
+            rows = rows * torch.arange(6.0)[:, None]
+        return rows.sum(-2)
+
+
+class Outer(nn.Module):
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixer(x) + 1
+
+
+def verified(model: nn.Module, x: torch.Tensor, path: Path, *, turned: bool, **options: str) -> VerificationReport:
+    """The report, with the order of the chooser turned round in the file."""
+    modelexport.export_model(model.eval(), (x,), path)
+    if not turned:
+        return modelexport.verify_modules(path, model, (x,), **options)
+    changed = onnx.load(path)
+    node = next(node for node in changed.graph.node if node.op_type == "TopK")
+    kept = [attribute for attribute in node.attribute if attribute.name != "largest"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("largest", 0)])
+    # As if the exporter had written it so.
+    of_this_graph = graph_hash(ir.from_proto(changed))
+    document = msgspec.structs.replace(modelexport.load(path).document, graph_hash=of_this_graph)
+    return modelexport.verify_modules(changed, model, (x,), hierarchy=document, **options)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    return tmp_path / "mixer.onnx"
+
+
+def test_order_that_the_call_around_does_not_notice_is_no_error(path: Path) -> None:
+    report = verified(Outer(Mixer()), torch.randn(3, 4), path, turned=True)
+    assert report.passed, str(report)
+    chooser, worker = report["mixer.chooser"], report["mixer.worker"]
+    assert chooser.verdict is worker.verdict is Verdict.REORDERED
+    assert chooser.explanation == "the same numbers in another order, and 'mixer' gives the same with either"
+    # What it is given in the whole run is in another order; alone it is right.
+    assert worker.introduced is not None
+    assert not worker.introduced.is_out
+    assert worker.judged is worker.total
+    assert report["mixer"].verdict is Verdict.WITHIN
+    assert "2 in another order that nobody notices" in report.summary()
+
+
+def test_order_that_is_noticed_is_introduced_where_it_is_made(path: Path) -> None:
+    report = verified(Outer(Mixer(by_place=True)), torch.randn(3, 4), path, turned=True)
+    assert report["mixer.chooser"].verdict is Verdict.INTRODUCED
+    assert report["mixer"].source == "mixer.chooser"
+    assert not report.passed
+
+
+def test_order_of_the_models_own_results_is_an_error(path: Path) -> None:
+    report = verified(Chooser(), torch.randn(3, 4), path, turned=True)
+    assert report[""].verdict is Verdict.INTRODUCED
+    assert not report.passed
+
+
+def test_call_around_is_looked_at_where_it_was_not_asked_for(path: Path) -> None:
+    report = verified(Outer(Mixer()), torch.randn(3, 4), path, turned=True, select="call:mixer.chooser")
+    assert [record.verdict for record in report.calls] == [Verdict.REORDERED]
+    assert report.forward_passes == 3
+
+
+def test_equal_scores_may_be_chosen_in_any_order(path: Path) -> None:
+    model = Outer(Mixer())
+    nn.init.zeros_(model.mixer.chooser.scores.weight)
+    nn.init.zeros_(model.mixer.chooser.scores.bias)
+    report = verified(model, torch.randn(3, 4), path, turned=False)
+    assert report.passed, str(report)
