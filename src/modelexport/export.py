@@ -28,6 +28,7 @@ from modelexport.document import build_document
 from modelexport.errors import ContractError, InputError
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.inputs import normalize_inputs
+from modelexport.no_ops import removed_no_ops
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.projection import Projection, project
@@ -236,7 +237,12 @@ def _project(capture: Capture, traced: Mapping[ir.Node, Attribution], policy: Re
         projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally, policy)
         # Weights keep their names, also where the first graph was written without them.
         weights = {name: name for name in capture.model.graph.initializers}
-        projection = dataclasses.replace(projection, tensors={**weights, **(projection.tensors or {})})
+        tensors = {**weights, **(projection.tensors or {})}
+        crossing = (tensor.tensor for call in capture.calls for tensor in (*call.inputs, *call.outputs))
+        tensors |= removed_no_ops(
+            capture.traced, capture.model, tensors, (name for name in crossing if name is not None)
+        )
+        projection = dataclasses.replace(projection, tensors=tensors)
     if not policy.advanced:
         return projection
     return dataclasses.replace(projection, attributions=add_contexts(capture.model, projection.attributions))
