@@ -113,6 +113,28 @@ def test_plain_torch_takes_a_model_that_returns_a_cache_once_it_knows_the_cache(
     assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
 
 
+@pytest.mark.xdist_group("gpt2")
+def test_a_preparation_of_inputs_that_fails_does_not_stop_transformers_exporter(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2Model
+    from transformers.exporters import utils
+
+    class Indexed(GPT2Model):
+        """The exporter asks such a model for its positions, which it knows for other inputs alone."""
+
+        def get_rope_index(self, input_ids: torch.Tensor, kinds: torch.Tensor) -> tuple[torch.Tensor, None]:
+            raise AssertionError("not called: there are no kinds")
+
+    model = Indexed(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=1, n_head=2)).eval()
+    inputs = {"input_ids": torch.arange(5)[None]}
+    prepare = utils.precompute_export_inputs
+    result = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", exporter="transformers")
+    assert result.coverage == 1.0
+    assert utils.precompute_export_inputs is prepare
+    found = onnxruntime.InferenceSession(result.onnx_path).run(None, {"input_ids": inputs["input_ids"].numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found[0], model(**inputs).last_hidden_state.numpy(), rtol=1e-3, atol=1e-5)
+
+
 def test_plain_torch_with_caches_is_tried_behind_transformers_exporter_and_before_torchscript() -> None:
     candidates = modelexport.StrategySelector().recommend(nine.build("gpt2").model)
     tried = [(candidate.strategy.name, candidate.exporter) for candidate in candidates]

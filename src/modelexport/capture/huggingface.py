@@ -10,8 +10,9 @@ import copy
 import dataclasses
 import importlib.util
 import io
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -20,12 +21,16 @@ from modelexport.capture.capture import Capture
 from modelexport.capture.dynamo import capture_watched, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 
+_logger = logging.getLogger(__name__)
+
 EXPORTER = "transformers"
 # torch's dynamo exporter, once torch has been told what is in transformers' caches.
 WITH_CACHES = "dynamo-with-caches"
 
 # What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
+# The function of transformers.exporters.utils that adds to the inputs what modules inside would compute of them.
+_PREPARATION = "precompute_export_inputs"
 
 
 def is_transformers_model(model: torch.nn.Module) -> bool:
@@ -81,11 +86,42 @@ def capture_with_transformers(
     def export() -> torch.onnx.ONNXProgram:
         # The exporter changes caches among the inputs in place, and torch prints its progress unless told not to.
         inputs = copy.deepcopy(dict(kwargs))
-        with contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO()):
+        quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
+        with quiet, _optional_preparation():
             program: torch.onnx.ONNXProgram = OnnxExporter().export(model, inputs, config)
         return program
 
     return capture_watched(model, export, EXPORTER)
+
+
+@contextlib.contextmanager
+def _optional_preparation() -> Iterator[None]:
+    """Inputs that transformers' exporter cannot prepare go to the model as they are.
+
+    Before it traces a model, the exporter computes inputs of modules inside from those that were given, so that tracing
+    need not. Where that fails the model may be exported all the same: it runs on these inputs without.
+    """
+    from transformers.exporters import utils
+
+    prepare = getattr(utils, _PREPARATION, None)
+    if prepare is None:
+        yield
+        return
+
+    def prepare_if_possible(model: torch.nn.Module, inputs: MutableMapping[str, Any]) -> None:
+        prepared = dict(inputs)
+        try:
+            prepare(model, prepared)
+        except Exception as error:  # noqa: BLE001  whatever it is, the export decides
+            _logger.info("transformers' exporter could not prepare the inputs (%r): they are taken as they are", error)
+            return
+        inputs.update(prepared)
+
+    setattr(utils, _PREPARATION, prepare_if_possible)
+    try:
+        yield
+    finally:
+        setattr(utils, _PREPARATION, prepare)
 
 
 def capture_with_caches(
