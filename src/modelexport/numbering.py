@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from modelexport.graph import SMALL_TENSOR_BYTES, attribute_text, graph_bodies
@@ -39,6 +41,16 @@ class ValueNumbers:
         """The nodes that make a value of this value's number."""
         return self._producers.get(self.of(value), [])
 
+    def alike(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> list[ir.Node]:
+        """The nodes that do the operation of a node of another graph, on values equal to these."""
+        key = self._operation_key(node, inputs)
+        number = self._keys.get((key, 0)) if inputs else None
+        return self._producers.get(number, []) if number is not None else []
+
+    def _operation_key(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> object:
+        numbers = tuple(self.of(v) if v is not None else None for v in inputs)
+        return node.op_identifier(), numbers, attributes_key(node)
+
     def _enter(self, value: ir.Value, key: object, *, dynamic: bool) -> int:
         number = self._keys.setdefault(key, len(self._keys))
         self._numbers[value] = number
@@ -65,8 +77,7 @@ class ValueNumbers:
         if has_bodies or not node.inputs:
             key: object = ("alone", node)
         else:
-            numbers = tuple(self.of(v) if v is not None else None for v in node.inputs)
-            key = (node.op_identifier(), numbers, attributes_key(node))
+            key = self._operation_key(node, node.inputs)
         for position, value in enumerate(node.outputs):
             constant = self._constants.key(value) if not node.inputs else None
             number = self._enter(value, constant or (key, position), dynamic=dynamic)

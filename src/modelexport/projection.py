@@ -119,8 +119,12 @@ class _Projector:
         self._numbers = ValueNumbers(first)
         self._survivors: set[int] = set()
         self._names: dict[ir.Value, ir.Value] = {}
+        # What a tensor also is: the result of a node that did nothing to it and is gone.
+        self._also: dict[ir.Value, ir.Value] = {}
         self._originals: set[ir.Value] = set()
         self._vanished: dict[int, frozenset[CallId]] = {}
+        # The nodes whose results turned out to be equal to the one of this number.
+        self._merged: dict[int, dict[ir.Node, None]] = {}
         self._visits_left = _MOST_VISITS_PER_NODE * (len(owners) + 1)
 
     def project_graph(self, graph: ir.Graph, first: ir.Graph) -> None:
@@ -134,6 +138,7 @@ class _Projector:
             names = collections.ChainMap(_named_values(before), *around.maps)
             graphs.append(current)
             self._match_values(current, before, names)
+            self._match_renamed(current)
             for node in current:
                 for name, body in graph_bodies(node):
                     match = self._matching_body(node, name)
@@ -141,15 +146,17 @@ class _Projector:
                         waiting.append((body, match, names))
         for current in graphs:
             self._match_by_readers(current)
-        self._originals = set(self._names.values())
+        self._originals = {*self._names.values(), *self._also.values()}
         self._survivors = {self._numbers.of(value) for value in self._originals}
+        for current in graphs:
+            self._match_merged(current)
         for current in graphs:
             self._project_nodes(current)
 
     def surviving_tensors(self, rewritten: ir.Model) -> dict[str, str]:
         """For each named tensor of the first main graph the rewritten graph's tensor of the same value."""
         by_number: dict[int, str] = {}
-        for value, original in self._names.items():
+        for value, original in (*self._names.items(), *self._also.items()):
             if value.name and value.graph is rewritten.graph:
                 by_number.setdefault(self._numbers.of(original), value.name)
         found: dict[str, str] = {}
@@ -182,6 +189,21 @@ class _Projector:
         for own, original in zip(graph.outputs, before.outputs, strict=False):
             self._names.setdefault(own, original)
 
+    def _match_renamed(self, graph: ir.Graph) -> None:
+        """Find the nodes that have the name of another's result, since what that one did was nothing and it is gone."""
+        known = {self._numbers.of(original) for original in self._names.values()}
+        for node in graph:
+            if len(node.outputs) != 1 or node.outputs[0] not in self._names or self._counterpart(node) is not None:
+                continue
+            value = node.outputs[0]
+            inputs = [self._names.get(given) if given is not None else None for given in node.inputs]
+            if any(before is None and given is not None for before, given in zip(inputs, node.inputs, strict=True)):
+                continue
+            alike = self._numbers.alike(node, inputs)
+            if alike and self._numbers.of(alike[0].outputs[0]) not in known:
+                self._also[value] = self._names[value]
+                self._names[value] = alike[0].outputs[0]
+
     def _match_by_readers(self, graph: ir.Graph) -> None:
         """What a value with a new name is: the one that its readers read in its place before.
 
@@ -199,6 +221,37 @@ class _Projector:
                         stood_for[self._numbers.of(original)] = original
                 if len(stood_for) == 1:
                     self._names[value] = next(iter(stood_for.values()))
+
+    def _match_merged(self, graph: ir.Graph) -> None:
+        """Find what is read in place of an equal result that is gone, where what made them equal came to light later.
+
+        A size that is computed and one that is known are no equal values before constants are folded.
+        """
+        for node in graph:
+            before = self._counterpart(node)
+            if before is None or len(before.inputs) != len(node.inputs):
+                continue
+            for own, gone in zip(node.inputs, before.inputs, strict=True):
+                kept = self._names.get(own) if own is not None else None
+                if kept is not None and gone is not None:
+                    self._merge(kept, gone)
+
+    def _merge(self, kept: ir.Value, gone: ir.Value) -> None:
+        """Two results that are one now: what made them is one too, as far back as the same was done for both."""
+        waiting = [(kept, gone)]
+        while waiting:
+            kept, gone = waiting.pop()
+            number, node, other = self._numbers.of(kept), kept.producer(), gone.producer()
+            if node is None or other is None or other in self._merged.get(number, ()):
+                continue
+            if self._numbers.of(gone) in self._survivors or not _is_alike(node, other):
+                continue
+            if any(value is not None and self._numbers.of(value) == number for value in other.inputs):
+                # It did nothing to what it was given.
+                continue
+            self._merged.setdefault(number, {})[other] = None
+            pairs = zip(node.inputs, other.inputs, strict=True)
+            waiting.extend((one, two) for one, two in pairs if one is not None and two is not None)
 
     def _matching_body(self, node: ir.Node, name: str) -> ir.Graph | None:
         for value in node.outputs:
@@ -243,9 +296,7 @@ class _Projector:
 
     def _is_same_operation(self, node: ir.Node, producer: ir.Node) -> bool:
         """Whether `node` does just what `producer` did: then whatever it no longer reads from did no work."""
-        if node.op_identifier() != producer.op_identifier() or len(node.inputs) != len(producer.inputs):
-            return False
-        if attributes_key(node) != attributes_key(producer):
+        if not _is_alike(node, producer):
             return False
         for own, original in zip(node.inputs, producer.inputs, strict=True):
             if original is None or own is None:
@@ -328,7 +379,7 @@ class _Projector:
         return [value for value in values if value.producer() not in members]
 
     def _stops(self, values: Iterable[ir.Value]) -> set[int]:
-        known = (self._names.get(value) for value in values)
+        known = (names.get(value) for value in values for names in (self._names, self._also))
         return {self._numbers.of(original) for original in known if original is not None}
 
     def _region(self, producers: Iterable[ir.Node], stops: set[int]) -> list[ir.Node]:
@@ -378,7 +429,7 @@ class _Projector:
         if number not in self._vanished:
             self._vanished[number] = frozenset(
                 call
-                for node in self._numbers.producers(value)
+                for node in (*self._numbers.producers(value), *self._merged.get(number, ()))
                 if node in self._owners and self._originals.isdisjoint(node.outputs)
                 for call in _workers(self._owners[node])
             )
@@ -396,6 +447,13 @@ class _Projector:
             return own
         contributors = tuple(sorted(fused | merged))
         return Attribution(own.owner, kind, min(own.confidence, _SEVERAL_CALLS), reason, contributors)
+
+
+def _is_alike(node: ir.Node, other: ir.Node) -> bool:
+    """Whether two nodes do the same operation, on whatever they read."""
+    if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
+        return False
+    return attributes_key(node) == attributes_key(other)
 
 
 def _workers(found: Attribution) -> set[CallId]:

@@ -83,6 +83,30 @@ def test_chains_of_equal_values_merge_to_the_end() -> None:
     assert found["y"].owner == C
 
 
+def test_results_that_are_equal_once_sizes_are_known_merge_to_the_beginning() -> None:
+    first = Sketch().add("Size", "x", "s1", A).add("Grow", "x s1", "g1", A).add("Use", "g1", "u1", A)
+    first.add("Shift", "x", "h", B).add("Size", "h", "s2", B).add("Grow", "x s2", "g2", B).add("Use", "g2", "u2", B)
+    first.add("Lay", "x u1", "y", A).add("Lay", "h u2", "z", B)
+    rewritten = Sketch().weight("s1").add("Grow", "x s1", "g1").add("Use", "g1", "u1").add("Shift", "x", "h")
+    found, _ = projected(first, rewritten.add("Lay", "x u1", "y").add("Lay", "h u1", "z"), "y", "z")
+    for name in ("g1", "u1"):
+        assert (found[name].owner, found[name].contributors, found[name].kind) == (A, (B,), Kind.MERGED)
+    assert all(found[name].kind is Kind.EXACT for name in "hyz")
+
+
+def test_a_node_that_did_nothing_and_is_gone_is_no_merged_one() -> None:
+    first = Sketch().add("Do", "x", "h", A).add("Do", "h", "i", B).add("Use", "i", "y", C)
+    found, _ = projected(first, Sketch().add("Do", "x", "h").add("Use", "h", "y"), "y")
+    assert (found["h"].owner, found["h"].contributors, found["h"].kind) == (A, (), Kind.EXACT)
+
+
+def test_a_node_with_the_name_of_one_that_did_nothing_is_still_its_makers() -> None:
+    first = Sketch().weight("w").add("Norm", "x w", "h", A).add("Lay", "h", "y", ROOT_CALL, shape=3)
+    found, projection = projected(first, Sketch().weight("w").add("Norm", "x w", "y"), "y")
+    assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (A, (), Kind.EXACT)
+    assert projection.tensors["h"] == projection.tensors["y"] == "y"
+
+
 def test_shape_arithmetic_that_was_folded_is_nobodys_work() -> None:
     first = Sketch().add("Size", "x", "s", A).add("Grow", "s", "t", A).add("Shift", "x", "h", B)
     first.add("Lay", "h t", "y", B)
