@@ -107,6 +107,22 @@ def test_a_node_with_the_name_of_one_that_did_nothing_is_still_its_makers() -> N
     assert projection.tensors["h"] == projection.tensors["y"] == "y"
 
 
+def test_equal_results_that_were_not_merged_are_still_two() -> None:
+    sketches = [Sketch().add("Do", "x", "a", A).add("Do", "x", "b", B).add("Use", "a b", "y", C) for _ in range(2)]
+    found, projection = projected(*sketches, "y")
+    assert (projection.tensors["a"], projection.tensors["b"]) == ("a", "b")
+    assert (found["a"].owner, found["b"].owner) == (A, B)
+
+
+def test_work_that_one_of_its_readers_took_up_is_that_readers_too() -> None:
+    first = Sketch().weight("w").add("Turn", "x", "t", A).add("Pad", "t", "p", A).add("Fold", "p w", "y", B, pads=0)
+    first.add("Use", "p y", "z", C)
+    rewritten = Sketch().weight("w").add("Turn", "x", "t").add("Pad", "t", "p").add("Fold", "t w", "y", pads=1)
+    found, _ = projected(first, rewritten.add("Use", "p y", "z"), "z")
+    assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (B, (A,), Kind.FUSED)
+    assert (found["p"].kind, found["z"].kind) == (Kind.EXACT, Kind.EXACT)
+
+
 def test_shape_arithmetic_that_was_folded_is_nobodys_work() -> None:
     first = Sketch().add("Size", "x", "s", A).add("Grow", "s", "t", A).add("Shift", "x", "h", B)
     first.add("Lay", "h t", "y", B)

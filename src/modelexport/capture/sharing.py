@@ -11,13 +11,17 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from modelexport.attribution import Attribution, Kind, recorded_by_exporter
-from modelexport.hierarchy import CallId, CallTree
+from modelexport.hierarchy import CallId, CallTree, TensorInfo
 
 _SEVERAL_CALLS = 0.95
 
 
 def with_sharers(
-    graph: ir.Graph, recorded: Mapping[ir.Node, CallId], calls: CallTree, bereft: Collection[CallId]
+    graph: ir.Graph,
+    recorded: Mapping[ir.Node, CallId],
+    calls: CallTree,
+    bereft: Collection[CallId],
+    infos: Mapping[str, TensorInfo],
 ) -> dict[ir.Node, Attribution]:
     """The attribution of each node, with the calls that shared it.
 
@@ -27,6 +31,7 @@ def with_sharers(
         calls: The calls, with the boundaries that were recorded.
         bereft: The calls that lost nodes to equal ones of others. One that did not, and returns a value it did not
             make, has kept that from an earlier time.
+        infos: Shape and type of tensors, where they are known.
     """
     finder = _SharerFinder(calls, bereft)
     sharers: dict[ir.Node, set[CallId]] = {}
@@ -37,11 +42,12 @@ def with_sharers(
         found: set[CallId] = set()
         for value in node.outputs:
             found |= finder.returning(value.name, owner)
+            info = infos.get(value.name or "")
             for use in value.uses():
                 reader = recorded.get(use.node)
                 # Whoever shares the reader made what it reads, too.
                 for call in (*(() if reader is None else (reader,)), *sharers.get(use.node, ())):
-                    found |= finder.reading(value.name, call, owner)
+                    found |= finder.reading(value.name, call, owner, info)
         sharers[node] = found
     return {node: _attribution(call, sharers.get(node, set())) for node, call in recorded.items()}
 
@@ -52,6 +58,8 @@ class _SharerFinder:
         self._bereft = bereft
         self._chains = {call.id: frozenset(calls.chain(call.id)) for call in calls}
         self._given = {call.id: {tensor.tensor for tensor in call.inputs} for call in calls}
+        # Of the arguments whose tensors are not known, what is known of them.
+        self._unknown = {call.id: [tensor.info for tensor in call.inputs if tensor.tensor is None] for call in calls}
         self._made = {call.id: {tensor.tensor for tensor in call.outputs} for call in calls}
         self._returned: dict[str | None, set[CallId]] = {}
         for call in calls:
@@ -69,8 +77,10 @@ class _SharerFinder:
             if call in self._bereft and self._is_apart(call, owner) and self._given[call].isdisjoint({tensor, None})
         }
 
-    def reading(self, tensor: str | None, reader: CallId, owner: CallId) -> set[CallId]:
+    def reading(self, tensor: str | None, reader: CallId, owner: CallId, info: TensorInfo | None) -> set[CallId]:
         """The call that made a tensor like this one for the reader; none where the reader has it from the owner."""
+        if owner in self._chains[reader]:
+            return self._reading_inside(tensor, reader, owner, info)
         call: CallId | None = reader
         while call is not None and owner not in self._chains[call]:
             if call in self._chains[owner]:
@@ -78,11 +88,36 @@ class _SharerFinder:
                 returned = self._made[self._callee(call, owner)]
                 return set() if tensor in returned or None in returned else {call}
             if tensor not in self._given[call]:
-                # A callee that returned it made it. An argument whose tensor is not known may be this very one.
-                had = any(call in self._chains[other] for other in self._returned.get(tensor, ()))
-                return set() if had or None in self._given[call] else {call}
+                return set() if self._may_have_been_given(tensor, call, owner, info) else {call}
             call = self._calls[call].parent
         return set()
+
+    def _reading_inside(
+        self, tensor: str | None, reader: CallId, owner: CallId, info: TensorInfo | None
+    ) -> set[CallId]:
+        """The same for a reader that the owner called, and that is known to have lost a node."""
+        for call in self._calls.chain(reader):
+            if call == owner:
+                break
+            if tensor not in self._given[call]:
+                may_have = call not in self._bereft or self._may_have_been_given(tensor, call, owner, info)
+                return set() if may_have else {call}
+        return set()
+
+    def _may_have_been_given(self, tensor: str | None, call: CallId, owner: CallId, info: TensorInfo | None) -> bool:
+        """Whether a call may have a tensor from others that is not among its known arguments.
+
+        A callee that returned it made it. An argument whose tensor is not known may be this very one if it is alike,
+        and if the owner's callers were given it to pass it on.
+        """
+        if any(call in self._chains[other] for other in self._returned.get(tensor, ())):
+            return True
+        if owner not in self._chains[call]:
+            around = next(caller for caller in self._calls.chain(owner) if caller in self._chains[call])
+            returned = self._made[self._callee(around, owner)]
+            if tensor not in returned and None not in returned:
+                return False
+        return any(info is None or other is None or other == info for other in self._unknown[call])
 
     def _callee(self, caller: CallId, call: CallId) -> CallId:
         """The call that `caller` made and that `call` is, or ran inside of."""

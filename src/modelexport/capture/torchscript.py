@@ -146,9 +146,12 @@ def _gather(
     recorded = _calls_of(traced, recorder.owners(watch.nodes_before if seen_before else watch.nodes, names))
     recorded_finally = _calls_of(final, recorder.owners(watch.nodes, watch.names)) if seen_before else {}
     calls = recorder.call_tree()
+    bereft = _bereft(recorder, watch)
+    infos: dict[str, TensorInfo] = {}
     by_flow = calls
-    if tracker is None or recorder.overwritten:
+    if tracker is None or recorder.overwritten or bereft:
         infos = {names[number]: TensorInfo(*shape) for number, shape in watch.shapes().items() if number in names}
+    if tracker is None or recorder.overwritten:
         by_flow = find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
     return Capture(
@@ -156,7 +159,7 @@ def _gather(
         model=final,
         file=file,
         traced=traced,
-        recorded=with_sharers(traced.graph, recorded, calls, _bereft(recorder, watch)),
+        recorded=with_sharers(traced.graph, recorded, calls, bereft, infos),
         recorded_finally={node: recorded_by_exporter(call) for node, call in recorded_finally.items()},
         tree=tree,
         calls=calls,
