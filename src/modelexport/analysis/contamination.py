@@ -214,7 +214,9 @@ class FlowJudge:
                     f"it reads {self._name(tensor)}, a weight of {holders[0]}, which ran and has no node that reads it",
                 )
                 return
-            if self._enters(claimed, ROOT, tensor) or self._lost_such_a_weight(path, tensor):
+            if self._enters(claimed, self._nearest_with(holders, claimed), tensor):
+                return
+            if self._lost_such_a_weight(path, tensor):
                 return
         if any(self._is_read_inside(holder, tensor, claims) for holder in holders):
             # Its modules have their part. Who else reads it may have made a constant with the same content.
@@ -224,6 +226,11 @@ class FlowJudge:
             f"it reads {self._name(tensor)}, a weight of {holders[0] or '(root)'}, "
             "which its owner neither holds nor was given",
         )
+
+    def _nearest_with(self, holders: Sequence[str], call: int) -> int:
+        """The innermost call around this one whose module has one of these inside, and can take their weights."""
+        around = (c for c in self.calls.chain(call) if any(contains(self._paths[c], holder) for holder in holders))
+        return next(around, ROOT)
 
     def _is_read_inside(self, path: str, tensor: int, claims: Claims) -> bool:
         """Whether a node of the module, or of one inside it, reads the weight."""

@@ -1,0 +1,175 @@
+"""Work that exporters move between calls: removed, merged late, taken up by a neighbour. Owners are still true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.document import HierarchyDocument, NodeRecord
+from modelexport.verification.attributions import judge_attributions
+
+pytestmark = pytest.mark.integration
+
+
+def exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, strategy: str) -> HierarchyDocument:
+    """The document of an export that the values of the model do not contradict."""
+    path = folder / f"{strategy}.onnx"
+    result = modelexport.export_model(model.eval(), inputs, path, strategy=strategy)
+    assert result.coverage == 1.0
+    assert judge_attributions(path, model, inputs).findings == ()
+    document: HierarchyDocument = result.document
+    return document
+
+
+def node(document: HierarchyDocument, output: str) -> NodeRecord:
+    return next(record for record in document.nodes if record.id == output)
+
+
+class LaidOutAtTheEnd(nn.Module):
+    """Gives its result the shape that it has already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).view(x.shape)
+
+
+def test_a_result_that_was_laid_out_for_nothing_is_its_makers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    document = exported(LaidOutAtTheEnd(), (torch.randn(2, 4),), tmp_path, "fx")
+    (norm,) = (call for call in document.calls if call.id == "norm")
+    result = norm.outputs[0].tensor
+    assert result is not None
+    assert (node(document, result).module, node(document, result).contributors) == ("norm", ())
+
+
+class Masked(nn.Module):
+    """Works on the rows that a mask picks, which it computes itself, with a shape that depends on what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        picked = torch.zeros_like(x)
+        mask = kinds == 1
+        picked[mask] = self.lin(x[mask])
+        return x + picked
+
+
+class TwiceMasked(nn.Module):
+    """Both calls compute the same mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Masked(), Masked()
+
+    def forward(self, x: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.two(self.one(x, kinds), kinds)
+        return y
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_what_two_calls_need_and_one_node_does_names_both(tmp_path: Path, strategy: str) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(3, 5, 4), torch.tensor([[0, 1, 1, 0, 1]] * 3))
+    document = exported(TwiceMasked(), inputs, tmp_path, strategy)
+    shared = [record for record in document.nodes if record.kind == "merged"]
+    assert shared
+    assert all({record.module, *record.contributors} >= {"one", "two"} for record in shared if record.module == "one")
+
+
+class Flagged(nn.Module):
+    """Is given a flag that it does not use, and computes a mask as others do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+        rows = (mask != 0).unsqueeze(-1)
+        y: torch.Tensor = self.lin(x.masked_fill(rows, 0.0)).index_select(-1, torch.tensor([0, 2, 1, 3]))
+        return y
+
+
+class FlaggedTwice(nn.Module):
+    """What it passes on is not used, and so is not in the graph; its own constant is equal to one of those inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Flagged(), Flagged()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        flags = mask < 0
+        return self.two(self.one(x.index_select(-1, torch.tensor([0, 2, 1, 3])), mask, flags), mask, flags)
+
+
+def test_nodes_that_torchscript_merged_name_all_whose_they_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 4), torch.tensor([[0.0, 1.0, 0.0]] * 2))
+    document = exported(FlaggedTwice(), inputs, tmp_path, "htp")
+    masks = [record for record in document.nodes if record.module == "one" and record.contributors == ("two",)]
+    assert masks
+    assert any(record.module == "" and {"one", "two"} & {*record.contributors} for record in document.nodes)
+
+
+class Padded(nn.Module):
+    """Pads for its convolution, and uses what it padded itself, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = nn.functional.pad(x, (1, 1))
+        return self.conv(wide), wide * 2
+
+
+def test_a_convolution_that_took_up_its_callers_padding_names_the_caller(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    document = exported(nn.Sequential(Padded()), (torch.randn(2, 4, 5),), tmp_path, "fx")
+    (taken_up,) = (record for record in document.nodes if record.module == "0.conv")
+    assert (taken_up.kind, taken_up.contributors) == ("fused", ("0",))
+
+
+class TableNormed(nn.Module):
+    """Gives one of its modules the weights of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(5, 4), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.norm(self.table.weight).T
+
+
+def test_a_weight_that_its_holders_caller_passed_on_is_no_strangers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    document = exported(nn.Sequential(nn.Sequential(TableNormed())), (torch.randn(3, 4),), tmp_path, "fx")
+    assert {record.module for record in document.nodes} == {"0.0.norm", "0.0"}
+
+
+class CalledTwice(nn.Module):
+    """Two calls of one module compute the same, and the exporter leaves both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head(x).relu(), self.head(x).sigmoid()
+
+
+def test_each_call_returns_its_own_tensor_where_equal_ones_are_left(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    document = exported(CalledTwice(), (torch.randn(3, 4),), tmp_path, "fx")
+    returned = {call.id: call.outputs[0].tensor for call in document.calls if call.id}
+    for call, tensor in returned.items():
+        assert tensor is not None
+        assert call in (node(document, tensor).module, *node(document, tensor).contributors)
