@@ -12,6 +12,7 @@ import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import IdentityEliminationPass
 
@@ -200,10 +201,10 @@ class _Projector:
                 continue
             value = node.outputs[0]
             inputs = [self._names.get(given) if given is not None else None for given in node.inputs]
-            if any(before is None and given is not None for before, given in zip(inputs, node.inputs, strict=True)):
-                continue
             alike = self._numbers.alike(node, inputs)
-            if alike and self._numbers.of(alike[0].outputs[0]) not in known:
+            if not alike or self._numbers.of(alike[0].outputs[0]) in known:
+                continue
+            if all(map(_holds_the_same, node.inputs, inputs)):
                 self._also[value] = self._names[value]
                 self._names[value] = alike[0].outputs[0]
 
@@ -460,6 +461,18 @@ class _Projector:
             return own
         contributors = tuple(sorted(fused | merged))
         return Attribution(own.owner, kind, min(own.confidence, _SEVERAL_CALLS), reason, contributors)
+
+
+def _holds_the_same(value: ir.Value | None, before: ir.Value | None) -> bool:
+    """Whether a value is the one of before: weights that were computed anew may have kept their name."""
+    if value is None or before is None:
+        return value is before
+    one, other = value.const_value, before.const_value
+    if one is other:
+        return True
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return np.array_equal(one.numpy(), other.numpy())
 
 
 def _is_alike(node: ir.Node, other: ir.Node) -> bool:

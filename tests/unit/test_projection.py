@@ -107,6 +107,12 @@ def test_a_node_with_the_name_of_one_that_did_nothing_is_still_its_makers() -> N
     assert projection.tensors["h"] == projection.tensors["y"] == "y"
 
 
+def test_a_weight_computed_anew_under_its_old_name_is_another() -> None:
+    first = Sketch().weight("w").weight("s").add("M", "x w", "m", A).add("N", "m s", "y", B)
+    found, _ = projected(first, Sketch().weight("w", 2.0).add("M", "x w", "y"), "y")
+    assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (B, (A,), Kind.FUSED)
+
+
 def test_equal_results_that_were_not_merged_are_still_two() -> None:
     sketches = [Sketch().add("Do", "x", "a", A).add("Do", "x", "b", B).add("Use", "a b", "y", C) for _ in range(2)]
     found, projection = projected(*sketches, "y")
