@@ -167,7 +167,8 @@ def contaminated_nodes(
         if record is not None:
             claims.update(dict.fromkeys(node.output, (record.module, *record.contributors)))
     torch.manual_seed(SEED)
-    verdict = judge(path, claims, model, copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
+    # A copy has computed nothing yet: what a module keeps of earlier runs it does not compute again.
+    verdict = judge(path, claims, copy.deepcopy(model), copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
     cases = [f"{case.node}: {case.claimed}, but {case.computed_by}" for case in verdict.contaminated]
     return {"count": len(cases), "judged": verdict.judged, "cases": cases[:5]}
 
