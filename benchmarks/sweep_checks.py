@@ -6,6 +6,8 @@ Each check stands alone: one that cannot be made says why, and the others go on.
 from __future__ import annotations
 
 import copy
+import functools
+import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -167,10 +169,18 @@ def contaminated_nodes(
         if record is not None:
             claims.update(dict.fromkeys(node.output, (record.module, *record.contributors)))
     torch.manual_seed(SEED)
-    # A copy has computed nothing yet: what a module keeps of earlier runs it does not compute again.
-    verdict = judge(path, claims, copy.deepcopy(model), copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
+    _forget_results(model)
+    verdict = judge(path, claims, model, copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
     cases = [f"{case.node}: {case.claimed}, but {case.computed_by}" for case in verdict.contaminated]
     return {"count": len(cases), "judged": verdict.judged, "cases": cases[:5]}
+
+
+def _forget_results(model: torch.nn.Module) -> None:
+    """Empty the caches of functions beside the model's classes: what was kept of a run before is not computed again."""
+    modules = {base.__module__ for module in model.modules() for base in type(module).__mro__}
+    for thing in gc.get_objects():
+        if isinstance(thing, functools._lru_cache_wrapper) and thing.__module__ in modules:
+            thing.cache_clear()
 
 
 def judged_nodes(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

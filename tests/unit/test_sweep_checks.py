@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,22 @@ def test_what_is_equal_needs_no_cause(tmp_path: Path) -> None:
     assert found["equal"]
     assert "random" not in found
     assert "onnxruntime is not PyTorch" not in page_of(found)
+
+
+@functools.cache
+def positions(length: int) -> torch.Tensor:
+    return torch.arange(length, dtype=torch.float32) / 7
+
+
+class Positioned(nn.Module):
+    """Computes something in its first run alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + positions(x.shape[-1])
+
+
+def test_what_was_kept_of_an_earlier_run_is_computed_again() -> None:
+    Positioned()(torch.ones(3))
+    assert positions.cache_info().currsize == 1
+    sweep_checks._forget_results(Positioned())
+    assert positions.cache_info().currsize == 0
