@@ -179,7 +179,7 @@ def _forget_results(model: torch.nn.Module) -> None:
     """Empty the caches of functions beside the model's classes: what was kept of a run before is not computed again."""
     modules = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     for thing in gc.get_objects():
-        if isinstance(thing, functools._lru_cache_wrapper) and thing.__module__ in modules:
+        if type(thing) is functools._lru_cache_wrapper and thing.__module__ in modules:
             thing.cache_clear()
 
 
