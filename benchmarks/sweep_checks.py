@@ -9,6 +9,7 @@ import copy
 import functools
 import gc
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from modelexport.verification.report import Verdict
 RTOL, ATOL = 1e-3, 1e-4
 # So many calls of a model are cut out.
 _CALLS = 4
+# So long is looked for the call that an error comes from.
+_CULPRIT_SECONDS = 60
 
 
 def check_export(
@@ -86,8 +89,9 @@ def compare_with_pytorch(
 ) -> dict[str, Any]:
     """How far the results of onnxruntime are from PyTorch's; where they are not equal, what that may come from.
 
-    ``equal_unoptimized`` says whether they are equal where the runtime runs the file node by node, and ``random`` that
-    PyTorch is not equal to itself from another random state.
+    ``equal_unoptimized`` says whether they are equal where the runtime runs the file node by node, ``random`` that
+    PyTorch is not equal to itself from another random state, and ``introduced``, where neither is so, which call's
+    nodes do it.
     """
     leaves = _results(model, args, kwargs, SEED)
     found = _compared(_run(path, feeds, optimized=True), leaves)
@@ -96,7 +100,24 @@ def compare_with_pytorch(
         found |= {"equal_unoptimized": plainly["equal"], "error_unoptimized": plainly["error"]}
         again = _results(model, args, kwargs, SEED + 1)
         found["random"] = not all(map(_equal, leaves, again)) if len(leaves) == len(again) else True
+        if not found["random"] and not plainly["equal"]:
+            found["introduced"] = _culprit(path, model, args, kwargs)
     return found
+
+
+def _culprit(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The call that introduces the worst error, where there is one and it is found in time."""
+    end = time.process_time() + _CULPRIT_SECONDS
+
+    def check(done: int, total: int, call: str) -> None:
+        if time.process_time() > end:
+            raise TimeoutError
+
+    try:
+        report = modelexport.verify_modules(path, model, _inputs(args, kwargs), rtol=RTOL, atol=ATOL, progress=check)
+    except Exception:  # noqa: BLE001  what comes of it is no more than a hint
+        return None
+    return next((record.call or "(root)" for record in report.calls if record.verdict is Verdict.INTRODUCED), None)
 
 
 def _results(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> list[np.ndarray]:

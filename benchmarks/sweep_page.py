@@ -261,9 +261,10 @@ def _why(runtime: Mapping[str, Any]) -> str:
         return ": PyTorch's own results are others from one random state to the next, so that nothing can be compared"
     if runtime.get("equal_unoptimized"):
         return f": onnxruntime's own optimizations; without them it is equal ({runtime['error_unoptimized']:.2g})"
-    if "equal_unoptimized" in runtime:
-        return f" (without onnxruntime's optimizations by {runtime['error_unoptimized']:.2g})"
-    return ""
+    if "equal_unoptimized" not in runtime:
+        return ""
+    introduced = f": introduced by the nodes of `{runtime['introduced']}`" if runtime.get("introduced") else ""
+    return f"{introduced} (without onnxruntime's optimizations by {runtime['error_unoptimized']:.2g})"
 
 
 def _code(text: str) -> str:

@@ -23,6 +23,14 @@ class Masks(nn.Module):
         return x * (torch.rand(x.shape) > 0.5)
 
 
+class Strided(nn.Module):
+    """Reads memory that is laid out in another order than the tensor: torch's exporters take it to be in that order."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = x.view(8, 8).transpose(0, 1)
+        return turned.as_strided((8, 4), turned.stride())
+
+
 def runtime_of(model: nn.Module, path: Path) -> dict[str, Any]:
     x = torch.arange(1.0, 65.0)[None]
     modelexport.export_model(model, (x,), path)
@@ -58,6 +66,13 @@ def test_optimizations_of_the_runtime_are_told_apart(tmp_path: Path, monkeypatch
     found = runtime_of(nn.Linear(64, 2).eval(), tmp_path / "linear.onnx")
     assert (found["equal"], found["equal_unoptimized"], found["random"]) == (False, True, False)
     assert "off by 1: onnxruntime's own optimizations; without them it is equal" in page_of(found)
+
+
+def test_call_that_the_exporter_gets_wrong_is_named(tmp_path: Path) -> None:
+    found = runtime_of(nn.Sequential(nn.Linear(64, 64), Strided()).eval(), tmp_path / "strided.onnx")
+    assert (found["equal"], found["equal_unoptimized"], found["random"]) == (False, False, False)
+    assert found["introduced"] == "1"
+    assert "introduced by the nodes of `1`" in page_of(found)
 
 
 def test_what_is_equal_needs_no_cause(tmp_path: Path) -> None:
