@@ -166,6 +166,19 @@ def test_shape_that_the_error_asks_for_is_taken() -> None:
     assert shapes(Said()) == {"position_ids": (2, 7, 3)}
 
 
+class SaidInWords(nn.Module):
+    """Has a word for the length that it wants first."""
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        if position_ids.shape != (7, 4):
+            raise ValueError("`position_ids` must be a `(seq_len, 4)` tensor")
+        return position_ids.float()
+
+
+def test_words_of_a_shape_are_sizes_that_are_usual() -> None:
+    assert shapes(SaidInWords()) == {"position_ids": (7, 4)}
+
+
 class Masked(nn.Module):
     """Takes a mask that only truth will do for."""
 
@@ -208,3 +221,205 @@ def test_lists_and_numbers_are_made_by_their_annotations() -> None:
     assert [row.dim() for row in inputs["rows"]] == [1, 1]
     assert inputs["sizes"] == [(1, 1, 7)] * 2
     assert inputs["width"] == 1
+
+
+class Summed(nn.Module):
+    """A width that is that of one argument and a multiple of another: no number in the error is one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.layer = nn.Linear(64 + 3 * 16, 8)
+
+    def forward(self, pooled: torch.Tensor, conditions: torch.Tensor) -> torch.Tensor:
+        turned = conditions[..., None].expand(-1, -1, 16).flatten(1)
+        return self.layer(torch.cat([self.first(pooled), turned], 1))
+
+
+def test_size_is_told_by_what_becomes_of_another() -> None:
+    assert shapes(Summed()) == {"pooled": (2, 64), "conditions": (2, 3)}
+
+
+class Skipping(nn.Module):
+    """A convolution that gets nothing, from an argument that the signature does not require."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv3d(5, 4, 1)
+
+    def forward(self, sample: torch.Tensor, pose: torch.Tensor | None = None) -> torch.Tensor:
+        return self.first(sample).mean((2, 3)) + self.second(pose).mean((2, 3, 4))
+
+
+def test_convolution_that_gets_nothing_tells_what_it_takes() -> None:
+    assert shapes(Skipping())["pose"] == (2, 5, 16, 16, 16)
+
+
+class WithOptions(nn.Module):
+    """Hands on options that it takes for given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, states: torch.Tensor, options: dict[str, Any] | None = None) -> torch.Tensor:
+        return self.turned(self.layer(states), **options)
+
+    def turned(self, states: torch.Tensor, by: int = 1) -> torch.Tensor:
+        return states * by
+
+
+def test_options_are_empty_where_they_have_to_be_a_mapping() -> None:
+    assert shapes(WithOptions())["options"] == {}
+
+
+class Demanding(nn.Module):
+    """Says that the one of its arguments is too small, without a number that would help."""
+
+    def forward(self, text: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        if image.shape[-1] < 200:
+            raise ValueError("the image is too small for its patches")
+        return text.sum() + image
+
+
+def test_argument_that_is_too_small_grows() -> None:
+    found = shapes(Demanding())
+    assert found["image"] == (2, 3, 256, 256)
+
+
+class PackedPatches(nn.Module):
+    """Images as lists of patches, with a mask for those that are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"patch_size": 2, "num_channels": 3}
+        self.layer = nn.Linear(12, 4)
+
+    def forward(
+        self, pixel_values: torch.Tensor, pixel_attention_mask: torch.Tensor, spatial_shapes: torch.LongTensor
+    ) -> torch.Tensor:
+        return self.layer(pixel_values).sum() * pixel_attention_mask.sum() * spatial_shapes.sum()
+
+
+def test_mask_of_patches_has_a_place_for_each() -> None:
+    found = shapes(PackedPatches())
+    assert found["pixel_attention_mask"] == found["pixel_values"][:2] == (2, 16)
+
+
+class Chosen(nn.Module):
+    """Takes numbers of things it has few of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.kinds = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, states: torch.Tensor, which: list[int]) -> torch.Tensor:
+        return self.layer(states) + sum(self.kinds[kind] for kind in which)
+
+
+def test_list_of_numbers_may_be_one_of_places() -> None:
+    assert shapes(Chosen())["which"] == [0, 1]
+
+
+class Sized(nn.Module):
+    """Takes many numbers that its signature does not require, and fails on one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        frames: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        depth: int | None = None,
+        scale: torch.Tensor | None = None,
+        shift: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.layer(states) + self.places(frames, height, width, depth)
+
+    def places(self, *sizes: int) -> torch.Tensor:
+        return sum(torch.arange(end=size, start=0).sum() for size in sizes)
+
+
+def test_all_that_is_missing_in_a_line_is_given_at_once() -> None:
+    model = Sized()
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert sorted(shapes(model)) == ["depth", "frames", "height", "states", "width"]
+    assert len(calls) < 10
+
+
+class Corners(nn.Module):
+    """Joins three arguments of one width, which have to be of another width together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"hidden_size": 16}
+        self.layer = nn.Linear(3 * 2 * 8, 4)
+
+    def forward(self, original: torch.Tensor, target: torch.Tensor, crop: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([original, target, crop], 1)
+        return self.layer(joined[..., None].expand(-1, -1, 8).flatten(1))
+
+
+def test_arguments_of_one_shape_change_together() -> None:
+    model = Corners()
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert sum(shape[1] for shape in shapes(model).values()) == 6
+    assert len(calls) < 12
+
+
+class Spread(nn.Module):
+    """Spreads an argument over one axis, that has more of them by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 1)
+
+    def forward(self, sample: torch.Tensor, fps: torch.Tensor) -> torch.Tensor:
+        return self.layer(sample).mean((1, 2, 3)) + fps.expand(sample.shape[0])
+
+
+def test_rank_is_told_by_what_an_argument_is_spread_over() -> None:
+    assert len(shapes(Spread())["fps"]) == 1
+
+
+class Scaled(nn.Module):
+    """Takes a number of which few are known, and says which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, states: torch.Tensor, scale: int) -> torch.Tensor:
+        if scale not in (3, 6):
+            raise ValueError(f"no way for scale {scale}; there are: [3, 6]")
+        return self.layer(states) * scale
+
+
+def test_number_that_the_error_offers_is_taken() -> None:
+    assert shapes(Scaled())["scale"] == 3
+
+
+class Dropping(nn.Module):
+    """Takes something by which tokens are picked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, states: torch.Tensor, drop: torch.Tensor) -> torch.Tensor:
+        states = self.layer(states)
+        states[drop] *= 2
+        return states
+
+
+def test_indices_are_no_floating_point_numbers() -> None:
+    inputs = make_inputs(Dropping())
+    assert isinstance(inputs, dict)
+    assert not inputs["drop"].is_floating_point()

@@ -79,7 +79,7 @@ def _search(
     avoided = frozenset(facts.special_tokens().values())
     waiting = _Waiting()
     for rank, proposal in enumerate(first):
-        waiting.add(proposal, 4 * rank, 0)
+        waiting.add(proposal, 4 * rank, ())
     failures: _Failures = []
     end = time.process_time() + _MOST_SECONDS
     answers: dict[str, int] = {}
@@ -94,10 +94,10 @@ def _search(
         failure = try_call(model, *copied_inputs(args, kwargs), facts.positional)
         if failure is None:
             return (kwargs if not args else (*args, kwargs) if kwargs else args), failures
+        for number, (step, changed) in enumerate(repairs(facts, proposal, failure, failures)):
+            waiting.add(changed, cost + 2 * step + number // 8, failure.progress)
         failures.append((proposal, failure))
         answers.setdefault(str(failure), len(failures))
-        for number, (step, changed) in enumerate(repairs(facts, proposal, failure)):
-            waiting.add(changed, cost + 2 * step + number // 8, failure.progress)
     return None, failures
 
 
@@ -106,15 +106,15 @@ class _Waiting:
 
     def __init__(self) -> None:
         self._near: list[tuple[int, int, Proposal]] = []
-        self._far: list[tuple[int, int, int, Proposal]] = []
+        self._far: list[tuple[tuple[int, ...], int, int, Proposal]] = []
         self._order = itertools.count()
         self._seen: set[str] = set()
         self._turn = itertools.cycle([True, True, False])
 
-    def add(self, proposal: Proposal, cost: int, progress: int) -> None:
+    def add(self, proposal: Proposal, cost: int, progress: tuple[int, ...]) -> None:
         place = next(self._order)
         heapq.heappush(self._near, (cost, place, proposal))
-        heapq.heappush(self._far, (-progress, cost, place, proposal))
+        heapq.heappush(self._far, (tuple(-number for number in progress), cost, place, proposal))
 
     def take(self) -> tuple[int, Proposal] | None:
         """What to try next, each once, with its distance from the beginning."""

@@ -41,6 +41,13 @@ def mentioned(error: Exception) -> Iterator[str]:
         yield from _NAME.findall(_condition(frame.f_code, line[0]))
 
 
+def absent(error: Exception) -> Iterator[str]:
+    """Names in the lines of code that led to an error of what was nothing there, the innermost first."""
+    for frame, line in _steps(error):
+        text = f"{_statement(frame.f_code, *line)} {_condition(frame.f_code, line[0])}"
+        yield from (name for name in _NAME.findall(text) if frame.f_locals.get(name, text) is None)
+
+
 def spoken_of(error: Exception, origins: Origins) -> Spoken:
     """The innermost line that speaks of tensors which are made of the arguments of the model."""
     for frame, line in _steps(error):
@@ -50,6 +57,11 @@ def spoken_of(error: Exception, origins: Origins) -> Spoken:
         if found:
             return Spoken(text, tuple(map(origins.operand, found)))
     return NOTHING
+
+
+def lines(error: Exception) -> list[int]:
+    """The lines of code that were running, from the outermost in."""
+    return [line for _, (line, _) in reversed(_steps(error))]
 
 
 def _steps(error: Exception) -> list[tuple[types.FrameType, tuple[int, int]]]:

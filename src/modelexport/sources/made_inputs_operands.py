@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from modelexport.sources.made_inputs_origins import Operand
 from modelexport.sources.made_inputs_specs import Proposal, TensorSpec, tensors
@@ -10,8 +10,9 @@ from modelexport.sources.made_inputs_trial import Failure
 
 _MOST_ORIGINS = 2
 _LARGEST = 1 << 12
-# Sizes that differ by more than this did not come from another by a few that were added.
+# Sizes that differ by more than this did not come from each other by a few that were added.
 _FEW = 8
+_MOST_EARLIER = 24
 
 
 def by_operands(proposal: Proposal, failure: Failure, numbers: list[int]) -> Iterator[Proposal]:
@@ -23,6 +24,11 @@ def by_operands(proposal: Proposal, failure: Failure, numbers: list[int]) -> Ite
                 if name in named:
                     for spec in rescaled(named[name], found, wanted):
                         yield {**proposal, name: spec}
+            # Arguments of one shape that are joined have a part in it each.
+            alike = {name: named[name] for name in operand.origins if name in named}
+            if len(alike) > 1 and len({spec.shape for spec in alike.values()}) == 1:
+                for specs in zip(*(rescaled(spec, found, wanted) for spec in alike.values()), strict=True):
+                    yield {**proposal, **dict(zip(alike, specs, strict=True))}
             # A size that is given as a number leaves no trace in the tensors that are made of it.
             if not operand.origins:
                 for name, value in proposal.items():
@@ -50,5 +56,58 @@ def rescaled(spec: TensorSpec, found: int, wanted: int) -> Iterator[TensorSpec]:
         if axis and size != found and size * wanted % found == 0 and 0 < size * wanted // found <= _LARGEST:
             yield spec.resized({axis: size * wanted // found})
     for axis, size in enumerate(spec.shape):
-        if axis and size < found and abs(wanted - found) <= _FEW and size + wanted - found > 0:
+        if axis and size < found and min(abs(wanted - found), found - size) <= _FEW and size + wanted - found > 0:
             yield spec.resized({axis: size + wanted - found})
+
+
+def probes(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With one size of an argument changed that an operand is made of, to see what becomes of it."""
+    named = dict(tensors(proposal))
+    for name in failure.suspects[: 2 * _MOST_ORIGINS]:
+        spec = named.get(name)
+        if spec is not None and failure.operands:
+            for axis in range(len(spec.shape) - 1, 0, -1):
+                size = spec.shape[axis]
+                yield {**proposal, name: spec.resized({axis: size // 2 if size > 1 else 2})}
+
+
+def by_what_changed(
+    proposal: Proposal, failure: Failure, earlier: Sequence[tuple[Proposal, Failure]], numbers: list[int]
+) -> Iterator[Proposal]:
+    """With the size that is right if an operand grows with it as it did between two calls that failed at one place."""
+    for before, other in reversed(earlier[-_MOST_EARLIER:]):
+        change = _one_change(before, proposal) if _same_place(failure, other) else None
+        if change is None:
+            continue
+        name, axis = change
+        size, was = proposal[name].shape[axis], before[name].shape[axis]
+        for place, operand in enumerate(failure.operands):
+            for found, once in zip(operand.shape, other.operands[place].shape, strict=True):
+                for wanted in _sizes_of_others(place, failure.operands, numbers) if found != once else ():
+                    steps, rest = divmod((wanted - found) * (size - was), found - once)
+                    if rest == 0 and steps and 0 < size + steps <= _LARGEST:
+                        yield {**proposal, name: proposal[name].resized({axis: size + steps})}
+
+
+def _same_place(failure: Failure, other: Failure) -> bool:
+    """Whether two calls failed at the same operation."""
+    ranks = [[len(operand.shape) for operand in one.operands] for one in (failure, other)]
+    return failure.progress == other.progress and bool(ranks[0]) and ranks[0] == ranks[1]
+
+
+def _one_change(before: Proposal, after: Proposal) -> tuple[str, int] | None:
+    """The one size that differs between two proposals."""
+    if before.keys() != after.keys():
+        return None
+    names = [name for name in before if before[name] is not after[name]]
+    specs = [(before[name], after[name]) for name in names]
+    if len(names) != 1 or not all(isinstance(spec, TensorSpec) for spec in specs[0]):
+        return None
+    shapes = [spec.shape for spec in specs[0]]
+    axes = [axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if len(set(sizes)) > 1]
+    return (names[0], axes[0]) if len(shapes[0]) == len(shapes[1]) and len(axes) == 1 else None
+
+
+def _sizes_of_others(place: int, operands: tuple[Operand, ...], numbers: list[int]) -> list[int]:
+    others = [size for other, operand in enumerate(operands) if other != place for size in reversed(operand.shape)]
+    return [size for size in dict.fromkeys(others) if size in numbers]

@@ -25,6 +25,8 @@ _VIDEO = frozenset(["video", "videos"])
 _FEATURES = frozenset(["features", "mel", "spectrogram"])
 _STATES = frozenset(["embeds", "states", "embeddings", "hidden"])
 _SIGNAL = frozenset(["values", "audio", "waveform", "wav", "speech"])
+_TIME = frozenset(["timestep", "timesteps"])
+_LENGTHS = ("lengths", "length", "lens")
 _LIST = re.compile(r"^(?:typing\.)?(?:Optional\[)?(?:typing\.)?[lL]ist\[torch\.\w*Tensor")
 _SAYING = _IMAGE | _VIDEO | _FEATURES | _STATES | _SIGNAL
 
@@ -38,7 +40,9 @@ def takes_input(parameter: inspect.Parameter) -> bool:
     """Whether an argument may be an input: what has a value of its own, or says it is none, is an option."""
     if parameter.default is not None and parameter.default is not parameter.empty:
         return False
-    return parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation) or bool(_plain(parameter))
+    if parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
+        return True
+    return any(value is not False for value in _plain(parameter))
 
 
 def propose(facts: ModelFacts, name: str) -> list[Any]:
@@ -61,14 +65,16 @@ def _plain(parameter: inspect.Parameter | None) -> list[Any]:
         return []
     annotation = parameter.annotation
     said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    said = str(annotation) if said in ("Optional", "Union", "List", "list", "UnionType", "") else said
+    said = str(annotation) if said in ("Optional", "Union", "List", "list", "Dict", "dict", "UnionType", "") else said
     said = re.sub(r"typing\.|Optional|None|[\s|\[\]]", "", said).lower()
     if said in ("bool", "int", "float"):
         return [{"bool": False, "int": 1, "float": 1.0}[said]]
+    if said.startswith("dict") and "tensor" not in said:
+        return [{}]
     if said == "listint":
-        return [[LENGTH] * BATCH]
+        return [[LENGTH] * BATCH, list(range(BATCH))]
     # Lists of sizes in each direction, as many places in all as there are in a sequence.
-    sizes = re.fullmatch(r"list(?:list)?tuple(?P<ints>int(?:,int)+)", said)
+    sizes = re.search(r"list(?:list)?tuple(?P<ints>int(?:,int)+)", said)
     return [[(*(1,) * sizes["ints"].count(","), LENGTH)] * BATCH] if sizes is not None else []
 
 
@@ -130,17 +136,22 @@ def _kind(name: str, annotation: str) -> Kind:
         return Kind.NUMBERS
     if "Long" in annotation or "Int" in annotation:
         return Kind.ONES
-    if last in ("timestep", "timesteps", "shapes", "sizes", "lengths", "length", "thw", "hw", "bbox"):
+    if _TIME & set(said) or last in ("shapes", "sizes", "thw", "hw", "bbox", *_LENGTHS):
         return Kind.ONES
     return Kind.NUMBERS
 
 
 def _index_shapes(facts: ModelFacts, name: str, kind: Kind) -> list[tuple[int, ...]]:
     if "pixel" in words(name) and kind is not Kind.POSITIONS:
+        patches = _patch_shapes(facts)
+        if patches:
+            return [patches[0][:-1]]
         side = _image_side(facts)
         return [(BATCH, *side), (BATCH, LENGTH), (BATCH, 1, *side)]
-    if words(name)[-1] in ("timestep", "timesteps"):
+    if _TIME & set(words(name)):
         return [(BATCH,), ()]
+    if words(name)[-1] in _LENGTHS:
+        return [(BATCH,), (BATCH, LENGTH)]
     if words(name)[-1] == "bbox":
         return [(BATCH, LENGTH, 4)]
     return [(BATCH, LENGTH), (BATCH,), (BATCH, LENGTH, LENGTH)]

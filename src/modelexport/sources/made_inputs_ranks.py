@@ -22,6 +22,7 @@ _SAID = (
     re.compile(r"values to unpack \(expected (?P<rank>\d)\b"),
     re.compile(r"len\(dims\) = (?P<rank>\d)\b"),
     re.compile(r"(?P<rank>\d)D \(batched\)"),
+    re.compile(r"number of sizes provided \((?P<rank>\d)\)"),
     re.compile(r"\b(?P<rank>\d)-?[dD]\b"),
     re.compile(r"\b(?P<rank>\d) dim(?:ension)?s?\b"),
 )
@@ -57,11 +58,19 @@ def by_said_shape(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
         for name in failure.suspects[:2]:
             spec = proposal.get(name)
             if isinstance(spec, TensorSpec) and not spec.rows:
-                usual = (
-                    [*spec.shape, *(LENGTH,) * len(parts)] if len(spec.shape) > 1 else [BATCH, *(LENGTH,) * len(parts)]
+                usual = dict(enumerate(spec.shape))
+                shape = tuple(
+                    number or _usual_size(part, usual.get(axis, LENGTH))
+                    for axis, (part, number) in enumerate(zip(parts, numbers, strict=True))
                 )
-                shape = tuple(usual[axis] if number is None else number for axis, number in enumerate(numbers))
                 yield {**proposal, name: dataclasses.replace(spec, shape=shape)}
+
+
+def _usual_size(word: str, there: int) -> int:
+    """The size of an axis that an error has a word for: that of a batch, of a sequence, or what it is now."""
+    if re.match(r"b(?:$|atch|sz)", word.lower()):
+        return BATCH
+    return LENGTH if re.search(r"^(?:l|n|s|t)$|seq|len|tokens", word.lower()) else there
 
 
 def _ranks(failure: Failure) -> list[int]:

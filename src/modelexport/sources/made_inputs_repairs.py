@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from modelexport.sources.made_inputs_facts import CONVOLUTIONS, TABLES, ModelFacts
-from modelexport.sources.made_inputs_operands import by_operands
+from modelexport.sources.made_inputs_operands import by_operands, by_what_changed, probes
 from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, takes_input, words
 from modelexport.sources.made_inputs_ranks import by_rank, by_said_shape
 from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec, tensors
@@ -20,6 +20,8 @@ from modelexport.sources.made_inputs_trial import Failure
 _MISSING = re.compile(r"missing \d+ required [\w-]+ arguments?: (?P<names>.+)")
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
 _BY = re.compile(r"[x*]")
+_SMALL = re.compile(r"too small|can't be greater than actual input|smaller than|should be less than")
+_SIDE = 16
 _MOST_NUMBERS = 8
 _MOST_MENTIONED = 4
 # Words for a type that an operation of torch misses.
@@ -29,12 +31,15 @@ _MOST_SENSIBLE_SIZE = 1 << 14
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
 
 
-def repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[tuple[int, Proposal]]:
+def repairs(
+    facts: ModelFacts, proposal: Proposal, failure: Failure, earlier: Sequence[tuple[Proposal, Failure]] = ()
+) -> Iterator[tuple[int, Proposal]]:
     """Proposals to try next, each with how far it is from the one that failed: 0 is what the error asks for.
 
     Where it is known which arguments went into what failed, changing another is a step farther.
     """
     suspects = {*failure.suspects}
+    yield from ((0, changed) for changed in by_what_changed(proposal, failure, earlier, _numbers(failure)))
     for step, changed in _repairs(facts, proposal, failure):
         touched = {name for name, value in proposal.items() if changed.get(name) is not value}
         yield (step if not suspects or touched <= suspects else step + 1), changed
@@ -50,15 +55,18 @@ def _repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterato
             return
     # What is None and should not be was not given.
     if "None" in failure.words:
+        yield from ((0, changed) for changed in _absent(facts, proposal, failure))
         yield from ((0, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((1, changed) for changed in _by_module(proposal, failure))
     yield from ((1, changed) for changed in _by_said_type(proposal, failure))
     yield from ((1, changed) for changed in by_said_shape(proposal, failure))
     yield from ((1, changed) for changed in by_rank(facts, proposal, failure))
+    yield from ((1, changed) for changed in _enlarged(proposal, failure))
     yield from ((1, changed) for changed in by_operands(proposal, failure, _numbers(failure)))
     yield from ((1, changed) for changed in _placeholders(facts, proposal, failure))
     yield from ((1, changed) for changed in _mentioned(facts, proposal, failure))
     yield from ((2, changed) for changed in _by_numbers(proposal, failure))
+    yield from ((2, changed) for changed in probes(proposal, failure))
     yield from ((3, changed) for changed in _other_shapes(facts, proposal))
     yield from ((3, changed) for changed in _by_what_became_of_sizes(proposal, failure))
     yield from ((3, changed) for changed in _other_ranks(proposal))
@@ -77,9 +85,27 @@ def _mentioned(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Itera
             continue
         seen.add(name)
         for spec in (*_missing_input(failure), *propose(facts, name)[:1]):
-            yield {**proposal, name: _fitting(spec, proposal)}
+            # Options by name are asked for in words of their own.
+            if spec != {} or "mapping" in failure.words:
+                yield {**proposal, name: _fitting(spec, proposal)}
         if len(seen) == _MOST_MENTIONED:
             return
+
+
+def _absent(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With what was nothing in the line of code that failed, and with all that was nothing on the way there."""
+    added: Proposal = {}
+    for name in failure.absent:
+        parameter = facts.parameters.get(name)
+        if parameter is not None and name not in proposal and takes_input(parameter):
+            spec = next(iter((*_missing_input(failure), *propose(facts, name))))
+            if spec != {}:
+                added[name] = _fitting(spec, proposal)
+    if added:
+        first = next(iter(added))
+        yield {**proposal, first: added[first]}
+    if len(added) > 1:
+        yield {**proposal, **added}
 
 
 def _missing_input(failure: Failure) -> Iterator[TensorSpec]:
@@ -90,6 +116,9 @@ def _missing_input(failure: Failure) -> Iterator[TensorSpec]:
         yield TensorSpec((BATCH, LENGTH), Kind.TOKENS, failure.module.num_embeddings)
     elif isinstance(failure.module, torch.nn.Linear):
         yield TensorSpec((BATCH, LENGTH, failure.module.in_features))
+    elif isinstance(failure.module, CONVOLUTIONS):
+        inner = (_SIDE,) * (failure.module.weight.dim() - 2)
+        yield TensorSpec((BATCH, failure.module.in_channels, *inner))
 
 
 def _with_one_more(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
@@ -185,8 +214,10 @@ def _by_said_type(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
     """With another type where the error speaks of types: truth where it asks for it, or numbers."""
     said = failure.words.lower()
     kinds = [kind for kind, wanted in _TYPES if any(word in said for word in wanted)]
-    whole = [operand for operand in failure.operands if not operand.dtype.is_floating_point]
-    for name in dict.fromkeys(name for operand in whole for name in operand.origins):
+    is_index = "indices must" in said
+    kinds = [Kind.TRUTH, Kind.TOKENS] if is_index else kinds
+    wrong = [operand for operand in failure.operands if operand.dtype.is_floating_point is is_index]
+    for name in dict.fromkeys(name for operand in wrong for name in operand.origins):
         spec = proposal.get(name)
         if isinstance(spec, TensorSpec) and not spec.rows:
             yield from (
@@ -259,7 +290,7 @@ def _scaled(proposal: Proposal, ratio: float) -> Iterator[Proposal]:
 
 
 def _by_numbers(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
-    """With a number of the error's words where another of them is a size that was given."""
+    """With a number of the error's words where another of them is a size that was given, or for a number."""
     numbers = _numbers(failure)
     given = {size for _, spec in tensors(proposal) for size in spec.shape}
     for size in numbers:
@@ -267,6 +298,9 @@ def _by_numbers(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
             for wanted in numbers:
                 if wanted != size and wanted > 1:
                     yield from _resized(proposal, size, wanted)
+    for name, value in proposal.items():
+        if type(value) is int:
+            yield from ({**proposal, name: number} for number in numbers if number != value)
 
 
 def _by_what_became_of_sizes(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
@@ -322,9 +356,20 @@ def _with_placeholders(proposal: Proposal, name: str, token: int, count: int) ->
     return changed
 
 
-def _other_shapes(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
+def _enlarged(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With larger inner axes, where the error says that something is too small."""
+    if not _SMALL.search(failure.words):
+        return
     for name, spec in tensors(proposal):
-        yield from ({**proposal, name: option} for option in propose(facts, name)[1:] if option != spec)
+        if name in failure.suspects and spec.kind is Kind.NUMBERS and len(spec.shape) > 2:
+            inner = range(2, len(spec.shape))
+            yield from ({**proposal, name: spec.resized({a: n * spec.shape[a] for a in inner})} for n in (2, 4, 16))
+
+
+def _other_shapes(facts: ModelFacts, proposal: Proposal) -> Iterator[Proposal]:
+    for name, spec in proposal.items():
+        if not isinstance(spec, torch.Tensor) and name in facts.parameters:
+            yield from ({**proposal, name: option} for option in propose(facts, name)[1:] if option != spec)
 
 
 def _other_ranks(proposal: Proposal) -> Iterator[Proposal]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelexport.preserve import buffers_restored, evaluation_mode, preserved_state
-from modelexport.sources.made_inputs_frames import NOTHING, Spoken, mentioned, spoken_of
+from modelexport.sources.made_inputs_frames import NOTHING, Spoken, absent, lines, mentioned, spoken_of
 from modelexport.sources.made_inputs_origins import Operand, Origins
 from modelexport.structure import named_results
 
@@ -29,8 +29,9 @@ class Failure:
         names: Names in its words, then in the lines of code that led to it, the innermost first.
         module: The innermost module that was running.
         given: The tensors that this module was given.
-        progress: How many calls of modules had ended well.
+        progress: How far it came: how many calls of modules had ended well, then the lines of code that were running.
         operands: What the operation of torch was given that failed, if it was one.
+        absent: Names in those lines of what was nothing there, the innermost first.
         spoken: The tensors that the line of code speaks of that failed, and the line.
     """
 
@@ -39,8 +40,9 @@ class Failure:
     names: tuple[str, ...]
     module: torch.nn.Module | None
     given: tuple[Given, ...]
-    progress: int
+    progress: tuple[int, ...]
     operands: tuple[Operand, ...] = ()
+    absent: tuple[str, ...] = ()
     spoken: Spoken = NOTHING
 
     @property
@@ -108,7 +110,8 @@ class _Running:
             tuple(dict.fromkeys(mentioned(error))),
             module,
             given,
-            self._ended,
+            (self._ended, *lines(error)),
             self._origins.operands(error),
+            tuple(dict.fromkeys(absent(error))),
             spoken_of(error, self._origins),
         )
