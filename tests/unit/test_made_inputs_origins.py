@@ -423,3 +423,19 @@ def test_indices_are_no_floating_point_numbers() -> None:
     inputs = make_inputs(Dropping())
     assert isinstance(inputs, dict)
     assert not inputs["drop"].is_floating_point()
+
+
+class LaidOut(nn.Module):
+    """Makes several numbers of each, and lays them out in rows of a length that is theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 6 * 8)
+
+    def forward(self, pooled: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        turned = meta.reshape(-1)[:, None].expand(-1, 8)
+        return self.first(pooled) * turned.reshape(-1, 6 * 8)
+
+
+def test_numbers_fit_the_shape_they_are_laid_out_in() -> None:
+    assert shapes(LaidOut()) == {"pooled": (2, 16), "meta": (2, 6)}

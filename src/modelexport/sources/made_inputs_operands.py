@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 from collections.abc import Iterator, Sequence
 
 from modelexport.sources.made_inputs_origins import Operand
@@ -13,6 +16,7 @@ _LARGEST = 1 << 12
 # Sizes that differ by more than this did not come from each other by a few that were added.
 _FEW = 8
 _MOST_EARLIER = 24
+_VIEW = re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)")
 
 
 def by_operands(proposal: Proposal, failure: Failure, numbers: list[int]) -> Iterator[Proposal]:
@@ -58,6 +62,25 @@ def rescaled(spec: TensorSpec, found: int, wanted: int) -> Iterator[TensorSpec]:
     for axis, size in enumerate(spec.shape):
         if axis and size < found and min(abs(wanted - found), found - size) <= _FEW and size + wanted - found > 0:
             yield spec.resized({axis: size + wanted - found})
+
+
+def by_view(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With as many numbers in an argument as can be laid out in the shape that the code lays them out in."""
+    match = _VIEW.search(failure.words)
+    sizes = [int(size) for size in match["shape"].split(",")] if match is not None else []
+    if match is None or -1 not in sizes:
+        return
+    whole = abs(math.prod(sizes))
+    named = dict(tensors(proposal))
+    for name in failure.suspects[:_MOST_ORIGINS]:
+        spec = named.get(name)
+        if spec is None or not spec.shape or int(match["size"]) % math.prod(spec.shape):
+            continue
+        # So many numbers come of each that is given.
+        unit = whole // math.gcd(whole, int(match["size"]) // math.prod(spec.shape))
+        if 1 < unit <= _LARGEST:
+            yield {**proposal, name: dataclasses.replace(spec, shape=(spec.shape[0], unit))}
+            yield {**proposal, name: spec.resized({len(spec.shape) - 1: unit})}
 
 
 def probes(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:

@@ -121,7 +121,8 @@ def _shapes(
             yield (batch, channels, 64)
         return
     side = facts.sizes("sample_size", "image_size", "input_size")
-    sides = side if side is not None and max(side) <= 4 * _SIDE else (_SIDE, _SIDE)
+    largest = 4 * _SIDE if rank == 4 else 2 * _SIDE
+    sides = side if side is not None and max(side) <= largest else (_SIDE, _SIDE)
     inner = [*(_FRAMES,) * (rank - 4), *sides]
     place = min(channel_axis, rank - 1)
     yield (batch, *inner[: place - 1], channels, *inner[place - 1 :])
