@@ -34,6 +34,7 @@ _MOST_LOOKED_AT = 16
 # So many settings that a class says nothing of by default are made up, and what they are.
 _MOST_MISSING = 6
 _SMALL_NUMBER = 4
+_INT = re.compile(r"\bint\b")
 _APART = Path(sys.prefix) / "apart"
 # What torch forgets when nobody holds it.
 _kept: list[Any] = []
@@ -127,7 +128,7 @@ def _transformers_builders(model_type: str, levels: Sequence[Level]) -> Iterator
             config = shrink_configuration(CONFIG_MAPPING[model_type](), level)
             classes = MODEL_MAPPING[type(config)]
             cls = classes[0] if isinstance(classes, tuple) else classes
-            return cls(config)
+            return _completed_by(lambda: cls(config), lambda name: _fill(config, name, level))
 
         yield f"level {number}", make
 
@@ -216,21 +217,39 @@ def _diffusers_builders(name: str, levels: Sequence[Level]) -> Iterator[Builder]
 
 def _completed(cls: Any, settings: dict[str, Any]) -> Any:
     """The model, where what is nothing by default and missing in the code that fails becomes a small number."""
+    given = dict(settings)
+    parameters = inspect.signature(cls).parameters
+
+    def fill(name: str) -> bool:
+        if given.get(name, name) is not None or not _INT.search(str(parameters[name].annotation)):
+            return False
+        given[name] = _SMALL_NUMBER
+        return True
+
+    return _completed_by(lambda: cls(**given), fill)
+
+
+def _completed_by(make: Callable[[], Any], fill: Callable[[str], bool]) -> Any:
+    """What is made, after `fill` has given what the code that fails speaks of, as often as it can."""
     for _ in range(_MOST_MISSING):
         try:
-            return cls(**settings)
+            return make()
         except (TypeError, ValueError) as error:
-            missing = next((name for name in mentioned(error) if _may_be_number(cls, name, settings)), None)
-            if missing is None:
+            if not any(fill(name) for name in mentioned(error)):
                 raise
-        settings = {**settings, missing: _SMALL_NUMBER}
-    return cls(**settings)
+    return make()
 
 
-def _may_be_number(cls: Any, name: str, settings: dict[str, Any]) -> bool:
-    if name not in settings or settings[name] is not None:
-        return False
-    return re.search(r"\bint\b", str(inspect.signature(cls).parameters[name].annotation)) is not None
+def _fill(config: Any, name: str, level: Level) -> bool:
+    """Give a number of this name that a configuration, or a part of it, has none for."""
+    from transformers import PreTrainedConfig
+
+    for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
+        field = getattr(type(part), "__dataclass_fields__", {}).get(name)
+        if field is not None and getattr(part, name, name) is None and _INT.search(str(field.type)):
+            setattr(part, name, level.vocabulary if name.startswith("vocab") else _SMALL_NUMBER)
+            return True
+    return False
 
 
 def _is_installed(package: str) -> bool:

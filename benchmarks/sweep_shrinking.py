@@ -53,6 +53,9 @@ LEVELS = (
 _MOST_FOR_KINDS = 8
 _FEW = 4
 _ID = re.compile(r"(?:^|_)(?:token_)?(?:ids?|index|token|idx)$")
+# Tokens that stand for something else: a model that takes both does not run without their number.
+_TOKEN = re.compile(r"^(?:image|video|audio)_token_(?:id|index)$")
+_LARGE = 1 << 24
 _PLACES = re.compile(r"(?:^|_)(?:ind(?:ex|exes|ices)|layer_ids?|layers?_idx)(?:_|$)")
 # What ends with channels is no number of layers, though it be that of each block.
 _LAYERS = re.compile(r"(?!.*channels$)(?:.*_)?(?:layers?|depths?|blocks?)(?:_|$)|^depth(?!.*channels$)")
@@ -139,7 +142,10 @@ class Shrinking:
             smaller = [self._number(name, value) for value in values]
             if max(values) > _FEW and self._level.divisor is None and not _PLACES.search(name):
                 # Numbers that grow together are small together: a three among them would divide no other.
-                return [_power(value, value) if value > 1 and value % 2 else value for value in smaller]
+                return [
+                    _power(small, small) if small > 1 and small % 2 and value > _FEW else small
+                    for value, small in zip(values, smaller, strict=True)
+                ]
             return smaller
         return [self._shrink(name, value) if isinstance(value, list | tuple | dict) else value for value in values]
 
@@ -201,6 +207,9 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
             parts[name] = shrink_configuration(value, level, shrinking)
         elif name in own and value is not None and (preset is not None or _was_given(cls, name, value)):
             given[name] = value
+        elif name in own and value is None and _TOKEN.search(name):
+            # A number for each, which becomes one of the small vocabulary.
+            given[name] = _LARGE + len(given)
     return cls(**shrinking.shrink(given), **parts)
 
 

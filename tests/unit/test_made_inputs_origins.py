@@ -439,3 +439,15 @@ class LaidOut(nn.Module):
 
 def test_numbers_fit_the_shape_they_are_laid_out_in() -> None:
     assert shapes(LaidOut()) == {"pooled": (2, 16), "meta": (2, 6)}
+
+
+class Turned(nn.Module):
+    """Takes a number for each direction, where one for each place would be usual."""
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        places = position_ids[:, :, None] if position_ids.dim() == 2 else position_ids
+        return places[:, :, 0] * 2 + places[:, :, 1]
+
+
+def test_axis_that_the_code_asks_for_is_added() -> None:
+    assert shapes(Turned()) == {"position_ids": (2, 7, 2)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.sweep_candidates import _completed
-from benchmarks.sweep_shrinking import LEVELS, Shrinking
+from benchmarks.sweep_candidates import Candidate, _completed, builders
+from benchmarks.sweep_shrinking import LEVELS, Shrinking, shrink_configuration
 
 SETTINGS = {
     "num_layers": 24,
@@ -41,6 +41,24 @@ def test_channels_of_blocks_are_no_number_of_layers() -> None:
 def test_list_of_certain_layers_names_layers_that_are_left() -> None:
     small = Shrinking(LEVELS[0]).shrink({"num_layers": 40, "vace_layers": [0, 5, 10, 35], "depths": [2, 2, 6, 2]})
     assert small == {"num_layers": 2, "vace_layers": [0, 1], "depths": [2, 2, 2, 2]}
+
+
+def test_few_channels_at_the_beginning_of_a_list_stay() -> None:
+    assert Shrinking(LEVELS[0]).shrink({"stem_channels": [3, 33, 48]}) == {"stem_channels": [3, 4, 4]}
+
+
+def test_vocabulary_that_a_configuration_has_none_of_is_made_up() -> None:
+    pytest.importorskip("transformers")
+    how, make = next(builders(Candidate("transformers", "esm")))
+    assert how == "level 0"
+    assert make().config.vocab_size == LEVELS[0].vocabulary
+
+
+def test_token_that_stands_for_an_image_has_a_number() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Blip2Config()
+    assert config.image_token_index is None
+    assert 0 < shrink_configuration(config, LEVELS[0]).image_token_index < LEVELS[0].vocabulary
 
 
 class Asking:

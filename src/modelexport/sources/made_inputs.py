@@ -20,7 +20,7 @@ from modelexport.sources.made_inputs_specs import Proposal, TensorSpec, make_ten
 from modelexport.sources.made_inputs_trial import Failure, try_call
 from modelexport.sources.processed_inputs import process, samples
 
-_MOST_ATTEMPTS = 120
+_MOST_ATTEMPTS = 160
 _MOST_COMPLETIONS = 24
 _MOST_WITHOUT_NEWS = 40
 _MOST_SECONDS = 60.0

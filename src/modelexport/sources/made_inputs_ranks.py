@@ -31,6 +31,7 @@ _AT_LEAST = (
     re.compile(r"too many indices for tensor of dimension (?P<axis>\d)"),
 )
 _SHAPE = re.compile(r"[\[(](?P<parts>[\w\s]+(?:,[\w\s]+)+)[\])]")
+_BOUNDS = re.compile(r"index (?P<place>\d+) is out of bounds for dimension (?P<axis>\d) with size")
 _INDEXED = re.compile(r"(?:shape\[|size\()(?P<axis>\d)")
 _TARGETS = re.compile(r"^\s*\(?(?P<targets>[\w\s,*]+?)\)?\s*=[^=]")
 _CHANNELS = re.compile(r"^(?:c|ch|.*channels?.*|.*_dim)$", re.IGNORECASE)
@@ -64,6 +65,21 @@ def by_said_shape(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
                     for axis, (part, number) in enumerate(zip(parts, numbers, strict=True))
                 )
                 yield {**proposal, name: dataclasses.replace(spec, shape=shape)}
+
+
+def by_bounds(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+    """With a size, or an axis at the end, that has the place which the code asked for."""
+    match = _BOUNDS.search(failure.words)
+    if match is None:
+        return
+    axis, size = int(match["axis"]), int(match["place"]) + 1
+    for name in failure.suspects[:2]:
+        spec = proposal.get(name)
+        if isinstance(spec, TensorSpec) and not spec.rows and axis <= len(spec.shape):
+            yield {
+                **proposal,
+                name: dataclasses.replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :])),
+            }
 
 
 def _usual_size(word: str, there: int) -> int:

@@ -15,7 +15,7 @@ from modelexport.sources.made_inputs_missing import absent_arguments, fitting, m
 from modelexport.sources.made_inputs_modules import by_module, by_said_type, resized
 from modelexport.sources.made_inputs_operands import by_operands, by_view, by_what_changed, probes
 from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, words
-from modelexport.sources.made_inputs_ranks import by_rank, by_said_shape
+from modelexport.sources.made_inputs_ranks import by_bounds, by_rank, by_said_shape
 from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec, tensors
 from modelexport.sources.made_inputs_trial import Failure
 
@@ -58,6 +58,7 @@ def _repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterato
     yield from ((1, changed) for changed in by_module(proposal, failure))
     yield from ((1, changed) for changed in by_said_type(proposal, failure))
     yield from ((1, changed) for changed in by_said_shape(proposal, failure))
+    yield from ((1, changed) for changed in by_bounds(proposal, failure))
     yield from ((1, changed) for changed in by_rank(facts, proposal, failure))
     yield from ((1, changed) for changed in _enlarged(proposal, failure))
     yield from ((1, changed) for changed in by_view(proposal, failure))
