@@ -179,6 +179,23 @@ def test_words_of_a_shape_are_sizes_that_are_usual() -> None:
     assert shapes(SaidInWords()) == {"position_ids": (7, 4)}
 
 
+class SaidForImages(nn.Module):
+    """Wants two pictures at a time, and has words for the sizes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"num_channels": 4, "image_size": 32}
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        if pixel_values.dim() != 5 or pixel_values.shape[1] != 2:
+            raise ValueError("it takes a tensor of shape (batch_size, 2, num_channels, height, width)")
+        return pixel_values * 2
+
+
+def test_words_for_images_are_their_channels_and_sides() -> None:
+    assert shapes(SaidForImages()) == {"pixel_values": (2, 2, 4, 32, 32)}
+
+
 class Masked(nn.Module):
     """Takes a mask that only truth will do for."""
 

@@ -49,7 +49,7 @@ def by_rank(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator
                     yield {**proposal, name: dataclasses.replace(spec, shape=shape)}
 
 
-def by_said_shape(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
+def by_said_shape(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
     """With the shape that the error asks for: numbers where it has numbers, what there is where it has names."""
     for match in _SHAPE.finditer(failure.words):
         parts = [part.strip() for part in match["parts"].split(",") if part.strip()]
@@ -59,11 +59,8 @@ def by_said_shape(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
         for name in failure.suspects[:2]:
             spec = proposal.get(name)
             if isinstance(spec, TensorSpec) and not spec.rows:
-                usual = dict(enumerate(spec.shape))
-                shape = tuple(
-                    number or _usual_size(part, usual.get(axis, LENGTH))
-                    for axis, (part, number) in enumerate(zip(parts, numbers, strict=True))
-                )
+                sizes = zip(parts, numbers, (*spec.shape, *(LENGTH,) * len(parts)), strict=False)
+                shape = tuple(number or _usual_size(facts, spec, part, there) for part, number, there in sizes)
                 yield {**proposal, name: dataclasses.replace(spec, shape=shape)}
 
 
@@ -82,11 +79,16 @@ def by_bounds(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
             }
 
 
-def _usual_size(word: str, there: int) -> int:
-    """The size of an axis that an error has a word for: that of a batch, of a sequence, or what it is now."""
-    if re.match(r"b(?:$|atch|sz)", word.lower()):
+def _usual_size(facts: ModelFacts, spec: TensorSpec, word: str, there: int) -> int:
+    """The size of an axis that an error has a word for, or what it is now where the word says nothing."""
+    word = word.lower()
+    if re.match(r"b(?:$|atch|sz)", word):
         return BATCH
-    return LENGTH if re.search(r"^(?:l|n|s|t)$|seq|len|tokens", word.lower()) else there
+    if re.search(r"^(?:c|ch)$|channel", word):
+        return channels_of(facts) or 3
+    if re.search(r"^(?:h|w)$|height|width", word):
+        return spec.shape[-1] if len(spec.shape) > 2 else _SIDE
+    return LENGTH if re.search(r"^(?:l|n|s|t)$|seq|len|tokens", word) else there
 
 
 def _ranks(failure: Failure) -> list[int]:

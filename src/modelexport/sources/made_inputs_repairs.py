@@ -57,7 +57,7 @@ def _repairs(facts: ModelFacts, proposal: Proposal, failure: Failure) -> Iterato
         yield from ((0, changed) for changed in mentioned_arguments(facts, proposal, failure))
     yield from ((1, changed) for changed in by_module(proposal, failure))
     yield from ((1, changed) for changed in by_said_type(proposal, failure))
-    yield from ((1, changed) for changed in by_said_shape(proposal, failure))
+    yield from ((1, changed) for changed in by_said_shape(facts, proposal, failure))
     yield from ((1, changed) for changed in by_bounds(proposal, failure))
     yield from ((1, changed) for changed in by_rank(facts, proposal, failure))
     yield from ((1, changed) for changed in _enlarged(proposal, failure))
