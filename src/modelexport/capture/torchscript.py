@@ -24,6 +24,7 @@ from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
 from modelexport.capture.jit_values import ConstantAddedError, ValueTracker
+from modelexport.capture.missing_operators import export_despite_missing
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.own_frames import remove_own_frames, without_own_frames
 from modelexport.capture.scope_recorder import ScopeRecorder
@@ -37,6 +38,8 @@ from modelexport.uncollected import uncollected
 from modelexport.wire import ExporterFile
 
 EXPORTER = "torchscript"
+# The same, with torch's decompositions of operators that it has no translation for.
+DECOMPOSED = "torchscript-decomposed"
 
 # Options of torch.onnx.export that its TorchScript exporter has no use for.
 _DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "profile", "dump_exported_program")
@@ -53,6 +56,8 @@ def capture_with_torchscript(
     training: bool = False,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=False)` and gather what ran each node.
+
+    Where it has no translation for an operator, the export is repeated with torch's own decomposition of that one.
 
     Args:
         model: The model, in the mode it is to be exported in.
@@ -76,7 +81,8 @@ def capture_with_torchscript(
     # This exporter runs the model on real tensors: on copies, so that a forward may write to its inputs.
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with buffers_restored(model):
-        return _capture_in_some_form(model, tree, args, kwargs, usable)
+        capture, decomposed = export_despite_missing(lambda: _capture_in_some_form(model, tree, args, kwargs, usable))
+    return dataclasses.replace(capture, exporter=DECOMPOSED) if decomposed else capture
 
 
 def _capture_in_some_form(

@@ -101,7 +101,7 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
             failures.append((candidate, error))
             attempts.append(AttemptReport(name, exporter, candidate.reason, str(error)))
             continue
-        attempts.append(AttemptReport(name, exporter, candidate.reason))
+        attempts.append(AttemptReport(name, capture.exporter, candidate.reason))
         return capture, tuple(attempts)
     raise _combined(failures) from failures[-1][1].__cause__
 
