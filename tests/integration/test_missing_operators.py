@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tests.support.torchscript_gaps import Differences, Singular
+from tests.support.torchscript_gaps import Differences, Ranks, Singular
 from torch import nn
 
 import modelexport
@@ -57,4 +57,10 @@ def test_what_torch_cannot_take_apart_is_refused_as_before(tmp_path: Path) -> No
     with pytest.raises(modelexport.StrategyIncompatibleError, match="UnsupportedOperatorError") as refused:
         modelexport.export_model(Singular(), torch.randn(3, 5), tmp_path / "m.onnx", strategy="htp")
     assert isinstance(refused.value.__cause__, torch.onnx.errors.UnsupportedOperatorError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_would_be_no_valid_model_is_refused_as_before(tmp_path: Path) -> None:
+    with pytest.raises(modelexport.StrategyIncompatibleError, match="UnsupportedOperatorError"):
+        modelexport.export_model(Ranks(), torch.randint(0, 9, (3, 5)), tmp_path / "m.onnx", strategy="htp")
     assert list(tmp_path.iterdir()) == []

@@ -23,3 +23,10 @@ class Singular(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values: torch.Tensor = torch.linalg.svd(x)[1]
         return values
+
+
+class Ranks(nn.Module):
+    """Torch can take one operator apart, and the exporter writes another for a type that it is not made for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.diff(x) != 0).cumsum(-1)

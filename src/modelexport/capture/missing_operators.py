@@ -19,8 +19,14 @@ _MOST_OPERATORS = 16
 _NAMED = re.compile(r"'(?P<namespace>\w+)::(?P<name>\w+)'")
 
 
-def export_despite_missing(export: Callable[[], Result]) -> tuple[Result, tuple[str, ...]]:
+def export_despite_missing(
+    export: Callable[[], Result], check: Callable[[Result], None]
+) -> tuple[Result, tuple[str, ...]]:
     """What `export` returns, repeated with decompositions for the operators that it turns out to lack.
+
+    Args:
+        export: Exports a model.
+        check: Raises where what was exported with decompositions cannot be right.
 
     Returns:
         The result, and the operators that were decomposed for it, if any.
@@ -28,21 +34,23 @@ def export_despite_missing(export: Callable[[], Result]) -> tuple[Result, tuple[
     Raises:
         Exception: What `export` raised the first time, where decompositions do not help.
     """
+    try:
+        return export(), ()
+    except Exception as error:  # noqa: BLE001  raised below unless it asks for decompositions that help
+        first = error
     missing: dict[str, None] = {}
-    first: Exception | None = None
-    while True:
-        mode = _Decomposing(missing)
+    operator = _missing_operator(first)
+    while operator is not None and operator not in missing and len(missing) < _MOST_OPERATORS:
+        missing[operator] = None
         try:
-            if not missing:
-                return export(), ()
-            with mode:
-                return export(), tuple(missing)
-        except Exception as error:  # noqa: BLE001  raised again unless it asks for a decomposition
-            first = first or error
+            with _Decomposing(missing):
+                found = export()
+            check(found)
+        except Exception as error:  # noqa: BLE001  the first one says what is wrong with the model as it is
             operator = _missing_operator(error)
-            if operator is None or operator in missing or len(missing) == _MOST_OPERATORS:
-                raise first from (None if error is first else error)
-            missing[operator] = None
+        else:
+            return found, tuple(missing)
+    raise first
 
 
 def _missing_operator(error: BaseException | None) -> str | None:
@@ -79,9 +87,8 @@ class _Decomposing(TorchFunctionMode):
 
 def _decompositions(operator: str) -> Iterator[Callable[..., Any]]:
     from torch._decomp import decomposition_table
+    from torch._library.utils import lookup_op
 
-    namespace, _, name = operator.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    for overload in packet.overloads():
-        found = getattr(packet, overload)
-        yield decomposition_table.get(found, found.decompose)
+    for schema in torch._C._jit_get_schemas_for_operator(operator):
+        overload = lookup_op(f"{operator}.{schema.overload_name or 'default'}")
+        yield decomposition_table.get(overload, overload.decompose)

@@ -18,6 +18,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import CheckerPass
 
 from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
@@ -81,8 +82,15 @@ def capture_with_torchscript(
     # This exporter runs the model on real tensors: on copies, so that a forward may write to its inputs.
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with buffers_restored(model):
-        capture, decomposed = export_despite_missing(lambda: _capture_in_some_form(model, tree, args, kwargs, usable))
+        capture, decomposed = export_despite_missing(
+            lambda: _capture_in_some_form(model, tree, args, kwargs, usable), lambda found: _check(found.model)
+        )
     return dataclasses.replace(capture, exporter=DECOMPOSED) if decomposed else capture
+
+
+def _check(model: ir.Model) -> None:
+    """Look whether the types of all tensors are what their readers take: operators put together may disagree."""
+    CheckerPass(full_check=True)(model)
 
 
 def _capture_in_some_form(
