@@ -114,7 +114,8 @@ def test_order_of_the_models_own_results_is_an_error(path: Path) -> None:
 def test_call_around_is_looked_at_where_it_was_not_asked_for(path: Path) -> None:
     report = verified(Outer(Mixer()), torch.randn(3, 4), path, turned=True, select="call:mixer.chooser")
     assert [record.verdict for record in report.calls] == [Verdict.REORDERED]
-    assert report.forward_passes == 3
+    # To see the sizes, for the call itself, from another random state, and for the call around.
+    assert report.forward_passes == 4
 
 
 def test_equal_scores_may_be_chosen_in_any_order(path: Path) -> None:

@@ -21,6 +21,7 @@ from modelexport.analysis.weights import weight_holders
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import ROOT_CALL, TensorInfo
 from modelexport.inputs import copied_inputs, normalize_inputs
+from modelexport.verification.difference import Tolerance, compare
 from modelexport.verification.eager_run import EagerRun, as_array, run_eagerly
 from modelexport.verification.fingerprint import Array, Fingerprint, FingerprintIndex, take_fingerprint
 from modelexport.verification.graph_inputs import GraphInputs
@@ -93,7 +94,8 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
     tensors.update(_in_bodies(from_file.flow, inner))
     claims = Claims(from_file.document, from_file.flow, from_file.calls)
     values = ValueWitness(from_file.flow, from_file.calls, results, run, tensors, claims, constants)
-    _check_same_model(subject, model, values)
+    if not _is_same_model(values):
+        raise InputError(_another_model(subject, model, values, run, given))
     calls = from_file.calls.with_boundaries(values.inputs, values.outputs)
     judge = FlowJudge(from_file.flow, calls, from_file.document.modules, values)
     return Evidence(from_file.document, from_file.flow, calls, judge)
@@ -332,6 +334,7 @@ def _in_bodies(flow: FlowGraph, found: Mapping[tuple[str, str], Fingerprint]) ->
 # So many tensors are looked through for one that a node only passes on.
 _FAR = 32
 _UNKNOWN = -1
+_OTHER_SEED = 0x5EED
 
 
 def _fingerprint(tensor: torch.Tensor) -> Fingerprint | None:
@@ -367,13 +370,35 @@ def _unheld(subject: Subject, flow: FlowGraph) -> set[str]:
     return {flow.names[tensor] for tensor in flow.weights if tensor not in held}
 
 
-def _check_same_model(subject: Subject, model: torch.nn.Module, values: ValueWitness) -> None:
+def _is_same_model(values: ValueWitness) -> bool:
     """A result of the model is among what it computed, or half of all tensors are: exporters rewrite much, not most."""
-    made = {t for t in values.telling if values.flow.makers[t] >= 0}
+    made = _made(values)
     known = made & values.known
-    if len(known) * 2 < len(made) and not known & values.flow.results:
-        raise InputError(
-            f"{subject.path} does not compute what {type(model).__name__} computes on these inputs: {len(known)} of "
-            f"its {len(made)} tensors have values that the model made. Give the model that the file was exported from, "
-            "with the same weights and in the same mode"
-        )
+    return len(known) * 2 >= len(made) or bool(known & values.flow.results)
+
+
+def _made(values: ValueWitness) -> set[int]:
+    return {tensor for tensor in values.telling if values.flow.makers[tensor] >= 0}
+
+
+def _another_model(
+    subject: Subject,
+    model: torch.nn.Module,
+    values: ValueWitness,
+    run: EagerRun,
+    given: tuple[tuple[Any, ...], dict[str, Any]],
+) -> str:
+    """Why the file does not compute what the model does."""
+    made = _made(values)
+    said = (
+        f"{subject.path} does not compute what {type(model).__name__} computes on these inputs: "
+        f"{len(made & values.known)} of its {len(made)} tensors have values that the model made."
+    )
+    root, again = (next(iter(r.calls.values())).results for r in (run, run_eagerly(model, *given, seed=_OTHER_SEED)))
+    if any(name in again and not _same(tensor, again[name]) for name, tensor in root.items()):
+        return f"{said} The model's own results are others from one random state to the next: values cannot tell here"
+    return f"{said} Give the model that the file was exported from, with the same weights and in the same mode"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return not compare(as_array(one), as_array(other), Tolerance()).is_out

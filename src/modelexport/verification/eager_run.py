@@ -71,6 +71,7 @@ def run_eagerly(
     *,
     witness: Witness | None = None,
     training: bool = False,
+    seed: int | None = None,
 ) -> EagerRun:
     """Run the model once.
 
@@ -80,6 +81,7 @@ def run_eagerly(
         kwargs: Its keyword arguments.
         witness: Called with every operator's result while it is fresh; keep what you need of it.
         training: Run the model in the mode it is in, instead of evaluation mode.
+        seed: Where torch's random numbers begin; None takes them as they come.
 
     Returns:
         The calls with copies of what they were given and returned.
@@ -91,6 +93,8 @@ def run_eagerly(
     mode = contextlib.nullcontext() if training else evaluation_mode(model)
     with TURN, preserved_state(model), buffers_restored(model), mode, _operator_by_operator():
         handles = watch.attach()
+        if seed is not None:
+            torch.manual_seed(seed)
         try:
             with torch.no_grad(), watch:
                 result = model(*args, **kwargs)

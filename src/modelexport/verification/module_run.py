@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from modelexport.preserve import TURN, buffers_restored, evaluation_mode, fused_
 from modelexport.structure import named_arguments, named_results
 
 _SHOWN = 3
+_OTHER_SEED = 0x5EED
 
 
 class Side(enum.StrEnum):
@@ -98,13 +100,17 @@ class ModuleRunner:
                 f"the {type(model).__name__} given is not the model that was exported: it has no module {names}"
             )
 
-    def run(self, keep: Collection[Place] = ()) -> ModuleRun:
+    def run(self, keep: Collection[Place] = (), stirred: str | None = None) -> ModuleRun:
         """One pass in evaluation mode, each from the same random state.
+
+        Args:
+            keep: The places whose content is kept.
+            stirred: The identity of a call; when it begins, the random numbers become others.
 
         Raises:
             InputError: The model cannot be run on these inputs.
         """
-        watch = _Watch(self._arguments, keep)
+        watch = _Watch(self._arguments, keep, stirred)
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with contextlib.ExitStack() as stack:
@@ -132,8 +138,9 @@ def body_call(path: str, index: int = 0) -> str:
 
 
 class _Watch:
-    def __init__(self, arguments: Mapping[str, Any], keep: Collection[Place]) -> None:
+    def __init__(self, arguments: Mapping[str, Any], keep: Collection[Place], stirred: str | None) -> None:
         self.run = ModuleRun()
+        self._stirred = stirred
         self._arguments = arguments
         self._keep = frozenset(keep)
         # Paths and identities of the calls that run.
@@ -149,6 +156,9 @@ class _Watch:
         call = body_call(path, counts[path]) if self.bodies else str(CallId(path, counts[path]))
         counts[path] += 1
         self._stack.append((path, call))
+        if call == self._stirred:
+            for stir in (torch.manual_seed, np.random.seed, random.seed):
+                stir(_OTHER_SEED)
         self._see(call, Side.INPUT, named_arguments(self._arguments.get(path, ()), args, kwargs))
 
     def leave(self, path: str, result: object) -> None:

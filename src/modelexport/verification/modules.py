@@ -21,6 +21,7 @@ from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.inputs import normalize_inputs
 from modelexport.loading import LoadedModel, load
 from modelexport.runtime.process import OnnxProcess
+from modelexport.verification.chance import without_chance
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
@@ -164,9 +165,11 @@ class _Verification:
         for group in _groups(tasks, self._first, memory_bytes):
             run = self._runner.run({place for task in group for place in (*task.places, *task.elsewhere.values())})
             whole = self._whole.fetch(self._process, (tensor for task in group for tensor in task.tensors))
+            found: list[CallVerification] = []
             for task in group:
-                progress(len(records), len(tasks), task.call.id)
-                records.append(self._compare(task, run, whole))
+                progress(len(records) + len(found), len(tasks), task.call.id)
+                found.append(self._compare(task, run, whole))
+            records += without_chance(found, self._identity, run, self._runner.run, self._tolerance)
         progress(len(tasks), len(tasks), "")
         settled = tuple(with_orders(records, document, self._reordered, self._compare_one))
         return VerificationReport(
@@ -235,8 +238,12 @@ class _Verification:
                 )
         return found, unmatched
 
+    def _identity(self, call: str) -> str:
+        """What the call is in PyTorch's run."""
+        return self._seen_as.get(call, call)
+
     def _place(self, call: CallRecord, side: Side, name: str) -> Place:
-        return Place(self._seen_as.get(call.id, call.id), side, name)
+        return Place(self._identity(call.id), side, name)
 
     def _compare(self, task: _Task, run: ModuleRun, whole: Mapping[str, np.ndarray]) -> CallVerification:
         call, refusal = task.call, task.refusal

@@ -72,7 +72,8 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
         inherited: What the errors of its inputs in the whole ONNX run do to its results.
         total: The error of its results in the whole ONNX run.
         reason: Why it could not be run alone: ``fused``, ``no_operation``, ``unknown_boundary``, ``not_run`` (PyTorch's
-            run did not show this call), ``failed``, or ``no_result`` (nothing of what it returned is in the graph).
+            run did not show this call), ``failed``, ``no_result`` (nothing of what it returned is in the graph), or
+            ``random`` (PyTorch's own results are others from another random state).
         explanation: The same in words.
         source: For ``inside``, the worst of the calls inside that introduce an error.
         fused_with: The calls it is fused with.
