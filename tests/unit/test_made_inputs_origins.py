@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from modelexport.sources.made_inputs import make_inputs
+from modelexport.sources.made_inputs_facts import ModelFacts
 from modelexport.sources.made_inputs_origins import Origins
+from modelexport.sources.made_inputs_repairs import repairs
+from modelexport.sources.made_inputs_specs import Kind, TensorSpec, make_tensors
 from modelexport.sources.made_inputs_trial import Failure, try_call
 
 
@@ -458,6 +462,51 @@ def test_numbers_fit_the_shape_they_are_laid_out_in() -> None:
     assert shapes(LaidOut()) == {"pooled": (2, 16), "meta": (2, 6)}
 
 
+class Grumbling(nn.Module):
+    """Finds something wrong with whatever it is given."""
+
+    def __init__(self, complaint: Exception) -> None:
+        super().__init__()
+        self.complaint = complaint
+
+    def forward(self, states: torch.Tensor, timestep: torch.Tensor, position_ids: torch.Tensor, n: int) -> torch.Tensor:
+        if states.dim() + timestep.dim() + position_ids.dim() < 99 * n:
+            raise self.complaint
+        return states
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        ValueError("not enough values to unpack (expected 3, got 0)"),
+        ValueError("not enough values to unpack (expected 5, got 2)"),
+        ValueError("it takes (B, L, 3) or (batch, 2, channels, height, width), not (7, 2)"),
+        ValueError("it has to be 0-d, or 1-d, or 9D"),
+        RuntimeError("shape '[-1, 0]' is invalid for input of size 14"),
+        RuntimeError("shape '[-1, 1536]' is invalid for input of size 0"),
+        IndexError("index 1 is out of bounds for dimension 0 with size 1"),
+        IndexError("tensors used as indices must be long, int, byte or bool tensors"),
+        IndexError("Dimension out of range (expected to be in range of [-1, 0], but got 2)"),
+        RuntimeError("Tensors must have same number of dimensions: got 3 and 4, the image is too small"),
+        TypeError("'NoneType' object is not subscriptable, it must be a mapping"),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_whatever_is_said_what_to_try_next_can_be_made(complaint: Exception) -> None:
+    model = Grumbling(complaint)
+    proposal: dict[str, Any] = {
+        "states": TensorSpec((2, 3, 8, 8)),
+        "timestep": TensorSpec((), Kind.ONES),
+        "position_ids": TensorSpec((), Kind.POSITIONS),
+        "n": 1,
+    }
+    failure = failure_of(model, **make_tensors(proposal, torch.float32, frozenset()))
+    assert set(failure.suspects) == {"states", "timestep", "position_ids"}
+    for _, changed in repairs(ModelFacts.read(model), proposal, failure, [(proposal, failure)]):
+        if all(value.is_bounded for value in changed.values() if isinstance(value, TensorSpec)):
+            make_tensors(changed, torch.float32, frozenset())
+
+
 class Turned(nn.Module):
     """Takes a number for each direction, where one for each place would be usual."""
 
@@ -468,3 +517,20 @@ class Turned(nn.Module):
 
 def test_axis_that_the_code_asks_for_is_added() -> None:
     assert shapes(Turned()) == {"position_ids": (2, 7, 2)}
+
+
+def test_model_of_diffusers_that_takes_videos_runs_on_what_is_made_up() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=8,
+        ffn_dim=16,
+        num_layers=1,
+    )
+    found = shapes(model)
+    assert len(found["hidden_states"]) == 5
+    assert found["hidden_states"][1] == 4
+    assert found["encoder_hidden_states"][-1] == 8

@@ -127,14 +127,15 @@ def _shapes(
     if spec.kind is not Kind.NUMBERS and rank < 3:
         yield (batch, LENGTH)[:rank]
         return
+    width = spec.shape[-1] if spec.shape else LENGTH
     if rank <= 2:
-        yield (batch, spec.shape[-1] if spec.shape else LENGTH)[:rank]
+        yield (batch, width)[:rank]
         return
     if others:
         yield others[0]
     channels = channels_of(facts) or 3
     if rank == 3:
-        yield (batch, LENGTH, spec.shape[-1])
+        yield (batch, LENGTH, width)
         if any(isinstance(module, CONVOLUTIONS[0]) for module in facts.modules):
             yield (batch, channels, 64)
         return

@@ -61,7 +61,7 @@ class TensorSpec:
         if self.kind is Kind.ONES:
             return torch.ones(self.shape, dtype=torch.int64)
         if self.kind is Kind.POSITIONS:
-            return torch.arange(self.shape[-1]).expand(self.shape).contiguous()
+            return torch.arange(self.shape[-1] if self.shape else 1).expand(self.shape or (1,)).reshape(self.shape)
         return self._tokens(generator, avoided)
 
     def _tokens(self, generator: torch.Generator, avoided: frozenset[int]) -> torch.Tensor:
