@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 from modelexport.hierarchy import ForwardArgument
 
 _MAX_DEPTH = 8
+# While torch traces, numbers are symbols, which know all tensors of the trace.
+_NUMBERS = (int, float, complex, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_NO_CONTAINERS = (str, bytes, *_NUMBERS, torch.nn.Module, type)
 
 
 def named_arguments(
@@ -56,7 +59,7 @@ def tensors_in(
 
 
 def _children(value: object) -> list[tuple[object, object]]:
-    if value is None or isinstance(value, str | bytes | int | float | complex | bool | torch.nn.Module | type):
+    if value is None or isinstance(value, _NO_CONTAINERS):
         return []
     if isinstance(value, Mapping):
         return list(value.items())

@@ -173,3 +173,33 @@ def test_each_call_returns_its_own_tensor_where_equal_ones_are_left(tmp_path: Pa
     for call, tensor in returned.items():
         assert tensor is not None
         assert call in (node(document, tensor).module, *node(document, tensor).contributors)
+
+
+class Counting(nn.Module):
+    """Returns numbers that depend on values beside its tensor; while torch traces, such numbers are symbols."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        return self.lin(x), (x > 0).sum(0).tolist()
+
+
+class UsingCounts(nn.Module):
+    """Uses the numbers as such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counting = Counting()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, counts = self.counting(x)
+        return y * counts[0] + counts[1]
+
+
+def test_numbers_that_a_call_returns_are_no_tensors_of_its_boundary(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    result = modelexport.export_model(UsingCounts(), torch.randn(3, 4), tmp_path / "m.onnx", strategy="fx")
+    (counting,) = (call for call in result.document.calls if call.id == "counting")
+    assert [tensor.name for tensor in counting.outputs] == ["0"]
