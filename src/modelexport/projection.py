@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -290,8 +290,7 @@ class _Projector:
                 return _folded(self._owners[producer])
             region = [producer]
             if not self._is_same_operation(node, producer):
-                stops = self._stops(self._entering([node]))
-                region = self._region([producer], stops, self._no_longer_read(node, producer))
+                region = self._region([producer], self._stops(self._entering([node])), node.op_identifier())
             return self._combine(self._owners[producer], region, original)
         before = (self._name_before(value) for value in node.outputs)
         return next((self._by_output[name] for name in before if name and name in self._by_output), None)
@@ -387,28 +386,28 @@ class _Projector:
         known = (names.get(value) for value in values for names in (self._names, self._also))
         return {self._numbers.of(original) for original in known if original is not None}
 
-    def _no_longer_read(self, node: ir.Node, producer: ir.Node) -> set[int]:
-        """What a node read before in a place where it now reads another: the same operation took up work of others."""
-        if node.op_identifier() != producer.op_identifier() or len(node.inputs) != len(producer.inputs):
-            return set()
-        before = {self._numbers.of(value) for value in producer.inputs if value is not None}
-        return before - self._stops(value for value in node.inputs if value is not None)
-
     def _region(
-        self, producers: Iterable[ir.Node], stops: set[int], through: Collection[int] = frozenset()
+        self, producers: Iterable[ir.Node], stops: set[int], operation: ir.OperatorIdentifier | None = None
     ) -> list[ir.Node]:
         """The producers, and all nodes on ways back from them that end at one of the stops.
 
         Ways that end at another tensor which survived were cut by the rewriting (folded shape arithmetic), and
-        values that need no input of the model are nobody's work here. Only ways `through` these go on.
+        values that need no input of the model are nobody's work here. Only what did this `operation` before may have
+        taken up work whose result is still there for others.
         """
         region: dict[ir.Node, bool] = {}
         for producer in producers:
-            self._walk(producer, stops, region, through)
+            self._walk(producer, stops, region, operation)
             region[producer] = True
         return [node for node, kept in region.items() if kept]
 
-    def _walk(self, start: ir.Node, stops: set[int], region: dict[ir.Node, bool], through: Collection[int]) -> None:
+    def _walk(
+        self,
+        start: ir.Node,
+        stops: set[int],
+        region: dict[ir.Node, bool],
+        operation: ir.OperatorIdentifier | None,
+    ) -> None:
         stack: list[tuple[ir.Node, list[ir.Value]]] = [(start, list(_read_values(start)))]
         region.setdefault(start, False)
         while stack:
@@ -426,7 +425,7 @@ class _Projector:
                 region[node] = True
                 continue
             producer = value.producer()
-            if producer is None or (number in self._survivors and number not in through):
+            if producer is None or (number in self._survivors and node.op_identifier() != operation):
                 continue
             if producer in region:
                 region[node] = region[node] or region[producer]

@@ -129,6 +129,14 @@ def test_work_that_one_of_its_readers_took_up_is_that_readers_too() -> None:
     assert (found["p"].kind, found["z"].kind) == (Kind.EXACT, Kind.EXACT)
 
 
+def test_so_is_work_that_a_reader_took_up_with_what_comes_behind() -> None:
+    first = Sketch().weight("w").weight("s").add("Turn", "x", "t", A).add("Pad", "t", "p", A)
+    first.add("Fold", "p w", "f", B, pads=0).add("Norm", "f s", "y", C).add("Use", "p y", "z", ROOT_CALL)
+    rewritten = Sketch().weight("v").weight("b").add("Turn", "x", "t").add("Pad", "t", "p")
+    found, _ = projected(first, rewritten.add("Fold", "t v b", "y", pads=1).add("Use", "p y", "z"), "z")
+    assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (C, (A, B), Kind.FUSED)
+
+
 def test_shape_arithmetic_that_was_folded_is_nobodys_work() -> None:
     first = Sketch().add("Size", "x", "s", A).add("Grow", "s", "t", A).add("Shift", "x", "h", B)
     first.add("Lay", "h t", "y", B)
