@@ -141,9 +141,10 @@ class Shrinking:
                 return self._places(values)
             smaller = [self._number(name, value) for value in values]
             if max(values) > _FEW and self._level.divisor is None and not _PLACES.search(name):
-                # Numbers that grow together are small together: a three among them would divide no other.
+                # Numbers that grow together are small together: a three among them would divide no other. A few in a
+                # list that does not grow by multiples (the colours of an image) stay.
                 return [
-                    _power(small, small) if small > 1 and small % 2 and value > _FEW else small
+                    _power(small, small) if small > 1 and small % 2 and _grows(value, values) else small
                     for value, small in zip(values, smaller, strict=True)
                 ]
             return smaller
@@ -265,6 +266,10 @@ def _replaced(settings: Mapping[str, Any], small: dict[str, Any], numbers: Mappi
         name: numbers[settings[name]] if _is_number(settings[name]) and settings[name] in numbers else value
         for name, value in small.items()
     }
+
+
+def _grows(value: int, values: list[int]) -> bool:
+    return value > _FEW or all(one and other % one == 0 for one, other in itertools.pairwise(values))
 
 
 def _is_list_of_sizes(value: object) -> bool:

@@ -77,3 +77,9 @@ def test_number_that_is_missing_is_made_up() -> None:
     assert made.name is None
     with pytest.raises(TypeError):
         _completed(Asking, {"width": {}, "depth": None})
+
+
+def test_heads_that_double_from_stage_to_stage_are_small_together() -> None:
+    small = Shrinking(LEVELS[0]).shrink({"num_heads": [3, 6, 12, 24], "channels": [3, 64, 128]})
+    assert all(64 % heads == 0 for heads in small["num_heads"])
+    assert small["channels"][0] == 3
