@@ -175,6 +175,38 @@ def test_each_call_returns_its_own_tensor_where_equal_ones_are_left(tmp_path: Pa
         assert call in (node(document, tensor).module, *node(document, tensor).contributors)
 
 
+class Gate(nn.Module):
+    """Computes what its caller computes, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.lin(x.sigmoid())
+        return y
+
+
+class ReturningWhatItsModuleNeeds(nn.Module):
+    """Returns what one node now computes for it and for a module of its."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate = nn.Linear(4, 4), Gate()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.first(x)
+        open_ = h.sigmoid()
+        return self.gate(h), open_
+
+
+def test_the_owner_of_a_shared_node_may_be_the_one_that_returns_its_result(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    document = exported(ReturningWhatItsModuleNeeds(), (torch.randn(3, 4),), tmp_path, "fx")
+    (shared,) = (record for record in document.nodes if record.kind == "merged")
+    assert {shared.module, *shared.contributors} == {"", "gate"}
+
+
 class Counting(nn.Module):
     """Returns numbers that depend on values beside its tensor; while torch traces, such numbers are symbols."""
 

@@ -295,6 +295,9 @@ class FlowJudge:
             return
         owner = (claims.owners[node],)
         uses = [(tensor, reader) for tensor in self.flow.makes[node] for reader in self.flow.readers[tensor]]
+        returned = [tensor for tensor in self.flow.makes[node] if tensor in self.flow.results]
+        if any(self._may_flow(owner, tensor, (ROOT,)) for tensor in returned):
+            return
         if uses and not any(self._may_flow(owner, tensor, claims.of(reader)) for tensor, reader in uses):
             yield Contradiction((node,), "nothing that reads its results is where its owner could pass them")
 
