@@ -155,26 +155,6 @@ def test_a_weight_that_its_holders_caller_passed_on_is_no_strangers(tmp_path: Pa
     assert {record.module for record in document.nodes} == {"0.0.norm", "0.0"}
 
 
-class CalledTwice(nn.Module):
-    """Two calls of one module compute the same, and the exporter leaves both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.head(x).relu(), self.head(x).sigmoid()
-
-
-def test_each_call_returns_its_own_tensor_where_equal_ones_are_left(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    document = exported(CalledTwice(), (torch.randn(3, 4),), tmp_path, "fx")
-    returned = {call.id: call.outputs[0].tensor for call in document.calls if call.id}
-    for call, tensor in returned.items():
-        assert tensor is not None
-        assert call in (node(document, tensor).module, *node(document, tensor).contributors)
-
-
 class Gate(nn.Module):
     """Computes what its caller computes, too."""
 
