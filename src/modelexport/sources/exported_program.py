@@ -1,4 +1,4 @@
-"""A `.pt2` file of `torch.export.save` as a model, with the example inputs that it was exported with."""
+"""Load a `.pt2` file of `torch.export.save` as a model, with the example inputs that it was exported with."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ import torch
 from modelexport.capture.recorded_model import model_of_program
 from modelexport.errors import ModelSourceError
 from modelexport.preserve import TURN
-from modelexport.sources.program_file import check_program_file
+from modelexport.sources.program_file import checked_program
 from modelexport.sources.sourced_model import SourcedModel
 
 
 def load_exported_program(path: Path) -> SourcedModel:
-    """The program in a file, as a model whose modules are those that its record names.
+    """Load the program in a file as a model with the modules that its nodes name.
 
     Raises:
-        ModelSourceError: It is no such file, or loading it would run code.
+        ModelSourceError: The file is not an exported program, or loading it could run code.
     """
-    check_program_file(path)
-    try:
-        with TURN, warnings.catch_warnings(), _quiet("torch.export", "torch._export"):
-            warnings.simplefilter("ignore")
-            program = torch.export.load(path)
-            # What the file requires of the inputs is Python code: torch would compile it to run the program.
-            program._guards_code = []
-            model = model_of_program(program)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelSourceError(
-            f"{path}: torch {torch.__version__} cannot load this exported program: {reason}; save it anew with this "
-            "release of torch, and import the packages whose operators or classes it uses"
-        ) from error
+    with checked_program(path) as checked:
+        try:
+            with TURN, warnings.catch_warnings(), _quiet("torch.export", "torch._export"):
+                warnings.simplefilter("ignore")
+                program = torch.export.load(checked.archive)
+                program.example_inputs = checked.example_inputs
+                model = model_of_program(program)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelSourceError(
+                f"{path}: torch {torch.__version__} cannot load this exported program: {reason}; save it again with "
+                "this release of torch, and import the packages whose operators or classes it uses"
+            ) from error
     return SourcedModel(model, _examples(program))
 
 
@@ -44,13 +43,13 @@ def _examples(program: torch.export.ExportedProgram) -> Any | None:
     if not program.example_inputs:
         return None
     args, kwargs = program.example_inputs
-    # A dict at the end of positional inputs holds those by keyword.
+    # A dict after the positional inputs holds the keyword inputs.
     return (*args, dict(kwargs)) if args else dict(kwargs)
 
 
 @contextlib.contextmanager
 def _quiet(*names: str) -> Any:
-    """torch writes the whole report of a file that it cannot load to its log, and then raises."""
+    """Silence loggers: torch logs a full traceback of a file that it cannot load, and then raises."""
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     try:
         for logger, _ in loggers:

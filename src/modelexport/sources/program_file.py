@@ -1,51 +1,83 @@
-"""What a saved exported program must not do before it is loaded: run code.
+"""Check a saved exported program (`.pt2`) before torch loads it, so that an untrusted file cannot run code.
 
-`torch.export.load` unpickles example inputs, constants and weights with full pickle where it finds them so, loads
-shared libraries, evaluates the text of symbolic sizes, calls whatever function of torch a node names, and writes names
-into Python code that it compiles. A file from a stranger is data: what `torch.export.save` writes for a program of
-torch's operators passes here, and anything else is refused.
+`torch.export.load` unpickles example inputs and constants, loads shared libraries, evaluates symbolic sizes as Python,
+calls whatever function of torch a node names, and writes names into Python code that it compiles. Two rules prevent
+this. The program's description is decoded by torch's own schema, and each text in it must satisfy the rule of its
+field. And torch never opens the file itself: it opens an archive written here from what was checked, because two
+readers of one zip file can see different members in it.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
+import functools
 import io
 import json
+import keyword
 import math
 import operator
 import re
+import shutil
+import tempfile
+import types
+import typing
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from modelexport.errors import ModelExportError, ModelSourceError
 
-# Where a program keeps what it requires of its inputs, as text that torch compiles when it runs it.
-GUARDS = "guards_code"
-# Stack traces and the like, which torch only carries along.
-_CARRIED = "metadata"
-_END_OF_ARCHIVE = b"PK\x05\x06"
-_END_SIZE = 22
+# Python keeps an archive up to this size in memory; a larger one goes to a temporary file.
+_LARGEST_IN_MEMORY = 64 << 20
 _MODEL, _EXAMPLES = "models/model.json", "data/sample_inputs/model.pt"
 _WEIGHTS, _CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
+_COPIED = re.compile(r"archive_(format|version)|byteorder|\.data/version|data/(weights/weight|constants/tensor)_\d+")
 _MEMBERS = re.compile(
-    r"archive_format|archive_version|byteorder|version|\.format_version|\.data/[\w-]+|extra/[^/]+|models/model\.json"
-    r"|data/sample_inputs/model\.pt|data/(weights/weight|constants/tensor)_\d+"
-    r"|data/(weights/model_weights|constants/model_constants)_config\.json"
+    rf"{_COPIED.pattern}|version|\.format_version|\.data/[\w-]+|extra/[^/]+|models/model\.json"
+    r"|data/sample_inputs/model\.pt|data/(weights/model_weights|constants/model_constants)_config\.json"
 )
-# What cannot be part of a name in Python code: torch writes names into code between quotes, or as they are.
-_UNSAFE = re.compile(r"[\"'\\\x00-\x1f\x7f]")
+# Characters that end or escape a string literal: torch puts dictionary keys and attribute names between quotes.
+_QUOTING = re.compile(r"[\"'\\`]")
+_NONFINITE = frozenset({"Infinity", "-Infinity", "NaN"})
+# What torch may restore on a node. It resolves other entries by attribute lookup, and export does not need them.
+_NODE_METADATA = frozenset({"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"})
+
+# Higher-order operators that torch.export writes and that call nothing but the subgraphs and operators they are given.
+_HIGHER_ORDER = frozenset(
+    {
+        *("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph", "flex_attention"),
+        *("wrap_with_set_grad_enabled", "wrap_with_autocast", "auto_functionalized", "auto_functionalized_v2"),
+        *("with_effects", "out_dtype"),
+    }
+)
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
+_HIGHER_ORDER_OPERATOR = re.compile(r"torch\.ops\.higher_order\.(\w+)")
+_SIZE_FUNCTION = re.compile(r"torch\.(_?sym_\w+)")
+# Operators that read attributes or files by a name.
+_REFUSED_NAMESPACES = frozenset({"export", "debugprims"})
+_FILE_ARGUMENT = re.compile(r"file|path|folder|directory|ur[il]", re.IGNORECASE)
+# Attributes that instances of `GraphModule` and `Module` have and their classes do not.
+MODULE_STATE = frozenset(
+    {
+        *("_graph", "_code", "_lineno_map", "_prologue_start", "_in_spec", "_out_spec", "_guards_fn", "_wrapped_call"),
+        *("_tracer_cls", "_tracer_extras", "_create_node_hooks", "_deepcopy_hooks", "_erase_node_hooks"),
+        *("_replace_hooks", "meta", "shape_env", "range_constraints", "validate_inputs"),
+        *vars(torch.nn.Module()),
+    }
+)
+
 _LARGEST_EXPRESSION = 4000
 _LARGEST_POWER = 64
-_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# torch counts up to the number of an unbacked symbol, so that the number is bounded as well.
+_SYMBOL = re.compile(r"[a-z]+[0-9]{1,6}")
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?", re.IGNORECASE)
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
-# What sympy writes of sizes; torch's own functions of sizes come to these.
+# What sympy writes for sizes; torch's own functions of sizes are in torch.utils._sympy.functions.
 _EXPRESSIONS = frozenset(
     {
         *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Abs", "floor", "ceiling"),
@@ -57,174 +89,298 @@ _WORDS = frozenset({"true", "false", "oo", "int_oo", "nan"})
 _SETTINGS = frozenset({"positive", "integer", "negative", "nonnegative", "nonzero", "real", "finite", "precision"})
 
 
-def check_program_file(path: Path) -> None:
-    """Refuse a file that is no exported program, and one that would run code when it is loaded.
+@dataclasses.dataclass(frozen=True)
+class CheckedProgram:
+    """What torch may load of a file: an archive without pickled members, and the example inputs apart from it."""
 
-    Raises:
-        ModelSourceError: It is not, or it would; says why.
-    """
-    try:
-        with _opened(path) as archive:
-            _check_payloads(archive, _WEIGHTS, "weight")
-            _check_payloads(archive, _CONSTANTS, "constant")
-            _check_examples(archive)
-            _check_description(json.loads(archive.read(_MODEL)))
-    except _RefusedError as error:
-        raise ModelSourceError(
-            f"{path} was not loaded: {error}. Loading it would run code that the file brings along, or that nobody can "
-            "vouch for; give the model that it was made of as package.module:factory"
-        ) from error
-    except (OSError, zipfile.BadZipFile, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelSourceError(
-            f"{path} is no exported program that can be read: {reason}; save it anew with torch.export.save"
-        ) from error
+    archive: IO[bytes]
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
 
 
 class _RefusedError(ModelExportError):
-    """Something that runs code."""
-
-
-class _Archive:
-    """The members of a file of torch, all of which lie in one folder of it."""
-
-    def __init__(self, archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> None:
-        self._archive, self.members = archive, members
-
-    def read(self, name: str) -> bytes:
-        if name not in self.members:
-            raise ValueError(f"it has no {name}")
-        return self._archive.read(self.members[name])
+    """The file contains something that runs code, or that is not known to be safe."""
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[_Archive]:
-    """The archive, provided that it is one that every reader understands in the same way."""
-    with path.open("rb") as file:
-        if file.seek(0, io.SEEK_END) < _END_SIZE:
-            raise ValueError("it is too short for an archive")
-        file.seek(-_END_SIZE, io.SEEK_END)
-        if file.read(4) != _END_OF_ARCHIVE:
-            raise ValueError("it is no archive of torch")
-        with zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-            folders = {info.filename.partition("/")[0] for info in infos}
-            members = {info.filename.partition("/")[2]: info for info in infos}
-            if len(folders) != 1 or not infos or min(info.header_offset for info in infos):
-                raise ValueError("it is no archive of torch")
-            twice = [name for name, count in Counter(name.lower() for name in members).items() if count > 1]
-            if len(members) != len(infos) or twice:
-                raise ValueError("it has members of the same name")
-            if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in infos):
-                raise ValueError("its members are compressed or encrypted, which torch's never are")
-            if "archive_format" not in members:
-                raise ValueError("it is an archive, but not one of torch.export.save")
-            strange = [name for name in members if not _MEMBERS.fullmatch(name)]
-            if strange:
-                raise _RefusedError(f"it holds {strange[0]!r}, which torch.export.save does not write for a program")
-            yield _Archive(archive, members)
+def checked_program(path: Path) -> Iterator[CheckedProgram]:
+    """Check an exported program and write what was checked to a new archive, which exists within this context.
+
+    The file is read once: changing it afterwards has no effect.
+
+    Raises:
+        ModelSourceError: The file is not an exported program, or loading it could run code; says why.
+    """
+    with tempfile.SpooledTemporaryFile(max_size=_LARGEST_IN_MEMORY) as target:
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as source, zipfile.ZipFile(target, "w") as archive:
+                examples = _copy_checked(source, file.seek(0, io.SEEK_END), archive)
+        except _RefusedError as error:
+            raise ModelSourceError(
+                f"{path} was not loaded: {error}. Loading it could run code that the file contains; export the "
+                "original model instead, given as package.module:factory"
+            ) from error
+        except (OSError, zipfile.BadZipFile, *_UNREADABLE) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelSourceError(
+                f"{path} is not an exported program that can be read: {reason}; save it again with torch.export.save"
+            ) from error
+        target.seek(0)
+        yield CheckedProgram(target, examples)
 
 
-def _check_payloads(archive: _Archive, table: str, kind: str) -> None:
-    folder = table.rpartition("/")[0]
-    for name, payload in json.loads(archive.read(table))["config"].items():
-        if _UNSAFE.search(name):
-            raise _RefusedError(f"the {kind} {name!r} has a name that is no name")
+# What decoding raises for content of the wrong shape.
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError)
+
+
+def _copy_checked(source: zipfile.ZipFile, file_size: int, target: zipfile.ZipFile) -> Any:
+    """Write the checked members to the target; returns the example inputs."""
+    from torch._export.serde import schema
+
+    members = _members(source, file_size)
+
+    def read(name: str) -> bytes:
+        if name not in members:
+            raise ValueError(f"it has no {name}")
+        return source.read(members[name])
+
+    def write(name: str, content: bytes) -> None:
+        target.writestr(f"program/{name}", content)
+
+    for table in (_WEIGHTS, _CONSTANTS):
+        payloads = _decode(schema.PayloadConfig, json.loads(read(table)))
+        _check_payloads(payloads["config"], table.rpartition("/")[0], members)
+        write(table, json.dumps(payloads).encode())
+    examples = _load_examples(read(_EXAMPLES))
+    # Without content torch has nothing to unpickle.
+    write(_EXAMPLES, b"")
+    write(_MODEL, json.dumps(_decode(schema.ExportedProgram, json.loads(read(_MODEL)))).encode())
+    for name, info in members.items():
+        if _COPIED.fullmatch(name):
+            large = info.file_size >= zipfile.ZIP64_LIMIT // 2
+            with source.open(info) as content, target.open(f"program/{name}", "w", force_zip64=large) as copy:
+                shutil.copyfileobj(content, copy, 1 << 20)
+    return examples
+
+
+def _members(source: zipfile.ZipFile, file_size: int) -> Mapping[str, zipfile.ZipInfo]:
+    """The members by their names below the one folder of a torch archive."""
+    infos = source.infolist()
+    members = {info.filename.partition("/")[2]: info for info in infos}
+    if len({info.filename.partition("/")[0] for info in infos}) != 1:
+        raise ValueError("it is not a torch archive")
+    if len(members) != len(infos):
+        raise ValueError("it has several members of the same name")
+    if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in infos):
+        raise ValueError("its members are compressed or encrypted, which torch never does")
+    if sum(info.file_size for info in infos) > file_size:
+        raise ValueError("its members overlap")
+    if "archive_format" not in members:
+        raise ValueError("it is an archive, but not one of torch.export.save")
+    unknown = [name for name in members if not _MEMBERS.fullmatch(name)]
+    if unknown:
+        raise _RefusedError(f"it contains {unknown[0]!r}, which torch.export.save does not write for a program")
+    return members
+
+
+def _check_payloads(payloads: Mapping[str, Any], folder: str, members: Mapping[str, zipfile.ZipInfo]) -> None:
+    for name, payload in payloads.items():
         member = f"{folder}/{payload['path_name']}"
-        if payload["use_pickle"] or member not in archive.members or not _MEMBERS.fullmatch(member):
-            raise _RefusedError(f"the {kind} {name!r} is a pickled object")
+        if payload["use_pickle"] or member not in members or not _COPIED.fullmatch(member):
+            raise _RefusedError(f"{name!r} in {folder} is a pickled object")
         sizes = [size["as_int"] for size in payload["tensor_meta"]["sizes"]]
-        # For these torch makes a tensor of the size that is said, however large.
-        if archive.members[member].file_size == 0 and math.prod(sizes):
-            raise ValueError(f"the {kind} {name!r} has no content")
+        # torch would allocate a tensor of the stated size, however large.
+        if members[member].file_size == 0 and math.prod(sizes):
+            raise ValueError(f"{name!r} in {folder} has no content")
 
 
-def _check_examples(archive: _Archive) -> None:
-    content = archive.read(_EXAMPLES)
+def _load_examples(content: bytes) -> Any:
     if not content:
-        return
+        return None
     try:
-        torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        # torch.export.load falls back to unrestricted unpickling where this fails.
+        examples = torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
         raise _RefusedError("its example inputs are pickled objects, not tensors") from error
-
-
-def _check_description(description: Any) -> None:
-    """Every entry by the rule for its name; what has none must not hold what ends a name in Python.
-
-    A tensor of the program may be called as one of these entries is, so that a rule is for values of its kind alone.
-    """
-    waiting = [description]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            for key, inner in value.items():
+    args, kwargs = examples
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        raise ValueError("its example inputs are not positional and keyword arguments")
+    for name in kwargs:
+        _check_name(name)
+    # torch writes the path of each input into the code that checks the inputs.
+    for path, _ in torch.utils._pytree.tree_flatten_with_path(examples)[0]:
+        for entry in path:
+            key = getattr(entry, "key", 0)
+            if not isinstance(key, int):
                 _check_text(key)
-                if (
-                    key == _CARRIED
-                    and isinstance(inner, dict)
-                    and all(isinstance(text, str) for text in inner.values())
-                ):
-                    continue
-                if key == GUARDS and isinstance(inner, list) and all(isinstance(text, str) for text in inner):
-                    continue
-                if key == "as_custom_obj" and inner is not None:
-                    raise _RefusedError("it is made with objects of classes that are not torch's")
-                if key in _RULES and isinstance(inner, str | list):
-                    _RULES[key](inner)
-                else:
-                    waiting.append(inner)
-        elif isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, str):
-            _check_text(value)
+    return args, kwargs
 
 
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+def _decode(kind: Any, value: Any, field: str = "") -> Any:
+    """The value as far as torch's schema knows it, with every text checked by the rule of its field.
+
+    Args:
+        kind: A class of the schema, or the annotation of a field.
+        value: What the JSON of the file has there.
+        field: Class and field that the value belongs to, as `Node.target`.
+    """
+    arguments = typing.get_args(kind)
+    if type(None) in arguments:
+        return None if value is None else _decode(arguments[0], value, field)
+    if field in _REPLACED:
+        return _REPLACED[field](value)
+    if kind is str:
+        _require(isinstance(value, str), field, value)
+        _RULES.get(field, _check_name)(value)
+        return value
+    if typing.get_origin(kind) is list:
+        _require(isinstance(value, list), field, value)
+        return [_decode(arguments[0], part, field) for part in value]
+    if typing.get_origin(kind) is dict:
+        _require(isinstance(value, dict), field, value)
+        return {_decode(str, key, field): _decode(arguments[1], part, field) for key, part in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _decode_class(typing.cast("type", kind), value)
+    if kind is float:
+        _require(type(value) in (int, float) or value in _NONFINITE, field, value)
+        return value
+    # Numbers, truth values, and the numbers of enumerations.
+    _require(type(value) in ((bool,) if kind is bool else (int,)), field, value)
+    return value
 
 
-def _check_text(text: str) -> None:
-    if _UNSAFE.search(text):
-        raise _RefusedError(f"it says {text[:60]!r}, which ends a name in Python code")
+def _decode_class(kind: type, value: Any) -> dict[str, Any]:
+    from torch._export.serde import schema
+    from torch._export.serde.union import _Union
+
+    _require(isinstance(value, dict), kind.__name__, value)
+    if kind is schema.CustomObjArgument:
+        raise _RefusedError("it uses objects of classes that are not torch's")
+    hints = _fields(kind)
+    if issubclass(kind, _Union):
+        _require(len(value) == 1 and set(value) <= set(hints), kind.__name__, value)
+    decoded = {
+        name: _decode(hint, value[name], f"{kind.__name__}.{name}") for name, hint in hints.items() if name in value
+    }
+    if kind is schema.Node:
+        _check_node(decoded)
+    elif kind is schema.Graph:
+        # torch compares a text input with the example's in generated code, between single quotes.
+        for graph_input in decoded["inputs"]:
+            _check_text(graph_input.get("as_string", ""))
+    return decoded
 
 
-def _check_arguments(names: Any) -> None:
-    for name in names:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise _RefusedError(f"an argument of the model is called {str(name)[:60]!r}")
+@functools.cache
+def _fields(kind: type) -> dict[str, Any]:
+    from torch._export.serde import schema
+
+    return typing.get_type_hints(kind, globalns=vars(schema))
 
 
-def _check_target(text: Any) -> None:
-    """A node may call torch's operators, and Python's on sizes."""
-    found: Any = {"torch": torch, "_operator": operator, "math": math}.get(str(text).partition(".")[0])
-    for part in str(text).split(".")[1:]:
-        found = getattr(found, part, None)
-    if isinstance(found, torch._ops.OpOverload):
-        # The one kind of operator that opens files takes the name of one.
-        if not any(str(argument.type) == "str" and "file" in argument.name for argument in found._schema.arguments):
-            return
-    elif isinstance(found, torch._ops.HigherOrderOperator) or _is_of_sizes(found):
-        return
-    raise _RefusedError(f"a node of it calls {str(text)[:60]!r}, which is no operator of torch that is installed here")
+def _require(holds: bool, field: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{field} is {str(value)[:60]!r}")
 
 
-def _is_of_sizes(found: object) -> bool:
+def _check_node(node: Mapping[str, Any]) -> None:
+    """Names and texts that generated code has for a node whose operator has no schema."""
+    if _OPERATOR.fullmatch(node["target"]):
+        return  # torch takes the names from the operator's schema, and writes texts with repr()
+    for argument in node["inputs"]:
+        _check_name(argument["name"])
+        for text in (argument["arg"].get("as_string", ""), *argument["arg"].get("as_strings", ())):
+            _check_text(text)
+
+
+def _check_name(text: Any) -> None:
+    """The name of a variable, an argument or the like, which torch writes into code as it is."""
+    if not isinstance(text, str) or (text and (not text.isidentifier() or keyword.iskeyword(text))):
+        raise _RefusedError(f"it has the name {str(text)[:60]!r}, which is not an identifier")
+
+
+def _check_argument_name(text: str) -> None:
+    """Schemas of torch have arguments such as `from`; `_check_node` looks at those of other operators."""
+    if not keyword.iskeyword(text):
+        _check_name(text)
+
+
+def _check_text(text: Any) -> None:
+    """A text that torch may write into code between quotes."""
+    if not isinstance(text, str) or not text.isprintable() or _QUOTING.search(text):
+        raise _RefusedError(f"it has the text {str(text)[:60]!r}, which is not safe between quotes in Python code")
+
+
+def _check_attribute(text: str) -> None:
+    """The path of a module or tensor, which generated code looks up in a `GraphModule`.
+
+    A path through an attribute that the class itself has would give code a method, such as one that writes files.
+    """
+    _check_text(text)
+    owner: type = torch.fx.GraphModule
+    for part in text.split("."):
+        if part.startswith("__") or hasattr(owner, part) or part in MODULE_STATE:
+            raise _RefusedError(f"{text[:60]!r} names an attribute of torch's own {owner.__name__}")
+        owner = torch.nn.Module
+
+
+def _check_graph_name(text: str) -> None:
+    _check_name(text)
+    _check_attribute(text)
+
+
+def _check_any_text(text: str) -> None:
+    """Nothing to check: a text that torch writes with `repr()` only, or compares."""
+
+
+def _check_symbol(text: str) -> None:
+    if not _SYMBOL.fullmatch(text):
+        raise _RefusedError(f"it has the symbol {text[:60]!r}")
+
+
+def _check_target(text: str) -> None:
+    """A node may call operators of torch, and Python's operators on sizes; they are found by their exact names."""
+    if not _is_operator(text):
+        raise _RefusedError(f"a node calls {text[:60]!r}, which is not an operator of torch that may be called")
+
+
+def _is_operator(text: str) -> bool:
+    if match := _OPERATOR.fullmatch(text):
+        found = functools.reduce(lambda owner, name: getattr(owner, name, None), match.groups(), torch.ops)
+        return (
+            isinstance(found, torch._ops.OpOverload)
+            and found.namespace not in _REFUSED_NAMESPACES
+            and not any("str" in str(a.type) and _FILE_ARGUMENT.search(a.name) for a in found._schema.arguments)
+        )
+    if match := _HIGHER_ORDER_OPERATOR.fullmatch(text):
+        return match[1] in _HIGHER_ORDER and hasattr(torch.ops.higher_order, match[1])
+    if match := _SIZE_FUNCTION.fullmatch(text):
+        return isinstance(getattr(torch, match[1], None), types.FunctionType)
+    return text in _size_operators()
+
+
+@functools.cache
+def _size_operators() -> frozenset[str]:
     from torch._export.serde.serialize import _SYM_OPS
 
-    own = (
-        getattr(found, "__module__", None) == "torch" and str(getattr(found, "__name__", "")).lstrip("_")[:4] == "sym_"
-    )
-    return found is operator.getitem or own or (callable(found) and any(found is known for known in _SYM_OPS))
+    return frozenset(f"{known.__module__}.{known.__name__}" for known in (*_SYM_OPS, operator.getitem))
 
 
-def _check_structure(text: Any) -> None:
-    """How inputs and results are nested: containers with names, nothing that is made by what the file says."""
+def _check_inputs_structure(text: str) -> None:
+    """Names of keyword arguments become names of the generated function's arguments."""
+    structure = _check_structure(text)
+    children = structure["children_spec"]
+    if len(children) == 2 and children[1]["type"] == "builtins.dict":
+        for name in json.loads(children[1]["context"]):
+            _check_name(name)
+
+
+def _check_structure(text: str) -> Any:
+    """The nesting of inputs or outputs: known containers with their keys, nothing that the file says how to build."""
     _, structure = json.loads(text)
-    waiting = [structure]
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node["children_spec"])
+    remaining = [structure]
+    while remaining:
+        node = remaining.pop()
+        remaining.extend(node["children_spec"])
         context = node["context"]
         with contextlib.suppress(ValueError, TypeError):
             context = json.loads(context)
@@ -236,13 +392,14 @@ def _check_structure(text: Any) -> None:
             elif isinstance(part, str | int | None):
                 _check_text(str(part))
             else:
-                raise _RefusedError(f"its inputs or results hold a {node['type']}, which the file says how to make")
+                raise _RefusedError(f"its inputs or outputs contain a {node['type']}, which the file says how to build")
+    return structure
 
 
-def _check_expression(text: Any) -> None:
-    """A size as sympy writes it; it is evaluated as Python."""
-    if not isinstance(text, str) or len(text) > _LARGEST_EXPRESSION or not _is_size(ast.parse(text, mode="eval").body):
-        raise _RefusedError(f"the size {str(text)[:60]!r} is more than a calculation")
+def _check_expression(text: str) -> None:
+    """A size as sympy prints it; torch evaluates it as Python."""
+    if len(text) > _LARGEST_EXPRESSION or not _is_size(ast.parse(text, mode="eval").body):
+        raise _RefusedError(f"the size {text[:60]!r} is more than a calculation")
 
 
 def _is_size(node: ast.AST) -> bool:
@@ -251,7 +408,7 @@ def _is_size(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool | int | float)
     if isinstance(node, ast.Name):
-        return node.id in _WORDS or re.fullmatch(r"[su]\d+", node.id) is not None
+        return node.id in _WORDS or _SYMBOL.fullmatch(node.id) is not None
     if isinstance(node, ast.Tuple):
         return all(_is_size(part) for part in node.elts)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -261,11 +418,11 @@ def _is_size(node: ast.AST) -> bool:
     if name in ("Symbol", "Float") and isinstance(first, ast.Constant) and isinstance(first.value, str):
         pattern = _SYMBOL if name == "Symbol" else _NUMBER
         return settings and len(node.args) == 1 and pattern.fullmatch(first.value) is not None
-    known = name in _EXPRESSIONS or _is_function_of_sizes(name)
+    known = name in _EXPRESSIONS or _is_size_function(name)
     return known and settings and all(map(_is_size, node.args)) and (name not in _POWERS or _is_small_power(node))
 
 
-def _is_function_of_sizes(name: str) -> bool:
+def _is_size_function(name: str) -> bool:
     import sympy  # type: ignore[import-untyped]
     from torch.utils._sympy import functions
 
@@ -274,7 +431,7 @@ def _is_function_of_sizes(name: str) -> bool:
 
 
 def _is_small_power(node: ast.Call) -> bool:
-    """Whether it can be worked out at once: of a symbol, to a small number."""
+    """Whether a power is cheap to evaluate: of a symbol, to a small number."""
     if len(node.args) != 2:
         return False
     of_symbol = any(isinstance(part, ast.Name) and part.id == "Symbol" for part in ast.walk(node.args[0]))
@@ -282,10 +439,38 @@ def _is_small_power(node: ast.Call) -> bool:
     return of_symbol and all(isinstance(n, int | float) and abs(n) <= _LARGEST_POWER for n in numbers)
 
 
-_RULES: dict[str, Callable[[Any], None]] = {
-    "target": _check_target,
-    "expr_str": _check_expression,
-    "in_spec": _check_structure,
-    "out_spec": _check_structure,
-    "forward_arg_names": _check_arguments,
+def _kept_metadata(metadata: Any) -> dict[str, str]:
+    return {key: str(text) for key, text in metadata.items() if key in _NODE_METADATA}
+
+
+# Fields that are written anew instead of being checked. Guards are Python code; the graph does not depend on them.
+_REPLACED: dict[str, Callable[[Any], Any]] = {
+    "Node.metadata": _kept_metadata,
+    "GraphModule.metadata": lambda metadata: {},
+    "ExportedProgram.guards_code": lambda guards: [],
+}
+# The rule of each field with text, keys included; every other field has names (`_check_name`).
+_RULES: dict[str, Callable[[str], object]] = {
+    "Node.target": _check_target,
+    "NamedArgument.name": _check_argument_name,
+    "Argument.as_operator": _check_target,
+    "Argument.as_string": _check_any_text,
+    "Argument.as_strings": _check_any_text,
+    "Argument.as_string_to_argument": _check_text,
+    "GraphArgument.name": _check_graph_name,
+    "ConstantValue.as_string": _check_text,
+    "SymExpr.expr_str": _check_expression,
+    "ExportedProgram.range_constraints": _check_symbol,
+    "ExportedProgram.torch_version": _check_text,
+    "ModuleCallSignature.in_spec": _check_inputs_structure,
+    "ModuleCallSignature.out_spec": _check_structure,
+    "ModuleCallEntry.fqn": _check_text,
+    "GraphModule.treespec_namedtuple_fields": _check_text,
+    "InputToParameterSpec.parameter_name": _check_attribute,
+    "InputToBufferSpec.buffer_name": _check_attribute,
+    "InputToTensorConstantSpec.tensor_constant_name": _check_attribute,
+    "BufferMutationSpec.buffer_name": _check_attribute,
+    "ParameterMutationSpec.parameter_name": _check_attribute,
+    "GradientToParameterSpec.parameter_name": _check_attribute,
+    "PayloadConfig.config": _check_attribute,
 }
