@@ -16,13 +16,15 @@ import onnxruntime
 import pytest
 import torch
 from tests.conftest import Exported, Exporter, claims
-from tests.support import programs, zoo
+from tests.support import programs, split_archives, zoo
 from tests.support.command import Outcome
 from tests.support.plain import fresh_generated_code
 from tests.support.value_check import judge
 
 import modelexport
+from modelexport.inputs import normalize_inputs
 from modelexport.sources.model_source import SourcedModel, load_model
+from modelexport.sources.program_file import MODULE_STATE, checked_program
 from modelexport.verification.attributions import judge_attributions
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -183,6 +185,77 @@ def test_torch_itself_would_have_run_the_code(kind: str, tmp_path: Path) -> None
     with contextlib.suppress(Exception):  # what it raises afterwards does not matter
         torch.export.load(path)
     assert marker.exists()
+
+
+def branching(folder: Path) -> Path:
+    torch.manual_seed(0)
+    return programs.save_program(programs.Branching(), programs.branching_inputs(), folder / "branching.pt2")
+
+
+@pytest.mark.parametrize("kind", list(programs.evil_names(Path())))
+def test_name_that_would_become_code_is_refused(kind: str, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    path = programs.rewrite(branching(tmp_path), programs.evil_names(marker)[kind])
+    with pytest.raises(modelexport.ModelSourceError, match=r"was not loaded: .* could run code"):
+        load_model(str(path))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["keyword_of_subgraph_call", "keyword_of_size_function", "placeholder", "node", "keyword_input", "text_input"],
+)
+def test_torch_itself_would_have_compiled_the_name(kind: str, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    path = programs.rewrite(branching(tmp_path), programs.evil_names(marker)[kind])
+    with contextlib.suppress(Exception):  # what it raises afterwards does not matter
+        torch.export.load(path).module()(**programs.branching_inputs())
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("construction", list(split_archives.CONSTRUCTIONS))
+def test_archive_that_torch_reads_differently_loads_only_what_was_checked(
+    command: Callable[..., Outcome], construction: str, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    with zipfile.ZipFile(net(tmp_path)) as archive:
+        seen = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    hidden = {**seen, "data/sample_inputs/model.pt": programs.pickled(marker)}
+    path = tmp_path / "split.pt2"
+    path.write_bytes(split_archives.CONSTRUCTIONS[construction](seen, hidden))
+    assert command("inspect", path).code == 0
+    assert command("export", path, tmp_path / "split.onnx").code == 0
+    assert not marker.exists()
+    with contextlib.suppress(Exception):
+        torch.export.load(path)
+    assert marker.exists(), "torch no longer reads the hidden directory: the archive proves nothing"
+
+
+def test_file_is_read_once_so_that_it_cannot_be_exchanged_after_the_check(tmp_path: Path) -> None:
+    path = net(tmp_path)
+    with checked_program(path) as checked:
+        path.write_bytes(b"another file")
+        assert torch.export.load(checked.archive).graph_module is not None
+
+
+def test_program_with_assertions_and_subgraphs_loads(tmp_path: Path) -> None:
+    class Counting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            count = (x > 0).sum().item()
+            torch._check(count >= 0)
+            return torch.zeros(count + 1)
+
+    for model, inputs in ((Counting(), torch.ones(3)), (programs.Branching(), programs.branching_inputs())):
+        path = programs.save_program(model, inputs, tmp_path / f"{type(model).__name__}.pt2")
+        sourced = load_model(str(path))
+        args, kwargs = normalize_inputs(sourced.example_inputs, None)
+        torch.testing.assert_close(sourced.model(*args, **kwargs), model(*args, **kwargs))
+
+
+def test_attributes_of_a_graph_module_are_those_that_are_refused_as_names(tmp_path: Path) -> None:
+    module = torch.export.load(net(tmp_path)).module()
+    own = {name for name in vars(module) if not hasattr(torch.fx.GraphModule, name)}
+    assert own <= MODULE_STATE
 
 
 def test_file_that_was_only_rewritten_loads(tmp_path: Path) -> None:

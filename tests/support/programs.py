@@ -63,7 +63,7 @@ def edit_json(members: dict[str, bytes], name: str, change: Callable[[Any], None
 
 def evil_members(marker: Path) -> dict[str, Callable[[dict[str, bytes]], None]]:
     """Each way in which a file would make a folder when it is loaded or run."""
-    model = "models/model.json"
+    model, weights = "models/model.json", "data/weights/model_weights_config.json"
     code = f"__import__('os').mkdir('{marker}')"
 
     def first_node(program: Any) -> Any:
@@ -145,5 +145,134 @@ def evil_members(marker: Path) -> dict[str, Callable[[dict[str, bytes]], None]]:
 
         edit_json(members, model, change)
 
+    def target_through_another_module(members: dict[str, bytes]) -> None:
+        def change(program: Any) -> None:
+            first_node(program)["target"] = "torch.sym_int.__globals__"
+
+        edit_json(members, model, change)
+
+    def second_program(members: dict[str, bytes]) -> None:
+        members["models/other.json"] = members[model]
+        members["data/sample_inputs/other.pt"] = pickled(marker)
+
+    def attribute(members: dict[str, bytes]) -> None:
+        name = f'0.a"), {quoteless(code)}, ("'
+        members[model] = members[model].replace(b'"0.weight"', json.dumps(name).encode())
+        edit_json(members, weights, lambda table: table["config"].update({name: table["config"].pop("0.weight")}))
+
     changes = (inputs, weight, constant, library, size, size_without_quotes, size_of_a_tensor_called_metadata)
-    return {change.__name__: change for change in (*changes, function, argument, structure)}
+    more = (function, argument, structure, target_through_another_module, second_program, attribute)
+    return {change.__name__: change for change in (*changes, *more)}
+
+
+def quoteless(code: str) -> str:
+    """The same code without quotes, which some checks would refuse."""
+    return f"exec(bytes([{', '.join(map(str, code.encode()))}]))"
+
+
+class Branching(torch.nn.Module):
+    """Has subgraphs, a dictionary and a text among its inputs, and tensors of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor], mode: str) -> torch.Tensor:
+        """Adds the inputs up."""
+        with torch.no_grad():
+            y = self.lin(x)
+        z = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (y,))
+        return z + more["a"] if mode == "add" else z
+
+
+def branching_inputs() -> dict[str, Any]:
+    return {"x": torch.ones(2, 4), "more": {"a": torch.ones(2, 4)}, "mode": "add"}
+
+
+def evil_names(marker: Path) -> dict[str, Callable[[dict[str, bytes]], None]]:
+    """Each way in which a name or text in a program of `Branching` would make a folder, once it is part of code."""
+    code = f"__import__('os').mkdir('{marker}')"
+    inserted = quoteless(code)
+    examples = "data/sample_inputs/model.pt"
+
+    def in_program(change: Callable[[Any], None]) -> Callable[[dict[str, bytes]], None]:
+        return lambda members: edit_json(members, "models/model.json", change)
+
+    def call(program: Any, operator: str) -> Any:
+        nodes = program["graph_module"]["graph"]["nodes"]
+        return next(node for node in nodes if node["target"] == f"torch.ops.higher_order.{operator}")
+
+    def replace(program: Any, old: str, new: str) -> None:
+        text = json.dumps(program).replace(json.dumps(old), json.dumps(new))
+        program.clear()
+        program.update(json.loads(text))
+
+    def keyword_of_subgraph_call(program: Any) -> None:
+        argument = {"name": f"x={inserted}, y", "arg": {"as_int": 1}, "kind": 2}
+        call(program, "wrap_with_set_grad_enabled")["inputs"].append(argument)
+
+    def keyword_of_size_function(program: Any) -> None:
+        graph = program["graph_module"]["graph"]
+        argument = {"name": f"args={inserted}, y", "arg": {"as_ints": [1, 2]}, "kind": 2}
+        outputs = [{"as_sym_int": {"as_name": "total"}}]
+        node = {"target": "torch.sym_sum", "inputs": [argument], "outputs": outputs, "metadata": {}}
+        graph["nodes"].insert(0, node)
+        graph["sym_int_values"]["total"] = {"as_int": 3}
+
+    def function_as_argument(program: Any) -> None:
+        arguments = [{"as_bool": False}, {"as_operator": "torch.os.mkdir"}, {"as_string": str(marker)}]
+        node = call(program, "wrap_with_set_grad_enabled")
+        node["inputs"] = [{"name": "", "arg": argument, "kind": 1} for argument in arguments]
+
+    def any_higher_order_operator(program: Any) -> None:
+        call(program, "cond")["target"] = "torch.ops.higher_order.invoke_leaf_function"
+
+    def subgraph_called_as_a_method(program: Any) -> None:
+        for argument in call(program, "wrap_with_set_grad_enabled")["inputs"]:
+            if "as_graph" in argument["arg"]:
+                argument["arg"]["as_graph"]["name"] = "to_folder"
+
+    def parameter_inside_of_the_graph(members: dict[str, bytes]) -> None:
+        name = "graph.owning_module.to_folder"
+        edit_json(members, "models/model.json", lambda program: replace(program, "lin.weight", name))
+
+        def change(table: Any) -> None:
+            table["config"][name] = table["config"].pop("lin.weight")
+
+        edit_json(members, "data/weights/model_weights_config.json", change)
+
+    def placeholder(program: Any) -> None:
+        program["graph_module"]["module_call_graph"][0]["signature"]["forward_arg_names"] = None
+        replace(program, "x", f"x={inserted}")
+
+    def node(program: Any) -> None:
+        program["graph_module"]["graph"]["nodes"][0]["name"] = f"{inserted}; y"
+
+    def output(program: Any) -> None:
+        (value,) = program["graph_module"]["graph"]["nodes"][-1]["outputs"]
+        replace(program, value["as_tensor"]["name"], f"self.__dict__[{inserted}]")
+
+    def keyword_input(members: dict[str, bytes]) -> None:
+        def change(program: Any) -> None:
+            signature = program["graph_module"]["module_call_graph"][0]["signature"]
+            signature["forward_arg_names"] = None
+            protocol, spec = json.loads(signature["in_spec"])
+            names = json.loads(spec["children_spec"][1]["context"])
+            spec["children_spec"][1]["context"] = json.dumps([*names[:-1], f"{names[-1]}={inserted}"])
+            signature["in_spec"] = json.dumps([protocol, spec])
+
+        edit_json(members, "models/model.json", change)
+
+    def example_key(members: dict[str, bytes]) -> None:
+        buffer = io.BytesIO()
+        inputs = {**branching_inputs(), "more": {f"+str({code})+": torch.ones(2, 4)}}
+        torch.save(((), inputs), buffer)
+        members[examples] = buffer.getvalue()
+
+    def text_input(program: Any) -> None:
+        replace(program, "add", f"add' or {code} or 'add")
+
+    programs = (keyword_of_subgraph_call, keyword_of_size_function, function_as_argument, any_higher_order_operator)
+    programs = (*programs, subgraph_called_as_a_method, placeholder, node, output, text_input)
+    files = (parameter_inside_of_the_graph, keyword_input, example_key)
+    return {**{c.__name__: in_program(c) for c in programs}, **{c.__name__: c for c in files}}

@@ -203,7 +203,7 @@ def _load_examples(content: bytes) -> Any:
         raise _RefusedError("its example inputs are pickled objects, not tensors") from error
     args, kwargs = examples
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
-        raise ValueError("its example inputs are not positional and keyword arguments")
+        raise TypeError("its example inputs are not positional and keyword arguments")
     for name in kwargs:
         _check_name(name)
     # torch writes the path of each input into the code that checks the inputs.
