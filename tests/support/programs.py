@@ -111,6 +111,13 @@ def evil_members(marker: Path) -> dict[str, Callable[[dict[str, bytes]], None]]:
 
         edit_json(members, model, change)
 
+    def size_that_is_not_python(members: dict[str, bytes]) -> None:
+        def change(program: Any) -> None:
+            tensor = next(iter(program["graph_module"]["graph"]["tensor_values"].values()))
+            tensor["sizes"][0] = {"as_expr": {"expr_str": "(" * 300, "hint": {"as_int": 2}}}
+
+        edit_json(members, model, change)
+
     def size_of_a_tensor_called_metadata(members: dict[str, bytes]) -> None:
         def change(program: Any) -> None:
             tensors = program["graph_module"]["graph"]["tensor_values"]
@@ -161,7 +168,15 @@ def evil_members(marker: Path) -> dict[str, Callable[[dict[str, bytes]], None]]:
         edit_json(members, weights, lambda table: table["config"].update({name: table["config"].pop("0.weight")}))
 
     changes = (inputs, weight, constant, library, size, size_without_quotes, size_of_a_tensor_called_metadata)
-    more = (function, argument, structure, target_through_another_module, second_program, attribute)
+    more = (
+        size_that_is_not_python,
+        function,
+        argument,
+        structure,
+        target_through_another_module,
+        second_program,
+        attribute,
+    )
     return {change.__name__: change for change in (*changes, *more)}
 
 
@@ -242,8 +257,7 @@ def evil_names(marker: Path) -> dict[str, Callable[[dict[str, bytes]], None]]:
         edit_json(members, "data/weights/model_weights_config.json", change)
 
     def placeholder(program: Any) -> None:
-        program["graph_module"]["module_call_graph"][0]["signature"]["forward_arg_names"] = None
-        replace(program, "x", f"x={inserted}")
+        replace(program, "mode", f"mode={inserted}")  # the last one, for it becomes one with a default
 
     def node(program: Any) -> None:
         program["graph_module"]["graph"]["nodes"][0]["name"] = f"{inserted}; y"

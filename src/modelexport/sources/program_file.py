@@ -9,7 +9,6 @@ readers of one zip file can see different members in it.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -31,6 +30,7 @@ from typing import IO, Any
 import torch
 
 from modelexport.errors import ModelExportError, ModelSourceError
+from modelexport.sources.size_expressions import is_size_expression, is_size_symbol
 
 # Python keeps an archive up to this size in memory; a larger one goes to a temporary file.
 _LARGEST_IN_MEMORY = 64 << 20
@@ -70,23 +70,6 @@ MODULE_STATE = frozenset(
         *vars(torch.nn.Module()),
     }
 )
-
-_LARGEST_EXPRESSION = 4000
-_LARGEST_POWER = 64
-# torch counts up to the number of an unbacked symbol, so that the number is bounded as well.
-_SYMBOL = re.compile(r"[a-z]+[0-9]{1,6}")
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?", re.IGNORECASE)
-_POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
-# What sympy writes for sizes; torch's own functions of sizes are in torch.utils._sympy.functions.
-_EXPRESSIONS = frozenset(
-    {
-        *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Abs", "floor", "ceiling"),
-        *("Equality", "Unequality", "StrictLessThan", "LessThan", "StrictGreaterThan", "GreaterThan"),
-        *("And", "Or", "Not", "Piecewise", "ExprCondPair"),
-    }
-)
-_WORDS = frozenset({"true", "false", "oo", "int_oo", "nan"})
-_SETTINGS = frozenset({"positive", "integer", "negative", "nonnegative", "nonzero", "real", "finite", "precision"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +213,8 @@ def _decode(kind: Any, value: Any, field: str = "") -> Any:
         return _REPLACED[field](value)
     if kind is str:
         _require(isinstance(value, str), field, value)
-        _RULES.get(field, _check_name)(value)
+        rule: Callable[[str], object] = _RULES.get(field, _check_name)
+        rule(value)
         return value
     if typing.get_origin(kind) is list:
         _require(isinstance(value, list), field, value)
@@ -328,12 +312,12 @@ def _check_graph_name(text: str) -> None:
     _check_attribute(text)
 
 
-def _check_any_text(text: str) -> None:
-    """Nothing to check: a text that torch writes with `repr()` only, or compares."""
+def _accept_any_text(text: str) -> None:
+    """Accept a text that torch writes with `repr()` only; `_decode_class` checks those of inputs and subgraphs."""
 
 
 def _check_symbol(text: str) -> None:
-    if not _SYMBOL.fullmatch(text):
+    if not is_size_symbol(text):
         raise _RefusedError(f"it has the symbol {text[:60]!r}")
 
 
@@ -345,7 +329,9 @@ def _check_target(text: str) -> None:
 
 def _is_operator(text: str) -> bool:
     if match := _OPERATOR.fullmatch(text):
-        found = functools.reduce(lambda owner, name: getattr(owner, name, None), match.groups(), torch.ops)
+        found: Any = torch.ops
+        for name in match.groups():
+            found = getattr(found, name, None)
         return (
             isinstance(found, torch._ops.OpOverload)
             and found.namespace not in _REFUSED_NAMESPACES
@@ -397,46 +383,8 @@ def _check_structure(text: str) -> Any:
 
 
 def _check_expression(text: str) -> None:
-    """A size as sympy prints it; torch evaluates it as Python."""
-    if len(text) > _LARGEST_EXPRESSION or not _is_size(ast.parse(text, mode="eval").body):
+    if not is_size_expression(text):
         raise _RefusedError(f"the size {text[:60]!r} is more than a calculation")
-
-
-def _is_size(node: ast.AST) -> bool:
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.USub) and _is_size(node.operand)
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, bool | int | float)
-    if isinstance(node, ast.Name):
-        return node.id in _WORDS or _SYMBOL.fullmatch(node.id) is not None
-    if isinstance(node, ast.Tuple):
-        return all(_is_size(part) for part in node.elts)
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        return False
-    name, first = node.func.id, node.args[0] if node.args else None
-    settings = all(word.arg in _SETTINGS and isinstance(word.value, ast.Constant) for word in node.keywords)
-    if name in ("Symbol", "Float") and isinstance(first, ast.Constant) and isinstance(first.value, str):
-        pattern = _SYMBOL if name == "Symbol" else _NUMBER
-        return settings and len(node.args) == 1 and pattern.fullmatch(first.value) is not None
-    known = name in _EXPRESSIONS or _is_size_function(name)
-    return known and settings and all(map(_is_size, node.args)) and (name not in _POWERS or _is_small_power(node))
-
-
-def _is_size_function(name: str) -> bool:
-    import sympy  # type: ignore[import-untyped]
-    from torch.utils._sympy import functions
-
-    found = getattr(functions, name, None)
-    return isinstance(found, type) and issubclass(found, sympy.Basic) and found.__module__ == functions.__name__
-
-
-def _is_small_power(node: ast.Call) -> bool:
-    """Whether a power is cheap to evaluate: of a symbol, to a small number."""
-    if len(node.args) != 2:
-        return False
-    of_symbol = any(isinstance(part, ast.Name) and part.id == "Symbol" for part in ast.walk(node.args[0]))
-    numbers = [part.value for part in ast.walk(node.args[1]) if isinstance(part, ast.Constant)]
-    return of_symbol and all(isinstance(n, int | float) and abs(n) <= _LARGEST_POWER for n in numbers)
 
 
 def _kept_metadata(metadata: Any) -> dict[str, str]:
@@ -454,8 +402,8 @@ _RULES: dict[str, Callable[[str], object]] = {
     "Node.target": _check_target,
     "NamedArgument.name": _check_argument_name,
     "Argument.as_operator": _check_target,
-    "Argument.as_string": _check_any_text,
-    "Argument.as_strings": _check_any_text,
+    "Argument.as_string": _accept_any_text,
+    "Argument.as_strings": _accept_any_text,
     "Argument.as_string_to_argument": _check_text,
     "GraphArgument.name": _check_graph_name,
     "ConstantValue.as_string": _check_text,
