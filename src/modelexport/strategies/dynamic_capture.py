@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from modelexport.capture import huggingface, torchscript
+import onnx_ir as ir
+
+from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
 from modelexport.capture.dynamic_axes import (
     AUTO,
@@ -81,7 +83,7 @@ def capture_dynamic(
             refused += [axis for axis in axes if axis not in fewer]
             axes = fewer
             continue
-        return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.exporter)))
+        return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.model.graph)))
 
 
 def _options(call: Call, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool) -> dict[str, Any]:
@@ -112,10 +114,13 @@ def _fewer(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
     return batch if len(batch) < len(axes) else {}
 
 
-def _notes(call: Call, axes: Mapping[Axis, str], refused: Sequence[Axis], exporter: str) -> Iterator[str]:
+def _notes(call: Call, axes: Mapping[Axis, str], refused: Sequence[Axis], graph: ir.Graph) -> Iterator[str]:
     if refused:
         places = ", ".join(f"{name}:{axis}" for name, axis in refused)
         yield f"forward takes other sizes on these axes, and torch cannot export them: {places}"
-    # Transformers' own exporter has torch name the dimensions, and its graph is left as it is.
-    renamed = " (in the file under torch's own names)" if exporter == huggingface.EXPORTER else ""
+    # Transformers' exporter has torch name the dimensions, and so does torch beside arguments that are no tensors. Two
+    # names of what torch finds to be one size become one.
+    written = {str(size) for value in graph.inputs for size in value.shape or ()}
+    others = [name for name in dict.fromkeys(axes.values()) if name not in written]
+    renamed = f" (the file has other names for {', '.join(others)})" if others else ""
     yield f"dynamic axes: {describe_axes(axes, call)}{renamed}" if axes else "no axis is dynamic"
