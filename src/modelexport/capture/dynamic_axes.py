@@ -240,7 +240,8 @@ def _named(groups: list[tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> dict[Ax
 def widened(call: Call, axes: Iterable[Axis]) -> Call:
     """The call with two where one was on these axes: of a single one torch takes it that there is always one."""
     tensors = call.tensors()
-    return call.resized({(name, axis): 2 for name, axis in axes if tensors[name].shape[axis] == 1})
+    sizes = {(name, axis): 2 for name, axis in axes if tensors[name].shape[axis] == 1}
+    return call.resized(sizes) if sizes else call
 
 
 def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:

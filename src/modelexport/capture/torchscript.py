@@ -304,6 +304,8 @@ def _as_function_of_tensors(
             values[place] = tensor
         given, named = torch.utils._pytree.tree_unflatten(values, structure)
         results = dict(named_results(original(*given, **named)))
+        if not results:
+            raise UnusableOptionError("forward returns no tensor, and a graph needs outputs.", "Return tensors.")
         form.results = list(results)
         found = list(results.values())
         return found[0] if len(found) == 1 else tuple(found)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
+from modelexport.capture.diagnosis import check_forward
 from modelexport.capture.dynamic_axes import (
     AUTO,
     BATCH,
@@ -25,7 +26,7 @@ from modelexport.capture.dynamic_axes import (
     tied_axes,
     widened,
 )
-from modelexport.errors import ExportError
+from modelexport.errors import ExportError, InputError
 from modelexport.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
@@ -69,6 +70,8 @@ def capture_dynamic(
     # Where others can serve too it is not asked: it takes any axis, also those that it fixes when it traces.
     by_torchscript = all(candidate.exporter == torchscript.EXPORTER for candidate in found)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
+    if dynamic != AUTO:
+        _check_widened(call, widened(call, axes), training=request.training)
     refused: list[Axis] = []
     while True:
         exported = widened(call, axes)
@@ -84,6 +87,16 @@ def capture_dynamic(
             axes = fewer
             continue
         return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.model.graph)))
+
+
+def _check_widened(call: Call, exported: Call, *, training: bool) -> None:
+    """Where a size of one is exported as two, the model is run once more: what it was checked with is not exported."""
+    if exported is call:
+        return
+    try:
+        check_forward(exported.model, exported.args, exported.kwargs, training=training)
+    except InputError as error:
+        raise InputError(f"a dynamic axis of size 1 is exported with 2 on it: {error}") from error
 
 
 def _options(call: Call, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool) -> dict[str, Any]:
