@@ -20,7 +20,7 @@ from modelexport import artifact
 from modelexport.attribution import Attribution
 from modelexport.boundaries import Boundaries, boundary_paths
 from modelexport.capture.capture import Capture
-from modelexport.capture.diagnosis import check_signature
+from modelexport.capture.diagnosis import check_forward, check_signature
 from modelexport.capture.dynamic_axes import DynamicAxes
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.carriers import remove_source_references, write_stores
@@ -133,6 +133,7 @@ def export_model(
         _check_options(torch_options, dynamic)
         args, kwargs = normalize_inputs(example_inputs, torch_options.get("kwargs"))
         check_signature(model, args, kwargs)
+        notes = check_forward(model, args, kwargs, training=training)
         tracing = {k: v for k, v in torch_options.items() if k != "kwargs"}
         tracing |= {"optimize": optimize, "verbose": verbose}
         request = CaptureRequest(model, args, kwargs, tracing, exporter="", training=training)
@@ -165,7 +166,7 @@ def export_model(
         attempts=captured.attempts,
         steps=tuple(run.reports),
         dynamic_axes=captured.dynamic_axes,
-        notes=captured.notes,
+        notes=(*notes, *captured.notes),
     )
 
 

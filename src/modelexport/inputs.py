@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from modelexport.errors import InputError
 
@@ -48,9 +49,15 @@ def normalize_inputs(
     return args, named
 
 
-def copied_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs that the model may change; the caller's own where they cannot be copied."""
+def copied_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that the model may change; of those that cannot be copied the tensors at least."""
+    given = (args, dict(kwargs))
     try:
-        return copy.deepcopy((args, kwargs))
-    except Exception:  # noqa: BLE001  whatever a user's object raises
-        return args, kwargs
+        return copy.deepcopy(given)
+    except Exception:  # noqa: BLE001  whatever a user's object raises; torch refuses results and some layouts
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, _copied_tensor, given)
+        return copied
+
+
+def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

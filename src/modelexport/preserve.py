@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import random
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # torch keeps its tracing state in module globals: whatever runs or traces a model here takes its turn.
 TURN = threading.Lock()
-# Flags, counters and names that a module keeps; tensors and other objects are its own affair.
-_PLAIN = (bool, int, float, str)
+_CONTAINERS = (dict, collections.OrderedDict, list, set)
 
 
 @contextlib.contextmanager
 def preserved_state(model: torch.nn.Module) -> Iterator[None]:
-    """Training flags, gradient flags, hooks, `forward`, random state and torch's global modes, put back."""
+    """The modules' attributes, gradient flags, random state and torch's global modes, put back."""
     with _random_state(), _torch_modes(), _module_state(model), warnings.catch_warnings():
         # What torch warns of while it traces is its own inner life; where warnings are errors, it would end there.
         warnings.simplefilter("ignore")
@@ -52,7 +56,66 @@ def buffers_restored(model: torch.nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, before in buffers:
-                buffer.copy_(before)
+                if not _is_equal(buffer, before):
+                    buffer.copy_(before)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return torch.equal(one, other)
+    except (RuntimeError, NotImplementedError):  # not for every layout and device
+        return False
+
+
+class CopyOnWrite(TorchDispatchMode):
+    """Keeps a copy of what a forward overwrites in its model's tensors.
+
+    Few models write to their weights, and only those pay for it: nothing is copied before an operator writes to it.
+    Operators that do not tell what they write to (batch normalization in training mode) are not noticed: see
+    `buffers_restored`.
+    """
+
+    # Operators with functions as arguments cannot write to what is there already, and run as they are.
+    supports_higher_order_operators = True
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        attributes = (value for module in model.modules() for value in vars(module).values())
+        tensors = [*model.parameters(), *model.buffers(), *(v for v in attributes if isinstance(v, torch.Tensor))]
+        self._kept = {memory._cdata: memory for tensor in tensors if (memory := memory_of(tensor)) is not None}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in overwritten(func, args, kwargs or {}):
+            memory = memory_of(tensor)
+            if memory is not None and memory._cdata in self._kept and memory._cdata not in self._copies:
+                self._copies[memory._cdata] = memory.clone()
+        return func(*args, **(kwargs or {}))
+
+    def restore(self) -> None:
+        """Put back what was overwritten."""
+        for identity, before in self._copies.items():
+            self._kept[identity].copy_(before)
+        self._copies.clear()
+
+
+def overwritten(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes to."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    leaves = pytree.tree_leaves([given.get(name) for name in written])
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Where a tensor lies; None where it has no memory: a wrapper around others, or one of an unusual layout."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 @contextlib.contextmanager
@@ -66,57 +129,73 @@ def fused_layers_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+class AttributeSnapshot:
+    """The attributes of every module of a model: hooks, flags, `forward`, parameters, caches, whatever it keeps.
+
+    Tables, lists and sets among them are put back as well, but not what other objects hold. What a module with
+    uninitialized parameters becomes at its first call cannot be undone: such a module is left out.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = [_ModuleAttributes(module) for module in model.modules() if not _is_uninitialized(module)]
+
+    def restore(self) -> bool:
+        """Put everything back.
+
+        Returns:
+            Whether something had changed.
+        """
+        changed = [module.restore() for module in self._modules]
+        return any(changed)
+
+
+class _ModuleAttributes:
+    """What one module holds, and what the containers hold that it has as attributes."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._own = dict(module.__dict__)
+        self._inner = {name: copy.copy(value) for name, value in self._own.items() if type(value) in _CONTAINERS}
+
+    def restore(self) -> bool:
+        changed = not _is_same(self._module.__dict__, self._own)
+        if changed:
+            self._module.__dict__.clear()
+            self._module.__dict__.update(self._own)
+        for name, before in self._inner.items():
+            now = self._own[name]
+            if not _is_same(now, before):
+                changed = True
+                now.clear()
+                (now.extend if isinstance(now, list) else now.update)(before)
+        return changed
+
+
+def _is_uninitialized(module: torch.nn.Module) -> bool:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None and torch.nn.parameter.is_lazy(tensor) for tensor in tensors)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two containers hold the very same objects in the same order."""
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(one[key] is other[key] for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
 @contextlib.contextmanager
 def _module_state(model: torch.nn.Module) -> Iterator[None]:
-    modules = list(model.modules())
-    # The tables of hooks, and those that say which of them take keyword arguments or are always called.
-    hook_names = [name for name in vars(torch.nn.Module()) if "_hooks" in name]
-    flags = [module.training for module in modules]
-    own_forward = [module.__dict__.get("forward") for module in modules]
-    hooks = [
-        {name: dict(table) for name in hook_names if isinstance(table := module.__dict__.get(name), dict)}
-        for module in modules
-    ]
+    attributes = AttributeSnapshot(model)
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    plain = [_plain_attributes(module) for module in modules]
     try:
         yield
     finally:
-        for module, before in zip(modules, plain, strict=True):
-            _restore_plain(module, before)
-        for module, flag, forward, tables in zip(modules, flags, own_forward, hooks, strict=True):
-            if module.training != flag:
-                module.training = flag
-            if module.__dict__.get("forward") is not forward:
-                _restore_forward(module, forward)
-            for name, table in tables.items():
-                current = module.__dict__.get(name)
-                if isinstance(current, dict) and current != table:
-                    current.clear()
-                    current.update(table)
+        attributes.restore()
         for parameter, flag in gradients:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
-
-
-def _plain_attributes(module: torch.nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if value is None or isinstance(value, _PLAIN)}
-
-
-def _restore_plain(module: torch.nn.Module, before: dict[str, object]) -> None:
-    """A forward that adds hooks at its first run notes that it did: without the hooks the note is wrong."""
-    for name in _plain_attributes(module).keys() - before.keys():
-        del vars(module)[name]
-    for name, value in before.items():
-        if vars(module).get(name, _PLAIN) is not value:
-            vars(module)[name] = value
-
-
-def _restore_forward(module: torch.nn.Module, forward: object) -> None:
-    if forward is None:
-        module.__dict__.pop("forward", None)
-    else:
-        module.__dict__["forward"] = forward
 
 
 @contextlib.contextmanager

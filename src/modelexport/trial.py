@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from modelexport.errors import ModelExportError
-from modelexport.preserve import preserved_state
+from modelexport.preserve import AttributeSnapshot, memory_of, overwritten, preserved_state
 
 
 class EffectError(ModelExportError):
@@ -29,12 +28,7 @@ class Trial:
         Raises:
             EffectError: It writes to a tensor that was there before.
         """
-        schema = getattr(func, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            return
-        given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
-        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if not _memory([given.get(name) for name in written]) <= self._made:
+        if not _memory(overwritten(func, args, kwargs)) <= self._made:
             raise EffectError(f"{func} writes to a tensor that was there before")
 
     def note(self, results: object, given: object) -> None:
@@ -48,7 +42,7 @@ def try_out(model: torch.nn.Module, action: Callable[[], object]) -> bool:
     Returns:
         Whether it came to an end, without having changed an attribute of a module.
     """
-    kept = [_Attributes(module) for module in model.modules()]
+    attributes = AttributeSnapshot(model)
     with preserved_state(model):
         try:
             action()
@@ -57,52 +51,14 @@ def try_out(model: torch.nn.Module, action: Callable[[], object]) -> bool:
         else:
             done = True
         finally:
-            changed = [attributes.restore() for attributes in kept]
-    return done and not any(changed)
-
-
-class _Attributes:
-    """What a module holds, and what the dicts, lists and sets hold that it has as attributes."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._own = dict(module.__dict__)
-        self._inner = {name: copy.copy(value) for name, value in self._own.items() if type(value) in _CONTAINERS}
-
-    def restore(self) -> bool:
-        """Put everything back; whether something had changed."""
-        changed = not _is_same(self._module.__dict__, self._own)
-        if changed:
-            self._module.__dict__.clear()
-            self._module.__dict__.update(self._own)
-        for name, before in self._inner.items():
-            now = self._own[name]
-            if not _is_same(now, before):
-                changed = True
-                now.clear()
-                (now.extend if isinstance(now, list) else now.update)(before)
-        return changed
-
-
-_CONTAINERS = (dict, list, set)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two containers hold the very same objects."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+            changed = attributes.restore()
+    return done and not changed
 
 
 def _memory(value: object) -> set[int]:
     found = set()
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
-            try:
-                found.add(leaf.untyped_storage()._cdata)
-            except (RuntimeError, NotImplementedError):
-                # Nothing of its own in memory: a wrapper around other tensors, or one of an unusual layout.
-                found.add(id(leaf))
+            memory = memory_of(leaf)
+            found.add(id(leaf) if memory is None else memory._cdata)
     return found

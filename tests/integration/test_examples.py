@@ -1,4 +1,4 @@
-"""What the README, the guide and the help of every command say can be typed: it runs as it stands."""
+"""What the README, the docs and the help of every command say can be typed: it runs as it stands, with the effect."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 import modelexport
 from modelexport.cli.main import app
 from modelexport.sources.model_source import load_model
+from modelexport.strategies.registry import default_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("examples"), pytest.mark.filterwarnings("ignore")]
 
@@ -44,7 +46,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def commands(text: str) -> list[str]:
-    lines = (line.removeprefix("$ ").split("  #")[0].strip() for line in text.splitlines())
+    lines = (line.removeprefix("$ ").split("  #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
     return [line for line in lines if line.startswith("modelexport ")]
 
 
@@ -108,15 +110,109 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_guide_runs_from_the_first_line_to_the_last(here: Path) -> None:
-    for language, text in blocks("docs/guide.md"):
+def run_page(page: str, **names: Any) -> None:
+    """Run every recipe of a page in order: its assertions hold, and its commands end as they should."""
+    for language, text in blocks(page):
         if language == "python":
-            exec(compile(text, "docs/guide.md", "exec"), {})
+            exec(compile(text, page, "exec"), {**names})
         else:
             for line in commands(text):
                 run(line)
-    assert (here / "optimized-tagged_hierarchy.json").is_file()
-    assert list((here / "layers").glob("*.onnx"))
+
+
+def test_guide_runs_from_the_first_line_to_the_last(here: Path) -> None:
+    run_page("docs/guide.md")
+    original = modelexport.load(here / "bert.onnx").document
+    assert modelexport.load(here / "layer0.onnx").document.extracted.call == "encoder.layer.0"
+    assert len(list((here / "layers").glob("*.onnx"))) == 2
+    for name in ("optimized-tagged", "quantized-tagged"):
+        document = modelexport.load(here / f"{name}.onnx").document
+        assert document.nodes
+        assert len(document.nodes) != len(original.nodes)
+        assert {node.module for node in document.nodes} & {"encoder.layer.0.attention.self.query"}
+    # Beside what the page itself asserts: exactly those tables stay in float that the excluded modules hold.
+    floats = [
+        {
+            tensor.name
+            for tensor in onnx.load(here / name).graph.initializer
+            if len(tensor.dims) == 2 and is_float(tensor)
+        }
+        for name in ("bert.onnx", "quantized.onnx")
+    ]
+    tables = {f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
+    assert tables < floats[0]
+    assert floats[1] == tables
+
+
+def is_float(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_type == onnx.TensorProto.FLOAT)
+
+
+# What the recipes of a page take for granted.
+_GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "docs/analyze.md": dict,
+    "docs/compare.md": dict,
+    "docs/document.md": dict,
+    "docs/exported-programs.md": dict,
+    "docs/extraction.md": dict,
+    "docs/inputs.md": lambda: dict(zip(("model", "inputs"), bert_and_inputs(), strict=True)),
+    "docs/retag.md": dict,
+    "docs/stages.md": lambda: dict(zip(("model", "tokens", "mask"), gpt2_and_inputs(), strict=True)),
+    "docs/strategies.md": lambda: dict(zip(("model", "inputs"), own_package().make_net(), strict=True)),
+}
+# Those that a test of their own runs.
+_APART = {"docs/guide.md", "docs/models.md", "docs/verify.md"}
+
+
+def own_package() -> Any:
+    return importlib.import_module("my_package.models")
+
+
+def bert_and_inputs() -> tuple[Any, Any]:
+    sourced = load_model("builtin:bert-tiny")
+    return sourced.model, sourced.example_inputs
+
+
+def gpt2_and_inputs() -> tuple[Any, Any, Any]:
+    model, inputs = own_package().make_gpt2()
+    return model, inputs["input_ids"], torch.ones_like(inputs["input_ids"])
+
+
+@pytest.mark.parametrize("page", _GIVEN)
+def test_recipes_of_a_page_run_and_their_assertions_hold(here: Path, material: Path, page: str) -> None:
+    text = "".join(text for _, text in blocks(page))
+    prepare(here, material, text, exports="modelexport export" in text)
+    default_registry.cache_clear()
+    try:
+        run_page(page, modelexport=modelexport, **_GIVEN[page]())
+    finally:
+        default_registry.cache_clear()
+
+
+def test_recipe_of_verify_names_the_module_whose_weight_is_wrong(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = blocks("docs/verify.md")
+    damage = next(text for _, text in found if "<<'END'" in text)
+    export, rest = damage.split("python - <<'END'\n")
+    code, verify = rest.split("END\n")
+    run(export.strip())
+    exec(compile(code, "docs/verify.md", "exec"), {})
+    capsys.readouterr()
+    done = CliRunner().invoke(app, shlex.split(verify)[1:], catch_exceptions=False, standalone_mode=False)
+    assert (done.exit_code or done.return_value) == 1
+    assert "encoder.layer.1.attention.output.dense" in next(
+        x for x in done.output.splitlines() if x.startswith("introduced")
+    )
+    names = {"make_net": own_package().make_net}
+    exec(compile(next(text for language, text in found if language == "python"), "docs/verify.md", "exec"), names)
+    names["test_export_computes_what_the_model_computes"](here)
+
+
+def test_every_page_with_recipes_is_run() -> None:
+    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    recipes = {page: [lang == "python" or commands(text) for lang, text in blocks(page)] for page in pages}
+    assert {page for page, found in recipes.items() if any(found)} == {*_GIVEN, *_APART}
 
 
 def test_page_about_models_runs(here: Path) -> None:
@@ -170,18 +266,21 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("line", examples())
 def test_example_in_the_help_of_a_command_runs(here: Path, material: Path, line: str) -> None:
-    words = shlex.split(line)
-    given = material.iterdir() if words[1] not in ("export", "inspect") else ()
-    for path in given:
+    prepare(here, material, line, exports=shlex.split(line)[1] in ("export", "inspect"))
+    run(line.partition(" > ")[0])
+
+
+def prepare(here: Path, material: Path, text: str, *, exports: bool) -> None:
+    """Put the files into the folder that an example reads; one that exports writes them itself."""
+    for path in () if exports else material.iterdir():
         (here / path.name).symlink_to(path) if path.suffix == ".data" else shutil.copy(path, here / path.name)
-    if "net.pt2" in line:
-        model, inputs = importlib.import_module("my_package.models").make_net()
+    if "net.pt2" in text:
+        model, inputs = own_package().make_net()
         torch.export.save(torch.export.export(model, (inputs,)), here / "net.pt2")
-    elif "my_package" in line or "net.onnx" in line:
-        model, inputs = importlib.import_module("my_package.models").make_net()
+    elif "my_package" in text or "net.onnx" in text:
+        model, inputs = own_package().make_net()
         np.savez(here / "inputs.npz", x=inputs.numpy())
-        if words[1] != "export":
+        if not exports:
             for name in ("net", "model"):
                 modelexport.export_model(model, inputs, here / f"{name}.onnx", strategy="fx")
             onnx.save(modelexport.strip_hierarchy(onnx.load(here / "net.onnx")), here / "plain.onnx")
-    run(line.partition(" > ")[0])

@@ -240,11 +240,16 @@ def _named(groups: list[tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> dict[Ax
 def widened(call: Call, axes: Iterable[Axis]) -> Call:
     """The call with two where one was on these axes: of a single one torch takes it that there is always one."""
     tensors = call.tensors()
-    return call.resized({(name, axis): 2 for name, axis in axes if tensors[name].shape[axis] == 1})
+    sizes = {(name, axis): 2 for name, axis in axes if tensors[name].shape[axis] == 1}
+    return call.resized(sizes) if sizes else call
 
 
 def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:
-    """The axes as `torch.export` takes them: in the structure of the arguments."""
+    """The axes as `torch.export` takes them: in the structure of the arguments, in the order they are passed.
+
+    `torch.export` matches the shapes to arguments by name, but `torch.onnx` names the axes by position: the graph's
+    inputs, which are in the order of the call, against the entries of this dict.
+    """
 
     def of_leaf(path: tuple[Any, ...], leaf: object) -> dict[int, Any] | None:
         if not isinstance(leaf, torch.Tensor):
@@ -252,7 +257,10 @@ def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:
         name = _written(path)
         return {axis: dimension for (of, axis), dimension in axes.items() if of == name} or None
 
-    return dict(pytree.tree_map_with_path(of_leaf, call.bound()))
+    shapes = dict(pytree.tree_map_with_path(of_leaf, call.bound()))
+    positional = inspect.signature(call.model.forward).bind_partial(*call.args).arguments
+    # Those that `**kwargs` collects are one entry, under its name, which no argument has.
+    return {name: shapes[name] for name in (*positional, *call.kwargs, *shapes) if name in shapes}
 
 
 def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:

@@ -280,9 +280,15 @@ class _FunctionOfTensors:
 def _as_function_of_tensors(
     model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[_FunctionOfTensors]:
-    """`forward` as a function of just the given tensors that returns just tensors, for the time of the context."""
+    """`forward` as a function of just the given tensors that returns just tensors, for the time of the context.
+
+    The tensors are in the order of forward's arguments, as in every other call that the exporter traces: names of
+    inputs are given by position.
+    """
+    order = {argument.name: place for place, argument in enumerate(tree[""].forward_arguments)}
+    kwargs = dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
     inputs = list(named_arguments(tree[""].forward_arguments, args, kwargs))
-    leaves, structure = torch.utils._pytree.tree_flatten((args, dict(kwargs)))
+    leaves, structure = torch.utils._pytree.tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if len(places) != len(inputs):
         raise UnusableOptionError(
@@ -298,6 +304,8 @@ def _as_function_of_tensors(
             values[place] = tensor
         given, named = torch.utils._pytree.tree_unflatten(values, structure)
         results = dict(named_results(original(*given, **named)))
+        if not results:
+            raise UnusableOptionError("forward returns no tensor, and a graph needs outputs.", "Return tensors.")
         form.results = list(results)
         found = list(results.values())
         return found[0] if len(found) == 1 else tuple(found)

@@ -17,7 +17,7 @@ class ModelCharacteristics:
 
     Attributes:
         module_count: How many modules it has, the root included.
-        parameter_count: How many numbers its parameters hold.
+        parameter_count: How many numbers its parameters hold, as far as they are initialized.
         depth: How many modules lie on the longest way down, the root included.
         has_control_flow: Whether a `forward` uses torch's own control flow (`torch.cond` and its like).
         has_dynamic_shapes: Whether dynamic axes were asked for.
@@ -50,7 +50,9 @@ def characterize(model: torch.nn.Module, *, dynamic_shapes: bool = False) -> Mod
     count = len(modules)
     return ModelCharacteristics(
         module_count=count,
-        parameter_count=sum(parameter.numel() for parameter in model.parameters()),
+        parameter_count=sum(
+            p.numel() for p in model.parameters() if not isinstance(p, torch.nn.UninitializedParameter)
+        ),
         depth=1 + max(path.count(".") + 1 if path else 0 for path in modules),
         has_control_flow=any(_uses_control_flow(module) for module in modules.values()),
         has_dynamic_shapes=dynamic_shapes,

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from modelexport.capture import huggingface, torchscript
+import onnx_ir as ir
+
+from modelexport.capture import torchscript
 from modelexport.capture.capture import Capture
+from modelexport.capture.diagnosis import check_forward
 from modelexport.capture.dynamic_axes import (
     AUTO,
     BATCH,
@@ -23,7 +26,7 @@ from modelexport.capture.dynamic_axes import (
     tied_axes,
     widened,
 )
-from modelexport.errors import ExportError
+from modelexport.errors import ExportError, InputError
 from modelexport.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
@@ -67,6 +70,8 @@ def capture_dynamic(
     # Where others can serve too it is not asked: it takes any axis, also those that it fixes when it traces.
     by_torchscript = all(candidate.exporter == torchscript.EXPORTER for candidate in found)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
+    if dynamic != AUTO:
+        _check_widened(call, widened(call, axes), training=request.training)
     refused: list[Axis] = []
     while True:
         exported = widened(call, axes)
@@ -81,7 +86,17 @@ def capture_dynamic(
             refused += [axis for axis in axes if axis not in fewer]
             axes = fewer
             continue
-        return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.exporter)))
+        return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.model.graph)))
+
+
+def _check_widened(call: Call, exported: Call, *, training: bool) -> None:
+    """Where a size of one is exported as two, the model is run once more: what it was checked with is not exported."""
+    if exported is call:
+        return
+    try:
+        check_forward(exported.model, exported.args, exported.kwargs, training=training)
+    except InputError as error:
+        raise InputError(f"a dynamic axis of size 1 is exported with 2 on it: {error}") from error
 
 
 def _options(call: Call, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool) -> dict[str, Any]:
@@ -112,10 +127,13 @@ def _fewer(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
     return batch if len(batch) < len(axes) else {}
 
 
-def _notes(call: Call, axes: Mapping[Axis, str], refused: Sequence[Axis], exporter: str) -> Iterator[str]:
+def _notes(call: Call, axes: Mapping[Axis, str], refused: Sequence[Axis], graph: ir.Graph) -> Iterator[str]:
     if refused:
         places = ", ".join(f"{name}:{axis}" for name, axis in refused)
         yield f"forward takes other sizes on these axes, and torch cannot export them: {places}"
-    # Transformers' own exporter has torch name the dimensions, and its graph is left as it is.
-    renamed = " (in the file under torch's own names)" if exporter == huggingface.EXPORTER else ""
+    # Transformers' exporter has torch name the dimensions, and so does torch beside arguments that are no tensors. Two
+    # names of what torch finds to be one size become one.
+    written = {str(size) for value in graph.inputs for size in value.shape or ()}
+    others = [name for name in dict.fromkeys(axes.values()) if name not in written]
+    renamed = f" (the file has other names for {', '.join(others)})" if others else ""
     yield f"dynamic axes: {describe_axes(axes, call)}{renamed}" if axes else "no axis is dynamic"

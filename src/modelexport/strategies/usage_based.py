@@ -43,7 +43,7 @@ class UsageBasedStrategy(Strategy):
         try:
             graph, file = _export(request)
         except Exception as error:
-            raise explain_failure(self.name, request.exporter, model, args, kwargs, error) from error
+            raise explain_failure(self.name, request.exporter, error) from error
         tree = read_module_tree(model)
         usage = attribute_by_usage(graph, model, tree, args, kwargs)
         if not usage.agrees:
