@@ -120,7 +120,7 @@ class ExtractionError(ModelExportError):
 
 
 class OnnxRunError(ModelExportError):
-    """onnxruntime refused a graph, failed in it, or died of it."""
+    """onnxruntime rejected a graph, failed in it, crashed, timed out or ran out of memory."""
 
 
 class FileFormatError(ModelExportError):

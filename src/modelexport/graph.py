@@ -68,10 +68,11 @@ def _function_prefix(domain: str, name: str, overload: str) -> str:
 
 
 def _proto_bodies(node: onnx.NodeProto) -> Iterable[tuple[str, Iterable[onnx.NodeProto]]]:
-    return [(name, graph.node) for name, graph in _proto_graphs(node)] if node.attribute else ()
+    return [(name, graph.node) for name, graph in proto_graphs(node)] if node.attribute else ()
 
 
-def _proto_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def proto_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The subgraphs of a node as it lies in the file, each with the name that identities give it."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g
@@ -277,7 +278,7 @@ def _proto_attributes(node: onnx.NodeProto) -> tuple[list[tuple[str, str]], list
     texts = [(name, _proto_attribute_text(attribute)) for name, attribute in sorted(attributes.items())]
     bodies = [
         (name, [value.name for value in body.input], [value.name for value in body.output])
-        for name, body in _proto_graphs(node)
+        for name, body in proto_graphs(node)
     ]
     return texts, bodies
 

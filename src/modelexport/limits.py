@@ -1,8 +1,10 @@
-"""How large and how deep a file from a stranger may be, and what running it may take, all in one place."""
+"""How large and how deep an untrusted file may be, and what running it may take, all in one place."""
 
 from __future__ import annotations
 
 import dataclasses
+
+from modelexport.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +31,24 @@ class ReadLimits:
 
 @dataclasses.dataclass(frozen=True)
 class RunLimits:
-    """What a process that runs a file from a stranger may take.
+    """What running a file in onnxruntime may take; docs/files.md explains it.
 
     Attributes:
-        seconds: By the clock, for each run; None for no limit.
-        memory_bytes: Of memory; None for no limit. Kept where the system can (not on Windows).
+        seconds: Wall-clock time for each run of a graph; None for no limit.
+        memory_bytes: Memory of the process that runs it, mapped weights included; None for no limit. Enforced where
+            the system can (not on Windows).
+
+    Raises:
+        InputError: A limit is not a positive number.
     """
 
     seconds: float | None = 300.0
     memory_bytes: int | None = 8 * 2**30
+
+    def __post_init__(self) -> None:
+        for name, value in (("seconds", self.seconds), ("memory_bytes", self.memory_bytes)):
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value}: a limit is a positive number, or None for no limit")
 
 
 DEFAULT_LIMITS = ReadLimits()

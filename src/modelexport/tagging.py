@@ -20,6 +20,7 @@ from modelexport.finished import FinishedFile, read_finished, write_finished
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import ModuleTree
 from modelexport.inputs import normalize_inputs
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.preserve import TURN, evaluation_mode, preserved_state
 from modelexport.result import AttemptReport, ExportResult
@@ -39,6 +40,7 @@ def tag_file(
     exclude: Iterable[str] = (),
     training: bool = False,
     overwrite: bool = True,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
     progress: Observer | None = None,
 ) -> ExportResult:
     """Tag an ONNX file that another tool made: every node with the module call that computes what it computes.
@@ -57,6 +59,7 @@ def tag_file(
         exclude: Patterns on qualified class names that do not.
         training: Run the model in the mode it is in, instead of evaluation mode.
         overwrite: Replace files that exist.
+        limits: What one run of the file may take.
         progress: Called with a `ProgressEvent` when a step begins and ends.
 
     Raises:
@@ -76,7 +79,7 @@ def tag_file(
     with steps.step("run") as note:
         tree = read_module_tree(model)
         with TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
-            usage = attribute_by_usage(given.graph, model, tree, args, kwargs)
+            usage = attribute_by_usage(given.graph, model, tree, args, kwargs, limits)
         _check_same_model(usage, given.path, model)
         note.detail = f"{len(usage.calls)} calls, {usage.matched} of {usage.telling} tensors known by value"
     with steps.step("document"):

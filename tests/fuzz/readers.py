@@ -21,7 +21,6 @@ import typer
 import modelexport
 from modelexport.analysis import validation
 from modelexport.analysis.comparison import compare_models
-from modelexport.analysis.confined import Examination
 from modelexport.analysis.extraction import Extractor
 from modelexport.analysis.repairing import repair
 from modelexport.analysis.retagging import retag
@@ -37,11 +36,12 @@ from modelexport.cli import select as select_command
 from modelexport.cli import tree as tree_command
 from modelexport.cli import validate as validate_command
 from modelexport.cli.output import OutputFormat, print_json
+from modelexport.ort.model_checks import ModelChecks
 from modelexport.recovery import find_hierarchy
 from tests.fuzz import nasty
 from tests.fuzz.cases import Case, Workspace
 
-# The two rules that ask onnx itself, in a process of their own: tests/unit/test_confined.py, and every so often here.
+# The two rules that ask onnx itself, in a child process: tests/unit/ort/test_model_checks.py, and every so often here.
 CONFINED = frozenset({"onnx-checker", "shape-inference"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SAFE_NAME = re.compile(r"(?!(?i:con|nul|aux|prn)\b)[\w@-][\w.@-]{0,199}")
@@ -118,7 +118,7 @@ def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
     # In this process, types come from the file alone: what onnx infers is asked for elsewhere.
     confined = case.number % 250 == 0
     if not confined:
-        subject.examined = Examination("", "", None)
+        subject.model_checks = ModelChecks("", "", None)
     rules = [rule for rule in validation.RULES if confined or rule.id not in CONFINED]
     report = validation.check(subject, rules)
     with _printed() as text:

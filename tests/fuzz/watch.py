@@ -52,7 +52,7 @@ _WRITES = {
     "os.chown",
 }
 # Our own, with limits of their own.
-_OWN_PROCESSES = ("analysis/confined_worker.py", "runtime/worker.py")
+_OWN_PROCESSES = ("ort/worker.py",)
 _RUNS = {
     "subprocess.Popen",
     "os.system",

@@ -20,10 +20,11 @@ from tests.support.eager_calls import record_calls
 from modelexport.analysis.claims import Claims
 from modelexport.analysis.subject import Subject
 from modelexport.errors import FileFormatError, InputError
+from modelexport.limits import DEFAULT_RUN_LIMITS
 from modelexport.verification.attributions import gather_evidence, judge_attributions
 from modelexport.verification.eager_run import as_array, run_eagerly
+from modelexport.verification.file_run import run_file
 from modelexport.verification.fingerprint import FingerprintIndex, take_fingerprint
-from modelexport.verification.onnx_run import run_onnx
 
 pytestmark = pytest.mark.integration
 
@@ -221,6 +222,10 @@ def test_fingerprints_know_layouts_apart_and_values_again() -> None:
     assert take_fingerprint(np.zeros((0, 3))) is None
 
 
+def _ignore(path: str, name: str, value: np.ndarray) -> None:
+    pass
+
+
 @pytest.mark.xdist_group("cnn")
 def test_groups_give_every_tensor_with_weights_inside_and_beside(
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,15 +233,15 @@ def test_groups_give_every_tensor_with_weights_inside_and_beside(
     ours = exported("cnn")
     beside = tmp_path / "beside.onnx"
     onnx.save(onnx.load(ours.path), beside, save_as_external_data=True, location="cnn.data", size_threshold=0)
-    monkeypatch.setattr("modelexport.verification.onnx_run._GROUP", 3)
+    monkeypatch.setattr("modelexport.ort.prepared_model._GROUP_TENSORS", 3)
     found: list[dict[str, np.ndarray]] = []
     for path in (ours.path, beside):
         tensors: dict[str, np.ndarray] = {}
-        run_onnx(path, ours.feeds, tensors.__setitem__)
+        run_file(path, ours.feeds, tensors.__setitem__, _ignore, DEFAULT_RUN_LIMITS)
         found.append(tensors)
     made = {name for node in onnx.load(ours.path).graph.node for name in node.output}
     assert found[0].keys() == found[1].keys() == made
     for name in made:
         np.testing.assert_array_equal(found[0][name], found[1][name])
     with pytest.raises(InputError, match="onnxruntime cannot run"):
-        run_onnx(ours.path, {}, tensors.__setitem__)
+        run_file(ours.path, {}, tensors.__setitem__, _ignore, DEFAULT_RUN_LIMITS)

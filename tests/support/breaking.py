@@ -45,7 +45,7 @@ def _with_tensors(document: HierarchyDocument, model: onnx.ModelProto) -> Hierar
     """The document with makers and readers of tensors as they follow from the owners of nodes."""
     owners = {node.id: (node.module, *node.contributors) for node in document.nodes}
     found: dict[str, tuple[str | None, dict[str, None]]] = {}
-    flow = read_flow(model, with_types=False)
+    flow = read_flow(model)
     for number, name in enumerate(flow.names):
         maker = flow.makers[number]
         readers = dict.fromkeys(call for reader in flow.readers[number] for call in owners[flow.ids[reader]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +11,8 @@ import pytest
 
 from modelexport.analysis.tensor_values import fingerprint_tensors
 from modelexport.analysis.value_matching import match_tensors
-from modelexport.runtime.process import OnnxProcess
+from modelexport.ort.prepared_model import prepared
+from modelexport.ort.runner import Runner
 
 Match = Callable[[str, str], dict[str, str]]
 
@@ -21,13 +21,13 @@ _INPUT = np.random.default_rng(3).standard_normal((2, 3)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[OnnxProcess]:
-    with OnnxProcess() as shared:
+def runner() -> Iterator[Runner]:
+    with Runner() as shared:
         yield shared
 
 
 @pytest.fixture
-def match(process: OnnxProcess, tmp_path: Path) -> Match:
+def match(runner: Runner) -> Match:
     """The pairs of two graphs, the second one's names first; inputs are ``x`` and ``X``, results ``y`` and ``Y``."""
 
     def run(first: str, second: str) -> dict[str, str]:
@@ -35,7 +35,8 @@ def match(process: OnnxProcess, tmp_path: Path) -> Match:
         for names, text in ((("x", "y"), first), (("X", "Y"), second)):
             head = _HEAD.format(x=names[0], y=names[1])
             model = ir.from_proto(onnx.parser.parse_model(head + text))
-            models.append((model, fingerprint_tensors(process, model, {names[0]: _INPUT}, tmp_path)))
+            with prepared(model) as ready:
+                models.append((model, fingerprint_tensors(runner, model, ready, {names[0]: _INPUT})))
         (one, before), (other, after) = models
         found = match_tensors(one, before, other, after, [(one.graph.inputs[0], other.graph.inputs[0])])
         assert len(set(found.values())) == len(found)

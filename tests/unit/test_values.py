@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from modelexport import fingerprints
-from modelexport.capture import usage
 from modelexport.capture.eager import run_eagerly
 from modelexport.capture.eager_graph import EagerGraph, EagerRun
 from modelexport.capture.module_tree import read_module_tree
@@ -344,22 +343,6 @@ def test_inputs_are_matched(wanted: tuple[str, ...], given_names: tuple[str, ...
 def test_input_without_a_tensor_is_named() -> None:
     with pytest.raises(InputError, match=r"reads a, b, .* 1 tensors \(a\): nothing is left for 'b'"):
         match_inputs(graph("a", "b").graph, tensors("a"))
-
-
-@pytest.mark.parametrize(
-    ("limit", "value"),
-    [("_OUTPUT_COUNT", 1), ("_OUTPUT_BYTES", 1), ("_INLINE_BYTES", 0)],
-    ids=["one output at a time", "no bytes to spare", "weights in a file"],
-)
-def test_every_tensor_is_seen_within_any_limit(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = graph("a", "b", "c")
-    feeds = {name: np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32) for name in "abc"}
-    expected, _ = run_onnx(model, feeds, 40)
-    monkeypatch.setattr(usage, limit, value)
-    found, _ = run_onnx(model, feeds, 40)
-    assert list(found) == list(expected) == ["sum_0", "sum_1", "sum_2"]
-    assert all(found[name].same_layout(expected[name]) for name in found)
-    assert len(model.graph.outputs) == 1
 
 
 def test_graph_that_cannot_run_is_reported_in_one_line() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from modelexport.analysis.tensor_values import Fingerprints, fingerprint_tensors
 from modelexport.analysis.value_matching import match_tensors
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.runtime.process import OnnxProcess
+from modelexport.ort.prepared_model import PreparedModel, prepared
+from modelexport.ort.runner import Runner, require_onnxruntime
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -38,15 +41,16 @@ def same_tensors(
         second_path: Its file.
         inputs: What both run on, by the names of inputs; None to make it up.
         arguments: What the inputs of the first are also called.
-        limits: What a run may take.
+        limits: What one run may take.
 
     Raises:
         InputError: onnxruntime is missing or cannot run a file, the inputs don't fit, or nothing is the same.
     """
+    require_onnxruntime()
     pairs = pair_inputs(first, second, arguments or {})
     candidates = made_feeds(pairs) if inputs is None else [given_feeds(pairs, inputs)]
-    with OnnxProcess(limits) as process:
-        before, after = _run_both(process, (first, first_path), (second, second_path), pairs, candidates)
+    with Runner(limits) as runner, _file(first, first_path) as one, _file(second, second_path) as other:
+        before, after = _run_both(runner, one, other, pairs, candidates)
     found = match_tensors(first, before, second, after, [(pair.first, pair.second) for pair in pairs])
     if not any(value.producer() is not None and after[value].telling for value in found if value in after):
         raise InputError(
@@ -56,10 +60,35 @@ def same_tensors(
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class _File:
+    path: Path
+    model: ir.Model
+    ready: PreparedModel
+
+    def run(self, runner: Runner, feeds: Arrays) -> Fingerprints:
+        try:
+            return fingerprint_tensors(runner, self.model, self.ready, feeds)
+        except OnnxRunError as error:
+            raise OnnxRunError(f"onnxruntime cannot run {self.path}: {error}") from error
+        except FileFormatError as error:
+            raise FileFormatError(f"{self.path} cannot be run: {error}") from error
+
+
+@contextlib.contextmanager
+def _file(model: ir.Model, path: Path) -> Iterator[_File]:
+    with contextlib.ExitStack() as stack:
+        try:
+            ready = stack.enter_context(prepared(model))
+        except FileFormatError as error:
+            raise FileFormatError(f"{path} cannot be run: {error}") from error
+        yield _File(path, model, ready)
+
+
 def _run_both(
-    process: OnnxProcess,
-    first: tuple[ir.Model, Path],
-    second: tuple[ir.Model, Path],
+    runner: Runner,
+    first: _File,
+    second: _File,
     pairs: Sequence[InputPair],
     candidates: Iterable[Sequence[npt.NDArray[Any]]],
 ) -> tuple[Fingerprints, Fingerprints]:
@@ -67,20 +96,11 @@ def _run_both(
     for arrays in candidates:
         try:
             return (
-                _run(process, *first, for_graph([pair.first for pair in pairs], arrays)),
-                _run(process, *second, for_graph([pair.second for pair in pairs], arrays)),
+                first.run(runner, for_graph([pair.first for pair in pairs], arrays)),
+                second.run(runner, for_graph([pair.second for pair in pairs], arrays)),
             )
         except OnnxRunError as error:
             problem = problem or str(error)
     raise InputError(
         f"{problem}; if that is because of the inputs, give others that both files take with --inputs or --input-shape"
     )
-
-
-def _run(process: OnnxProcess, model: ir.Model, path: Path, feeds: Arrays) -> Fingerprints:
-    try:
-        return fingerprint_tensors(process, model, feeds, path.parent)
-    except OnnxRunError as error:
-        raise OnnxRunError(f"onnxruntime cannot run {path}: {error}") from error
-    except FileFormatError as error:
-        raise FileFormatError(f"{path} cannot be run: {error}") from error

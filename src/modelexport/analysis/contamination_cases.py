@@ -48,9 +48,9 @@ class Evidence:
         Args:
             model: The model.
             document: Its document.
-            inferred: Where types come from that the file does not have; None lets onnx infer them in this process.
+            inferred: Where types come from that the file does not have; None does without them.
         """
-        flow = read_flow(model, inferred=inferred)
+        flow = read_flow(model, inferred)
         calls = CallIndex(document, flow)
         return cls(document, flow, calls, FlowJudge(flow, calls, document.modules))
 

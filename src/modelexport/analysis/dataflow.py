@@ -6,7 +6,6 @@ Built from the protos, without an intermediate representation: everything here i
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import onnx
@@ -14,9 +13,6 @@ import onnx
 from modelexport.graph import identified_proto_nodes
 
 NOBODY = -1
-
-# So many elements a weight may have for its content to matter to shape inference: it may be a shape.
-_SMALL_WEIGHT = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,18 +66,15 @@ class FlowGraph:
 InferredTypes = Callable[[], onnx.GraphProto | None]
 
 
-def read_flow(model: onnx.ModelProto, *, with_types: bool = True, inferred: InferredTypes | None = None) -> FlowGraph:
+def read_flow(model: onnx.ModelProto, inferred: InferredTypes | None = None) -> FlowGraph:
     """The data flow of a model.
 
     Args:
         model: The model; its weights need not be loaded.
-        with_types: Whether to find the types of tensors, which takes shape inference.
-        inferred: Gives the graph's tensors with their types; None lets onnx infer them in this process, which a file
-            from a stranger can crash.
+        inferred: Gives the graph's tensors with the types that shape inference finds; None takes the file's own alone.
     """
     flow = _Reader(model).read()
-    if with_types:
-        _add_types(flow, model, inferred or (lambda: _infer_here(model)))
+    _add_types(flow, model, inferred or (lambda: None))
     return flow
 
 
@@ -228,31 +221,3 @@ def value_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
     for weight in graph.initializer:
         found[weight.name] = TensorType(weight.data_type, tuple(weight.dims))
     return found
-
-
-def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its large weights as inputs: what shape inference needs, and small enough to hand to it."""
-    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    graph = light.graph
-    graph.name = model.graph.name or "graph"
-    graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
-    given = {value.name for value in model.graph.input}
-    for weight in model.graph.initializer:
-        if weight.data_location != onnx.TensorProto.EXTERNAL and math.prod(weight.dims) <= _SMALL_WEIGHT:
-            graph.initializer.append(weight)
-        elif weight.name not in given:
-            graph.input.append(onnx.helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
-    return light
-
-
-def _infer_here(model: onnx.ModelProto) -> onnx.GraphProto | None:
-    try:
-        return onnx.shape_inference.infer_shapes(without_large_weights(model), data_prop=True).graph
-    except Exception:  # noqa: BLE001  inference raises whatever its C++ parts do
-        # Types are a help to the rules, not a rule: what is wrong with the graph is the checker's to say.
-        return None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.errors import InputError
 from modelexport.given_inputs import read_shape
-from modelexport.runtime.process import numpy_type
+from modelexport.ort.prepared_model import numpy_type
 
 Array = npt.NDArray[Any]
 

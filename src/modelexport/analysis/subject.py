@@ -7,7 +7,6 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.analysis.confined import Examination, examine
 from modelexport.analysis.contamination_cases import Evidence
 from modelexport.analysis.dataflow import TensorType, value_types
 from modelexport.artifact import sidecar_path
@@ -17,6 +16,7 @@ from modelexport.errors import ContractError, FileFormatError
 from modelexport.graph import identified_proto_nodes
 from modelexport.inspection import DataFolder
 from modelexport.limits import DEFAULT_LIMITS
+from modelexport.ort.model_checks import ModelChecks, check_file
 from modelexport.reading import existing_file, read_proto
 
 
@@ -90,13 +90,13 @@ class Subject:
         return {record.id: record for record in self.document.nodes} if self.document is not None else {}
 
     @cached_property
-    def examined(self) -> Examination:
-        """What onnx's own checker and shape inference say of the file."""
-        return examine(self.path, self.model)
+    def model_checks(self) -> ModelChecks:
+        """What the ONNX checker and shape inference say about the file."""
+        return check_file(self.path, self.model)
 
     @cached_property
     def evidence(self) -> Evidence:
         """What the file says about the owners of its nodes."""
         if self.document is None:
             raise ContractError("owners are judged where there is a document")
-        return Evidence.gather(self.model, self.document, lambda: self.examined.inferred)
+        return Evidence.gather(self.model, self.document, lambda: self.model_checks.inferred)

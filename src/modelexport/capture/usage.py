@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -20,21 +14,19 @@ from modelexport.capture.bodies import attribute_bodies
 from modelexport.capture.correspondence import Correspondence
 from modelexport.capture.eager import run_eagerly
 from modelexport.capture.eager_graph import EagerGraph, EagerRun, SeenTensor
-from modelexport.errors import InputError, StrategyIncompatibleError
+from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
 from modelexport.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
-from modelexport.graph import graph_bodies, identified_nodes, weight_bytes
+from modelexport.graph import graph_bodies, identified_nodes
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.ort import runner as onnx_runner
+from modelexport.ort.prepared_model import numpy_type, prepared
+from modelexport.ort.subgraph_runs import run_subgraphs
 from modelexport.resolution import complete
-from modelexport.runtime.bodies import run_bodies
 from modelexport.structure import named_arguments
 
 STRATEGY = "usage_based"
 
-# What one session returns at most; the graph runs once for each so many.
-_OUTPUT_BYTES = 2**28
-_OUTPUT_COUNT = 1024
-# Weights beyond this are given to onnxruntime in a file: a serialized model ends at 2 GB.
-_INLINE_BYTES = 2**30
 _LONGEST_REASON = 300
 # The part of a graph's tensors that must be known by value before the rest is reasoned from them.
 _FEWEST_MATCHED = 0.1
@@ -78,8 +70,8 @@ def require_onnxruntime() -> None:
         StrategyIncompatibleError: It is not installed.
     """
     try:
-        import onnxruntime  # noqa: F401  only whether it is there
-    except ImportError as error:
+        onnx_runner.require_onnxruntime()
+    except InputError as error:
         raise StrategyIncompatibleError(
             STRATEGY, "it runs the ONNX graph, and onnxruntime is not installed.", "pip install 'modelexport[runtime]'"
         ) from error
@@ -91,6 +83,7 @@ def attribute_by_usage(
     tree: ModuleTree,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
 ) -> Usage:
     """Find the owners of a graph's nodes by what they compute.
 
@@ -100,6 +93,7 @@ def attribute_by_usage(
         tree: Its modules.
         args: Positional inputs.
         kwargs: Inputs by keyword.
+        limits: What one run of the graph may take.
 
     Raises:
         StrategyIncompatibleError: onnxruntime is missing, or cannot run the graph.
@@ -116,7 +110,7 @@ def attribute_by_usage(
     except Exception as error:
         reason = f"{type(error).__name__}: {_in_one_line(error)}"
         raise InputError(f"{type(model).__name__}.forward fails on the example inputs: {reason}") from error
-    tensors, inner = run_onnx(graph, feeds, run.mean_bytes)
+    tensors, inner = run_onnx(graph, feeds, run.mean_bytes, limits)
     tensors.update({name: known for name, fed in feeds.items() if (known := take_fingerprint(fed)) is not None})
     eager = EagerGraph(run)
     anchors = _weights(graph.graph, tensors, eager)
@@ -182,23 +176,23 @@ def _plain(name: str) -> str:
 def _as_fed(tensor: torch.Tensor, value: ir.Value) -> Array:
     given = tensor.detach().cpu()
     array: Array = (given.float() if given.dtype is torch.bfloat16 else given).numpy()
-    return array if value.dtype is None else array.astype(value.dtype.numpy(), copy=False)
+    dtype = None if value.dtype is None else numpy_type(value.dtype)
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def run_onnx(
-    model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int
+    model: ir.Model, feeds: Mapping[str, Array], unknown_bytes: int, limits: RunLimits = DEFAULT_RUN_LIMITS
 ) -> tuple[dict[str, Fingerprint], dict[str, dict[str, Fingerprint]]]:
-    """Run the graph and take the fingerprint of every tensor that a node makes.
-
-    The results are had in groups, so that they are never all in memory.
+    """Run the graph and take the fingerprint of every tensor that a node produces.
 
     Args:
         model: The model.
         feeds: Its inputs.
         unknown_bytes: What a tensor of unknown size counts for.
+        limits: What one run of the graph may take.
 
     Returns:
-        The fingerprints by name, those of the main graph; and those of each body, by the way to it.
+        The fingerprints by name, those of the main graph; and those of each subgraph, by its path.
 
     Raises:
         StrategyIncompatibleError: onnxruntime cannot run it.
@@ -206,101 +200,27 @@ def run_onnx(
     found: dict[str, Fingerprint] = {}
     inner: dict[str, dict[str, Fingerprint]] = {}
 
-    def receive(way: str, name: str, value: Array) -> None:
+    def receive(path: str, name: str, value: Array) -> None:
         known = take_fingerprint(value)
         if known is not None:
-            inner.setdefault(way, {})[name] = known
+            inner.setdefault(path, {})[name] = known
 
-    with _serialized(model) as (graph, folder):
-        for names in _groups(model.graph, unknown_bytes):
-            outputs = onnx.GraphProto(output=[onnx.ValueInfoProto(name=name) for name in names])
-            # A message behind another is merged into it: the weights are written out once for all groups.
-            content = graph + onnx.ModelProto(graph=outputs).SerializeToString()
-            source: str | bytes = content
-            if folder is not None:
-                file = folder / "model.onnx"
-                file.write_bytes(content)
-                source = str(file)
-            for name, result in zip(names, _run(source, names, feeds), strict=True):
-                known = take_fingerprint(result) if isinstance(result, np.ndarray) else None
+    try:
+        # As many threads as torch may use: whoever limits one means both.
+        with onnx_runner.Runner(limits, threads=torch.get_num_threads()) as runner, prepared(model) as ready:
+            for name, value in ready.tensors(runner, feeds, ready.produced, unknown_bytes):
+                known = take_fingerprint(value)
                 if known is not None:
                     found[name] = known
-        if any(True for node in model.graph for _ in graph_bodies(node)):
-            run_bodies(onnx.load_model_from_string(graph), feeds, functools.partial(_run_part, folder), receive)
-    return found, inner
-
-
-def _run_part(
-    folder: Path | None, model: onnx.ModelProto, feeds: Mapping[str, Array], names: Sequence[str]
-) -> list[object]:
-    wanted = onnx.ModelProto()
-    wanted.CopyFrom(model)
-    del wanted.graph.output[:]
-    wanted.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    if folder is None:
-        return _run(wanted.SerializeToString(), list(names), feeds)
-    file = folder / "part.onnx"
-    file.write_bytes(wanted.SerializeToString())
-    return _run(str(file), list(names), feeds)
-
-
-def _run(source: str | bytes, names: list[str], feeds: Mapping[str, Array]) -> list[object]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.enable_mem_pattern = False
-    # As many as torch was given: whoever limits one means both.
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = onnxruntime.InferenceSession(source, options, ["CPUExecutionProvider"])
-        results: list[object] = session.run(names, dict(feeds))
-    except Exception as error:
+            if any(True for node in model.graph for _ in graph_bodies(node)):
+                run_subgraphs(runner, ready, feeds, receive)
+    except ModelExportError as error:
         raise StrategyIncompatibleError(
             STRATEGY,
             f"onnxruntime cannot run the graph: {_in_one_line(error)}.",
             "Check that the inputs fit the file, or choose a strategy that does not run it",
         ) from error
-    return results
-
-
-@contextlib.contextmanager
-def _serialized(model: ir.Model) -> Iterator[tuple[bytes, Path | None]]:
-    """The model to run but for its outputs, weights within it or, where they are large, in a temporary folder."""
-    is_small = weight_bytes(model) <= _INLINE_BYTES
-    with contextlib.ExitStack() as stack:
-        folder = None if is_small else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if folder is not None:
-            proto = ir.to_proto(ir.external_data.unload_from_model(model.clone(), folder, "weights"))
-        elif any(isinstance(value.const_value, ir.ExternalTensor) for value in model.graph.initializers.values()):
-            proto = ir.to_proto(ir.external_data.load_to_model(model.clone()))
-        else:
-            proto = ir.to_proto(model)
-        # Shapes that an exporter wrote down need not be those of this run.
-        del proto.graph.value_info[:]
-        del proto.graph.output[:]
-        yield proto.SerializeToString(), folder
-
-
-def _groups(graph: ir.Graph, unknown_bytes: int) -> Iterator[list[str]]:
-    names: list[str] = []
-    total = 0
-    for value in (value for node in graph for value in node.outputs if value.name):
-        size = _size(value, unknown_bytes)
-        if names and (total + size > _OUTPUT_BYTES or len(names) == _OUTPUT_COUNT):
-            yield names
-            names, total = [], 0
-        names.append(value.name or "")
-        total += size
-    if names:
-        yield names
-
-
-def _size(value: ir.Value, unknown: int) -> int:
-    if value.shape is None or value.dtype is None or not value.shape.is_static():
-        return unknown
-    return int(np.prod(value.shape.numpy(), dtype=np.int64) * value.dtype.itemsize)
+    return found, inner
 
 
 def _weights(graph: ir.Graph, tensors: dict[str, Fingerprint], eager: EagerGraph) -> dict[str, set[int]]:

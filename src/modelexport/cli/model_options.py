@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ import typer
 
 from modelexport.cli.output import message_console, printable
 from modelexport.errors import InputError, ModelExportError
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 
 if TYPE_CHECKING:
     from modelexport.sources.model_source import SourcedModel
@@ -72,8 +74,29 @@ _RUNNING: Mapping[str, tuple[Any, Any]] = {
         None,
     ),
 }
+_GIBIBYTE = 2**30
+DEFAULT_TIMEOUT = DEFAULT_RUN_LIMITS.seconds or math.inf
+DEFAULT_MEMORY_LIMIT = (DEFAULT_RUN_LIMITS.memory_bytes or math.inf) / _GIBIBYTE
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds that one run of a file in onnxruntime may take.")]
+MemoryLimitOption = Annotated[
+    float, typer.Option(min=0.5, help="GiB of memory that onnxruntime may take, mapped weights included.")
+]
+# By the names of the arguments of `run_limits`.
+_LIMITS: Mapping[str, tuple[Any, Any]] = {
+    "timeout": (TimeoutOption, DEFAULT_TIMEOUT),
+    "memory_limit": (MemoryLimitOption, DEFAULT_MEMORY_LIMIT),
+}
 # What goes through the model's own processor, which may take several of them together.
 _PROCESSED = ("input_text", "input_image", "input_audio")
+
+
+def run_limits(timeout: float, memory_limit: float) -> RunLimits:
+    """The limits that ``--timeout`` and ``--memory-limit`` set; inf stands for no limit."""
+    for option, value in (("--timeout", timeout), ("--memory-limit", memory_limit)):
+        if math.isnan(value):
+            raise InputError(f"{option} {value}: give a number")
+    memory = None if math.isinf(memory_limit) else int(memory_limit * _GIBIBYTE)
+    return RunLimits(None if math.isinf(timeout) else timeout, memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,16 +106,23 @@ class ModelRequest:
     Attributes:
         loading: The values of `LoadOptions`.
         running: The values of the options that give inputs.
+        limiting: The values of the options that limit runs of a file.
     """
 
     loading: Mapping[str, Any]
     running: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    limiting: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def limits(self) -> RunLimits:
+        """What one run of a file in onnxruntime may take."""
+        return run_limits(**self.limiting)
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options that were given, as they are written."""
-        defaults = {**_LOADING, **_RUNNING}
-        given = {**self.loading, **self.running}
+        defaults = {**_LOADING, **_RUNNING, **_LIMITS}
+        given = {**self.loading, **self.running, **self.limiting}
         return tuple(_written(name) for name, value in given.items() if value and value != defaults[name][1])
 
     def check(self) -> None:
@@ -185,6 +215,11 @@ def loads_model(command: Callable[..., None]) -> Callable[..., None]:
 def runs_model(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of loading and of inputs in place of its parameter `request`."""
     return _with_options(command, {"loading": _LOADING, "running": _RUNNING})
+
+
+def runs_file(command: Callable[..., None]) -> Callable[..., None]:
+    """`runs_model` for a command that runs an ONNX file beside the model: with the options that limit such a run."""
+    return _with_options(command, {"loading": _LOADING, "running": _RUNNING, "limiting": _LIMITS})
 
 
 def _with_options(

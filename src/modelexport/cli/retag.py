@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +11,16 @@ from modelexport.analysis.feeds import fill_shapes
 from modelexport.analysis.retagging import RetagReport
 from modelexport.analysis.retagging import retag as retag_file
 from modelexport.artifact import check_target
+from modelexport.cli.model_options import (
+    DEFAULT_MEMORY_LIMIT,
+    DEFAULT_TIMEOUT,
+    MemoryLimitOption,
+    TimeoutOption,
+    run_limits,
+)
 from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console, working
 from modelexport.errors import InputError
 from modelexport.given_inputs import read_arrays
-from modelexport.limits import DEFAULT_RUN_LIMITS
 
 # Where less than this part of the tensors kept its name, names are not what tells tensors apart.
 _FEW_KEPT = 0.25
@@ -37,9 +42,8 @@ def retag(
     inputs: Annotated[
         Path | None, typer.Option(help="For --by-value, an .npz file with the inputs by name; made up without.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="For --by-value, the seconds that one run of a file may take.")
-    ] = DEFAULT_RUN_LIMITS.seconds or 0.0,
+    timeout: TimeoutOption = DEFAULT_TIMEOUT,
+    memory_limit: MemoryLimitOption = DEFAULT_MEMORY_LIMIT,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="For people or for programs.")
@@ -76,7 +80,7 @@ def retag(
             overwrite=force,
             by_value=by_value,
             inputs=given,
-            limits=dataclasses.replace(DEFAULT_RUN_LIMITS, seconds=timeout),
+            limits=run_limits(timeout, memory_limit),
         )
     if output_format is OutputFormat.JSON:
         print_json(report.as_dict())

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from modelexport.artifact import check_target
-from modelexport.cli.model_options import ModelOption, ModelRequest, runs_model
+from modelexport.cli.model_options import ModelOption, ModelRequest, runs_file
 from modelexport.cli.output import OutputFormat, print_json
 from modelexport.cli.running import Progress, parse_exceptions, show_result, silence_libraries
 from modelexport.errors import InputError
 
 
-@runs_model
+@runs_file
 def tag(
     file: Annotated[Path, typer.Argument(help="An ONNX file, from whatever exporter.")],
     model: ModelOption,
@@ -61,6 +61,7 @@ def tag(
             output,
             torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
             overwrite=force,
+            limits=request.limits,
             progress=progress,
         )
     if output_format is OutputFormat.JSON:

@@ -15,7 +15,7 @@ from modelexport.analysis.findings import Finding, Severity, ValidationReport
 from modelexport.analysis.repairing import repair as repair_file
 from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.validation import validate as validate_file
-from modelexport.cli.model_options import MODEL_HELP, ModelRequest, runs_model
+from modelexport.cli.model_options import MODEL_HELP, ModelRequest, runs_file
 from modelexport.cli.output import message_console, print_json, printable, result_console
 from modelexport.cli.running import silence_libraries
 from modelexport.errors import InputError
@@ -32,7 +32,7 @@ class ReportFormat(enum.StrEnum):
     SARIF = "sarif"
 
 
-@runs_model
+@runs_file
 def validate(
     file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.")],
     request: ModelRequest,
@@ -105,7 +105,8 @@ def _judged_with_model(report: ValidationReport, file: Path, reference: str, req
     # What a factory or a forward prints is no result of ours.
     with contextlib.redirect_stdout(sys.stderr):
         sourced = request.load(reference)
-        return judge_attributions(file, sourced.model, request.choose_inputs(reference, sourced), report)
+        inputs = request.choose_inputs(reference, sourced)
+        return judge_attributions(file, sourced.model, inputs, report, limits=request.limits)
 
 
 def _show(report: ValidationReport) -> None:

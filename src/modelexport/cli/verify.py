@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.status import Status
 
-from modelexport.cli.model_options import ModelOption, ModelRequest, runs_model
+from modelexport.cli.model_options import ModelOption, ModelRequest, runs_file
 from modelexport.cli.output import message_console, print_json, printable, result_console
 from modelexport.cli.running import silence_libraries
 from modelexport.cli.tables import Cell, aligned, as_csv
@@ -38,7 +38,7 @@ class VerificationFormat(enum.StrEnum):
     CSV = "csv"
 
 
-@runs_model
+@runs_file
 def verify(
     file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote, with its sidecar.")],
     model: ModelOption,
@@ -77,7 +77,7 @@ def verify(
     if not file.is_file():
         raise InputError(f"{file} is not a file: give the path of an ONNX model")
     request.check()
-    limits = _parse_tolerance(tolerance)
+    tolerances = _parse_tolerance(tolerance)
     from modelexport.verification.modules import verify_modules
 
     silence_libraries()
@@ -89,9 +89,10 @@ def verify(
             sourced.model,
             request.choose_inputs(model, sourced),
             select=select,
-            rtol=limits.get("rtol"),
-            atol=limits.get("atol"),
+            rtol=tolerances.get("rtol"),
+            atol=tolerances.get("atol"),
             memory_bytes=memory * _MEBIBYTE,
+            limits=request.limits,
             progress=progress,
         )
     if output_format is VerificationFormat.JSON:
@@ -105,13 +106,13 @@ def verify(
 
 
 def _parse_tolerance(text: str | None) -> dict[str, float]:
-    limits: dict[str, float] = {}
+    tolerances: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         match = _TOLERANCE.fullmatch(part.strip())
         if match is None:
             raise InputError(f"--tolerance {text!r} cannot be read: write rtol=1e-3,atol=1e-5")
-        limits[match["kind"] or "rtol"] = float(match["number"])
-    return limits
+        tolerances[match["kind"] or "rtol"] = float(match["number"])
+    return tolerances
 
 
 class _Progress:

@@ -15,6 +15,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.recorded_model import refuse_program
 from modelexport.capture.usage import STRATEGY, attribute_by_usage, require_onnxruntime
 from modelexport.errors import StrategyIncompatibleError
+from modelexport.limits import NO_RUN_LIMITS
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.wire import ExporterFile
 
@@ -45,7 +46,8 @@ class UsageBasedStrategy(Strategy):
         except Exception as error:
             raise explain_failure(self.name, request.exporter, error) from error
         tree = read_module_tree(model)
-        usage = attribute_by_usage(graph, model, tree, args, kwargs)
+        # The graph is ours, of the caller's own model: it may take what the model takes.
+        usage = attribute_by_usage(graph, model, tree, args, kwargs, NO_RUN_LIMITS)
         if not usage.agrees:
             raise StrategyIncompatibleError(
                 self.name,

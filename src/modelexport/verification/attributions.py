@@ -21,15 +21,22 @@ from modelexport.analysis.weights import weight_holders
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import ROOT_CALL, TensorInfo
 from modelexport.inputs import copied_inputs, normalize_inputs
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.ort.runner import require_onnxruntime
 from modelexport.verification.difference import Tolerance, compare
 from modelexport.verification.eager_run import EagerRun, as_array, run_eagerly
+from modelexport.verification.file_run import read_initializers, run_file
 from modelexport.verification.fingerprint import Array, Fingerprint, FingerprintIndex, take_fingerprint
 from modelexport.verification.graph_inputs import GraphInputs
-from modelexport.verification.onnx_run import read_initializers, run_onnx
 
 
 def judge_attributions(
-    path: str | Path, model: torch.nn.Module, example_inputs: object, report: ValidationReport | None = None
+    path: str | Path,
+    model: torch.nn.Module,
+    example_inputs: object,
+    report: ValidationReport | None = None,
+    *,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
 ) -> ValidationReport:
     """Judge the owner of every node by what it computes.
 
@@ -42,16 +49,17 @@ def judge_attributions(
         model: The model it was exported from, with the same weights.
         example_inputs: A tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         report: What was found before; the findings come behind those.
+        limits: What one run of the file may take.
 
     Raises:
-        InputError: The model does not run on these inputs, or does not compute what the file computes.
+        InputError: The model or the file does not run on these inputs, or they do not compute the same.
         FileFormatError: The file or its sidecar cannot be read.
     """
     subject = Subject(path)
     if subject.document is None:
         why = subject.unreadable or f"there is no sidecar {subject.sidecar.name}"
         raise FileFormatError(f"the owners of {subject.path} cannot be judged: {why}")
-    evidence = gather_evidence(subject, model, example_inputs)
+    evidence = gather_evidence(subject, model, example_inputs, limits)
     found = tuple(contamination_findings(evidence, evidence.suspicions()))
     rule = RuleReport(RULE, "no node is owned by a call that did not run it, judged by values", len(found))
     if report is None:
@@ -59,8 +67,11 @@ def judge_attributions(
     return ValidationReport(report.file, report.nodes, (*report.rules, rule), (*report.findings, *found))
 
 
-def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: object) -> Evidence:
+def gather_evidence(
+    subject: Subject, model: torch.nn.Module, example_inputs: object, limits: RunLimits = DEFAULT_RUN_LIMITS
+) -> Evidence:
     """What file, document and a run of each say about the owners of nodes."""
+    require_onnxruntime()
     from_file = subject.evidence
     args, kwargs = normalize_inputs(example_inputs, None)
     # The model may work on its inputs in place.
@@ -78,15 +89,15 @@ def gather_evidence(subject: Subject, model: torch.nn.Module, example_inputs: ob
 
     inner: dict[tuple[str, str], Fingerprint] = {}
 
-    def receive_inner(way: str, name: str, value: Array) -> None:
+    def receive_inner(path: str, name: str, value: Array) -> None:
         found = take_fingerprint(value)
         if found is not None:
-            inner[way, name] = found
+            inner[path, name] = found
 
     for name, value in feeds.items():
         receive(name, value)
     constants: dict[int, Fingerprint] = {}
-    run_onnx(subject.path, feeds, receive, receive_inner=receive_inner)
+    run_file(subject.path, feeds, receive, receive_inner, limits)
     for name, value in read_initializers(subject.path, _unheld(subject, from_file.flow)):
         found = take_fingerprint(value)
         if found is not None:

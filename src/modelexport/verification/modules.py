@@ -19,8 +19,10 @@ from modelexport.analysis.submodel import Port
 from modelexport.document import CallRecord
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.inputs import normalize_inputs
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.loading import LoadedModel, load
-from modelexport.runtime.process import OnnxProcess
+from modelexport.ort.prepared_model import PreparedModel, external_folder, prepared
+from modelexport.ort.runner import Runner, require_onnxruntime
 from modelexport.verification.chance import without_chance
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.graph_inputs import GraphInputs
@@ -28,7 +30,7 @@ from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, 
 from modelexport.verification.reordering import ResultPair, same_in_another_order
 from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
 from modelexport.verification.verdicts import verdict_of, with_orders, with_sources, worst
-from modelexport.verification.whole_run import WholeRun, as_input, external_folder
+from modelexport.verification.whole_run import WholeRun
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 _NO_RESULT = "nothing of what it returned is in the graph"
@@ -48,6 +50,7 @@ def verify_modules(
     rtol: float | None = None,
     atol: float | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
     progress: VerificationProgress | None = None,
 ) -> VerificationReport:
     """Compare every module call of an exported model with PyTorch.
@@ -66,6 +69,7 @@ def verify_modules(
         rtol: The relative tolerance; None for 1e-3, or what coarser element types ask for.
         atol: The absolute tolerance; None for 1e-5, or what coarser element types ask for.
         memory_bytes: How much of the boundary tensors to hold at a time. PyTorch's model runs once for each such group.
+        limits: What one run in onnxruntime may take; a module that takes more is a ``failed`` record.
         progress: Called before each call is compared.
 
     Returns:
@@ -82,10 +86,11 @@ def verify_modules(
         if number is not None and not 0 <= number < float("inf"):
             raise InputError(f"{name} is {number}: a tolerance is a number that is not negative")
     args, named = normalize_inputs(example_inputs, kwargs)
-    with OnnxProcess() as process:
-        verification = _Verification(
-            _opened(path_or_model), model, args, named, hierarchy, Tolerance(rtol, atol), process
-        )
+    require_onnxruntime()
+    source = _opened(path_or_model)
+    onnx_model = source.model if isinstance(source, LoadedModel) else source
+    with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(onnx_model) as ready:
+        verification = _Verification(source, ready, model, args, named, hierarchy, Tolerance(rtol, atol), runner)
         return verification.verify(select, memory_bytes, progress or _silent)
 
 
@@ -122,12 +127,13 @@ class _Verification:
     def __init__(
         self,
         source: LoadedModel | ir.Model,
+        ready: PreparedModel,
         model: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         hierarchy: HierarchySource | None,
         tolerance: Tolerance,
-        process: OnnxProcess,
+        runner: Runner,
     ) -> None:
         self._extractor = Extractor(source, hierarchy)
         self._document = self._extractor.document
@@ -140,7 +146,7 @@ class _Verification:
         self._classes = {module.path: module.class_name for module in self._document.modules}
         self._folder = source.path.parent if isinstance(source, LoadedModel) else external_folder(self._model)
         self._tolerance = tolerance
-        self._process = process
+        self._onnx_runner = runner
         self._runner = ModuleRunner(model, self._document, args, kwargs)
         self._first = self._runner.run()
         # The calls whose results are the same numbers in another order.
@@ -148,7 +154,7 @@ class _Verification:
         self._seen_as, self._unmatched = self._identities()
         entering = [value.name or "" for value in self._model.graph.inputs]
         inputs = GraphInputs(self._document, model, args, kwargs, entering)
-        self._whole = WholeRun(self._model, self._folder, inputs)
+        self._whole = WholeRun(self._model, ready, inputs)
         self._shown = {
             tensor.tensor: self._place(call, side, tensor.name)
             for call in self._document.calls
@@ -164,7 +170,7 @@ class _Verification:
         records: list[CallVerification] = []
         for group in _groups(tasks, self._first, memory_bytes):
             run = self._runner.run({place for task in group for place in (*task.places, *task.elsewhere.values())})
-            whole = self._whole.fetch(self._process, (tensor for task in group for tensor in task.tensors))
+            whole = self._whole.fetch(self._onnx_runner, (tensor for task in group for tensor in task.tensors))
             found: list[CallVerification] = []
             for task in group:
                 progress(len(records) + len(found), len(tasks), task.call.id)
@@ -184,7 +190,7 @@ class _Verification:
         """A call that was not asked for."""
         task = self._task(next(call for call in self._document.calls if call.id == call_id))
         run = self._runner.run({*task.places, *task.elsewhere.values()})
-        return self._compare(task, run, self._whole.fetch(self._process, task.tensors))
+        return self._compare(task, run, self._whole.fetch(self._onnx_runner, task.tensors))
 
     def _task(self, call: CallRecord) -> _Task:
         task = _Task(call)
@@ -256,9 +262,10 @@ class _Verification:
                 submodel = self._extractor.extract(call)
                 notes = submodel.notes
                 outputs = [(port.argument or port.name, port.tensor) for port in submodel.outputs]
-                feeds, taken = self._feeds(task, submodel.inputs, submodel.model.graph.inputs, run, whole)
+                feeds, taken = self._feeds(task, submodel.inputs, run, whole)
                 notes += taken
-                found = self._process.run(ir.to_proto(submodel.model), feeds, folder=self._folder)
+                alone_model = PreparedModel(ir.to_proto(submodel.model), self._folder)
+                found = dict(alone_model.tensors(self._onnx_runner, feeds))
                 alone = {
                     name: found[port.name]
                     for (name, _), port in zip(outputs, submodel.outputs, strict=True)
@@ -294,14 +301,13 @@ class _Verification:
         self,
         task: _Task,
         ports: Sequence[Port],
-        values: Sequence[ir.Value],
         run: ModuleRun,
         whole: Mapping[str, np.ndarray],
     ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         """What a submodel is to be given, with notes on what is not PyTorch's own."""
         feeds: dict[str, np.ndarray] = {}
         notes: list[str] = []
-        for port, value in zip(ports, values, strict=True):
+        for port in ports:
             what = f"its argument {port.argument!r}" if port.argument is not None else f"{port.tensor!r}"
             place = self._place(task.call, Side.INPUT, port.argument or "")
             array = run.values.get(place if place in task.places else task.elsewhere.get(port.tensor, place))
@@ -310,7 +316,7 @@ class _Verification:
                 notes.append(f"{what} is not in PyTorch's run: taken from the whole ONNX run")
             if array is None:
                 raise ExtractionError(task.call.id, "unknown_boundary", f"PyTorch's run does not show {what}")
-            feeds[port.name] = as_input(value, array)
+            feeds[port.name] = array
         return feeds, tuple(notes)
 
     def _tensors(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import InputError, OnnxRunError
-from modelexport.runtime.process import OnnxProcess, numpy_type, with_outputs
+from modelexport.ort.prepared_model import PreparedModel
+from modelexport.ort.runner import Runner
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.module_run import content
 
@@ -19,16 +19,15 @@ class WholeRun:
 
     Args:
         model: The model.
-        folder: Where its weights are that are in other files.
+        ready: The same model, prepared for runs.
         inputs: The tensors for the graph's inputs.
 
     Raises:
         InputError: The file does not take what the model was given.
     """
 
-    def __init__(self, model: ir.Model, folder: Path | None, inputs: GraphInputs) -> None:
-        self._model = model
-        self._folder = folder
+    def __init__(self, model: ir.Model, ready: PreparedModel, inputs: GraphInputs) -> None:
+        self._ready = ready
         self._values = _main_values(model.graph)
         self.error = ""
         self._feeds: dict[str, np.ndarray] = {}
@@ -36,7 +35,7 @@ class WholeRun:
             name = value.name or ""
             if name in inputs.tensors:
                 array = content(inputs.tensors[name])
-                self._feeds[name] = as_input(value, array)
+                self._feeds[name] = array
                 _check_shape(value, array)
             elif not value.is_initializer():
                 self.error = inputs.explain()
@@ -45,10 +44,10 @@ class WholeRun:
         """Whether the main graph has a tensor of that name."""
         return tensor in self._values
 
-    def fetch(self, process: OnnxProcess, tensors: Iterable[str]) -> dict[str, np.ndarray]:
+    def fetch(self, runner: Runner, tensors: Iterable[str]) -> dict[str, np.ndarray]:
         """The content of these tensors; none of what the runtime makes where it cannot run the model."""
         found: dict[str, np.ndarray] = {}
-        made: list[ir.Value] = []
+        produced: list[str] = []
         for name in dict.fromkeys(tensors):
             value = self._values[name]
             if name in self._feeds:
@@ -57,27 +56,13 @@ class WholeRun:
                 stored = np.asarray(value.const_value.numpy())
                 found[name] = stored if stored.dtype.kind in "fiub" else stored.astype(np.float32)
             else:
-                made.append(value)
-        if made and not self.error:
+                produced.append(name)
+        if produced and not self.error:
             try:
-                found |= process.run(with_outputs(self._model, made), self._feeds, folder=self._folder)
+                found |= self._ready.tensors(runner, self._feeds, produced)
             except OnnxRunError as error:
                 self.error = str(error)
         return found
-
-
-def as_input(value: ir.Value, array: np.ndarray) -> np.ndarray:
-    """The array in the type that an input of a graph takes."""
-    dtype = numpy_type(value.dtype) if value.dtype is not None else None
-    return array if dtype is None else array.astype(dtype, copy=False)
-
-
-def external_folder(model: ir.Model) -> Path | None:
-    """Where the weights are that are in other files."""
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            return Path(value.const_value.base_dir)
-    return None
 
 
 def _main_values(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -1,51 +1,52 @@
-"""Bodies run as models of their own: both branches, the last round of a loop, bodies in bodies."""
+"""Subgraphs run as models of their own: both branches, the last iteration of a loop, subgraphs in subgraphs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
+import onnx_ir as ir
 import pytest
 
-from modelexport.errors import InputError
-from modelexport.runtime.bodies import run_bodies
+from modelexport.ort.prepared_model import prepared
+from modelexport.ort.runner import Runner
+from modelexport.ort.subgraph_runs import run_subgraphs
 
 Found = dict[tuple[str, str], np.ndarray]
 
 
-def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], names: Sequence[str]) -> list[Any]:
-    wanted = onnx.ModelProto()
-    wanted.CopyFrom(model)
-    del wanted.graph.output[:]
-    wanted.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(wanted.SerializeToString(), options, ["CPUExecutionProvider"])
-        taken = {value.name for value in session.get_inputs()}
-        return session.run(list(names), {name: value for name, value in feeds.items() if name in taken})
-    except Exception as error:
-        raise InputError(str(error)) from error
+SubgraphValues = Callable[..., Found]
 
 
-def bodies_of(text: str, **feeds: Any) -> Found:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]>\n{text}')
-    onnx.checker.check_model(model)
-    before = model.SerializeToString()
-    found: Found = {}
-    run_bodies(model, feeds, run, lambda way, name, value: found.update({(way, name): value}))
-    assert model.SerializeToString() == before
-    return found
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18, "local" : 1]>\n{text}')
+
+
+@pytest.fixture(scope="module")
+def subgraph_values() -> Iterator[SubgraphValues]:
+    with Runner() as runner:
+
+        def run(model: str | onnx.ModelProto, **feeds: Any) -> Found:
+            if isinstance(model, str):
+                model = parse(model)
+            onnx.checker.check_model(model)
+            found: Found = {}
+            with prepared(ir.from_proto(model)) as ready:
+                before = ready.proto.SerializeToString()
+                run_subgraphs(runner, ready, feeds, lambda path, name, value: found.update({(path, name): value}))
+                assert ready.proto.SerializeToString() == before
+            return found
+
+        yield run
 
 
 X = np.array([1, 2], np.float32)
 
 
-def test_both_branches_run_on_what_they_read_from_around_them() -> None:
-    found = bodies_of(
+def test_both_branches_run_on_the_tensors_they_capture(subgraph_values: SubgraphValues) -> None:
+    found = subgraph_values(
         """
         g (float[2] x) => (float[2] y) <float[2] w = {10, 20}> {
             a = Neg(x)
@@ -67,8 +68,8 @@ def test_both_branches_run_on_what_they_read_from_around_them() -> None:
     }
 
 
-def test_loop_shows_its_last_round_and_a_body_in_it() -> None:
-    found = bodies_of(
+def test_loop_shows_its_last_iteration_and_a_subgraph_in_it(subgraph_values: SubgraphValues) -> None:
+    found = subgraph_values(
         """
         g (float[2] x) => (float[2] y) {
             n = Constant<value = int64 {3}>()
@@ -98,8 +99,8 @@ def test_loop_shows_its_last_round_and_a_body_in_it() -> None:
 
 
 @pytest.mark.parametrize("extra", ["", ", scan_output_axes = [0], scan_output_directions = [0]"])
-def test_scan_shows_the_slices_of_its_last_round(extra: str) -> None:
-    found = bodies_of(
+def test_scan_shows_the_slices_of_its_last_iteration(subgraph_values: SubgraphValues, extra: str) -> None:
+    found = subgraph_values(
         f"""
         g (float[2] x, float[3, 2] rows) => (float[2] y, float[3, 2] z) {{
             y, z = Scan(x, rows) <num_scan_inputs = 1{extra},
@@ -117,8 +118,8 @@ def test_scan_shows_the_slices_of_its_last_round(extra: str) -> None:
     }
 
 
-def test_body_that_cannot_run_by_itself_is_left_out() -> None:
-    found = bodies_of(
+def test_subgraph_that_cannot_run_by_itself_is_left_out(subgraph_values: SubgraphValues) -> None:
+    found = subgraph_values(
         """
         g (float[2] x, bool c) => (float[N] y) <int64[1] big = {7}> {
             y = If(c) <
@@ -133,8 +134,8 @@ def test_body_that_cannot_run_by_itself_is_left_out() -> None:
     assert {key: value.tolist() for key, value in found.items()} == {("y/then_branch/", "p"): [-1, -2]}
 
 
-def test_loops_that_call_what_they_are_handed_alike_are_told_apart() -> None:
-    found = bodies_of(
+def test_loops_whose_inputs_have_the_same_names_are_told_apart(subgraph_values: SubgraphValues) -> None:
+    found = subgraph_values(
         """
         g (float[2] x) => (float[2] v, float[2] w) {
             n = Constant<value = int64 {2}>()
@@ -155,8 +156,8 @@ def test_loops_that_call_what_they_are_handed_alike_are_told_apart() -> None:
     assert found["w/body/", "z"].tolist() == [3, 12]
 
 
-def test_loop_that_goes_no_round_shows_nothing() -> None:
-    found = bodies_of(
+def test_loop_without_an_iteration_shows_nothing(subgraph_values: SubgraphValues) -> None:
+    found = subgraph_values(
         """
         g (float[2] x) => (float[2] y) {
             n = Constant<value = int64 {0}>()
@@ -170,3 +171,47 @@ def test_loop_that_goes_no_round_shows_nothing() -> None:
         x=X,
     )
     assert found == {}
+
+
+def test_path_of_a_subgraph_is_that_of_node_identities_where_names_collide(subgraph_values: SubgraphValues) -> None:
+    """The second If is named like the node in a branch of the first: its identity ends in ``#2``."""
+    found = subgraph_values(
+        """
+        g (float[2] x, bool c) => (float[2] y, float[2] "y/then_branch/p") {
+            y = If(c) <
+                then_branch = t () => (float[2] p) {
+                    p = If(c) <
+                        then_branch = tt () => (float[2] q) { q = Neg(x) },
+                        else_branch = te () => (float[2] r) { r = Abs(x) }
+                    >
+                },
+                else_branch = e () => (float[2] s) { s = Identity(x) }
+            >
+            "y/then_branch/p" = If(c) <
+                then_branch = u () => (float[2] q) { q = Add(x, x) },
+                else_branch = v () => (float[2] r) { r = Mul(x, x) }
+            >
+        }
+        """,
+        x=X,
+        c=np.array(True),
+    )
+    assert found["y/then_branch/p/then_branch/", "q"].tolist() == [-1, -2]
+    assert found["y/then_branch/p#2/then_branch/", "q"].tolist() == [2, 4]
+
+
+def test_subgraphs_in_a_list_of_graphs_run_each_under_its_position(subgraph_values: SubgraphValues) -> None:
+    model = parse(
+        """
+        g (float[2] x) => (float[2] y) { y = local.choose (x) }
+        <domain: "local", opset_import: ["" : 18]>
+        choose <branches> (v) => (w) { w = Identity(v) }
+        """
+    )
+    branches = model.graph.node[0].attribute.add(name="branches", type=onnx.AttributeProto.GRAPHS)
+    for text in ("p () => (float[2] q) { q = Mul(x, x) }", "r () => (float[2] s) { s = Add(x, x) }"):
+        branches.graphs.append(onnx.parser.parse_graph(text))
+    assert {key: value.tolist() for key, value in subgraph_values(model, x=X).items()} == {
+        ("y/branches.0/", "q"): [1, 4],
+        ("y/branches.1/", "s"): [2, 4],
+    }

@@ -1,0 +1,100 @@
+"""The ONNX checker and shape inference on a file: they are C++ that a file can crash or keep busy forever."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from modelexport.errors import OnnxRunError
+from modelexport.limits import RunLimits
+from modelexport.ort.runner import Runner
+
+# What each of the three requests may take: so much, and so much more for each byte of file and graph.
+_SECONDS = 60.0
+_BYTES_PER_SECOND = 2**20
+_MEMORY_BYTES = 2**29
+_MEMORY_PER_BYTE = 10
+# Weights of up to so many elements may be shapes, which inference needs.
+_SHAPE_ELEMENTS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChecks:
+    """What the ONNX checker and shape inference say about a file.
+
+    Attributes:
+        checker: Why the ONNX checker does not accept the file; empty where it does.
+        shapes: Why shape inference does not; empty where it does.
+        inferred: The graph's tensors with the types that inference found; None where it found none.
+    """
+
+    checker: str
+    shapes: str
+    inferred: onnx.GraphProto | None
+
+
+def check_file(path: Path, model: onnx.ModelProto) -> ModelChecks:
+    """Run the ONNX checker and shape inference on a file that passed our own checks.
+
+    Args:
+        path: The file.
+        model: The model in it; the content of large weights is not needed.
+    """
+    try:
+        light = without_large_weights(model).SerializeToString()
+    except ValueError as error:  # larger than protobuf writes, or a field that it reads and does not write
+        light, unwritable = b"", f"the model cannot be sent to shape inference: {error}"
+    else:
+        unwritable = ""
+    size = path.stat().st_size + len(light)
+    limits = RunLimits(_SECONDS + size // _BYTES_PER_SECOND, _MEMORY_BYTES + _MEMORY_PER_BYTE * size)
+    with Runner(limits) as runner:
+        checker = _problem(runner, "check", "the ONNX checker", {"path": str(path)})
+        if unwritable:
+            return ModelChecks(checker, unwritable, None)
+        graph = np.frombuffer(light, np.uint8)
+        shapes = _problem(runner, "infer_strictly", "shape inference", {}, graph)
+        return ModelChecks(checker, shapes, _types(runner, graph))
+
+
+def _problem(runner: Runner, task: str, name: str, header: dict[str, str], *arrays: np.ndarray) -> str:
+    try:
+        answer, _ = runner.ask(task, name, header, arrays)
+    except OnnxRunError as error:
+        return str(error)
+    return f"{name} rejects the file: {answer['problem']}" if answer["problem"] else ""
+
+
+def _types(runner: Runner, graph: np.ndarray) -> onnx.GraphProto | None:
+    try:
+        _, arrays = runner.ask("infer_types", "shape inference", {}, [graph])
+        graph_types = onnx.GraphProto()
+        graph_types.ParseFromString(next(arrays).tobytes())
+        return graph_types
+    except OnnxRunError:
+        # Types help other rules; the problem itself was reported by the strict inference before.
+        return None
+
+
+def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the model with its large weights as inputs: small, and enough for shape inference."""
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4))
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name or "graph"
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    given = {value.name for value in model.graph.input}
+    for weight in model.graph.initializer:
+        if weight.data_location != onnx.TensorProto.EXTERNAL and math.prod(weight.dims) <= _SHAPE_ELEMENTS:
+            graph.initializer.append(weight)
+        elif weight.name not in given:
+            graph.input.append(onnx.helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
+    return light

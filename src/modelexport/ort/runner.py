@@ -1,0 +1,253 @@
+"""One child process for onnxruntime and the ONNX checker: start, ask, limits of time and memory, crash, restart."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import numpy as np
+
+from modelexport.errors import InputError, OnnxRunError
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.ort import worker
+
+_MESSAGE_CHARACTERS = 400
+_STDERR_BYTES = 4096
+# A file with many graphs that never end must not take the time limit once for each of them.
+_MOST_TIMEOUTS = 3
+_OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
+
+
+def require_onnxruntime() -> None:
+    """Check that onnxruntime is installed, without importing it.
+
+    Raises:
+        InputError: It is not.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise InputError("running an ONNX model needs onnxruntime: pip install 'modelexport[runtime]'")
+
+
+class Runner:
+    """Answers requests in one child process, started at the first request and again after it crashed or timed out.
+
+    A context manager: the process ends with the context, and with this process.
+
+    Args:
+        limits: What one request may take.
+        threads: How many threads onnxruntime uses; 0 for as many as it wants.
+    """
+
+    def __init__(self, limits: RunLimits = DEFAULT_RUN_LIMITS, *, threads: int = 0) -> None:
+        self._limits = limits
+        self._threads = threads
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+        self._expired = False
+        self._unread = 0
+        self._timeouts = 0
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def run(
+        self, model: bytes, feeds: Mapping[str, np.ndarray], outputs: Sequence[str], folder: Path | None = None
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Run a graph once. Yields its outputs, one at a time; those that are not numeric tensors are left out.
+
+        Args:
+            model: The serialized model.
+            feeds: Its inputs by name, of the types it declares; names that it does not have are ignored.
+            outputs: The names of the outputs.
+            folder: Where its external data lies.
+
+        Raises:
+            OnnxRunError: onnxruntime rejected the graph, failed, crashed, timed out or ran out of memory.
+            InputError: onnxruntime is not installed, or cannot be started.
+        """
+        require_onnxruntime()
+        header = {
+            "folder": str(folder.resolve()) if folder is not None else "",
+            "feeds": list(feeds),
+            "outputs": list(outputs),
+            "threads": self._threads,
+        }
+        answer, arrays = self.ask("run", "onnxruntime", header, [np.frombuffer(model, np.uint8), *feeds.values()])
+        for position, array in zip(answer["outputs"], arrays, strict=True):
+            yield outputs[position], array
+
+    def ask(
+        self, task: str, name: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()
+    ) -> tuple[Mapping[str, Any], Iterator[np.ndarray]]:
+        """Send a request to the child process.
+
+        Args:
+            task: One of the worker's tasks.
+            name: What does the work, for error messages.
+            header: The task's arguments.
+            arrays: Its arrays.
+
+        Returns:
+            The answer's header, and its arrays as they arrive. The next request drops those that were not read.
+
+        Raises:
+            OnnxRunError: The task failed, crashed or timed out.
+            InputError: The process cannot be started.
+        """
+        if self._timeouts >= _MOST_TIMEOUTS:
+            raise OnnxRunError(f"not tried: {name} timed out {self._timeouts} times before on this file")
+        process = self._started()
+        with self._failing_as(name, process):
+            # A write can fail although the process sent an answer before it ended: read that.
+            with self._timed(process):
+                with contextlib.suppress(OSError):
+                    worker.write_message(cast(BinaryIO, process.stdin), {**header, "task": task}, arrays)
+                answer = worker.read_header(cast(BinaryIO, process.stdout))
+            self._check_size(answer["arrays"])
+        if "not_importable" in answer:
+            self._stop()
+            raise InputError(
+                f"{name} is installed but cannot be imported ({answer['not_importable']}): "
+                "pip install --force-reinstall 'modelexport[runtime]'"
+            )
+        if "error" in answer:
+            raise OnnxRunError(self._explained(str(answer["error"])))
+        self._unread = len(answer["arrays"])
+        return answer, self._received(name, process, answer["arrays"])
+
+    def _received(self, name: str, process: subprocess.Popen[bytes], entries: Sequence[Any]) -> Iterator[np.ndarray]:
+        for entry in entries:
+            # The consumer's own time between two arrays does not count.
+            with self._failing_as(name, process), self._timed(process):
+                array = worker.read_array(cast(BinaryIO, process.stdout), entry)
+            self._unread -= 1
+            yield array
+
+    def _check_size(self, entries: Sequence[Any]) -> None:
+        """A process within its limit cannot send more than that; one that lies must not fill our memory."""
+        sizes = [worker.array_bytes(entry) for entry in entries]
+        most = self._limits.memory_bytes
+        if any(size < 0 for size in sizes) or (most is not None and sum(sizes) > most):
+            raise worker.MessageError("arrays beyond the memory limit")
+
+    @contextlib.contextmanager
+    def _failing_as(self, name: str, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Turn the end of the process into our error."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise OnnxRunError(self._how_it_ended(name, process)) from error
+        except worker.MessageError as error:
+            self._stop()
+            raise OnnxRunError(f"the process of {name} sent an invalid answer: {error}") from error
+        except BaseException:
+            # Half a message is on its way: the process cannot be used any more.
+            self._stop()
+            raise
+
+    @contextlib.contextmanager
+    def _timed(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        seconds = self._limits.seconds
+        if seconds is None or seconds > threading.TIMEOUT_MAX:
+            yield
+            return
+
+        def expire() -> None:
+            self._expired = True
+            process.kill()
+
+        timer = threading.Timer(seconds, expire)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        # It may have been killed since the last answer, by the time limit in that moment or by the system, or it still
+        # waits for a consumer that gave up.
+        if self._process is not None and (self._expired or self._unread or self._process.poll() is not None):
+            self._stop()
+        if self._process is not None:
+            return self._process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process is stopped
+        # As a script, by its path: the caller's main module need not be importable again, as with multiprocessing.
+        # What can be imported here can be imported there. Ctrl-C is for this process, which then stops that one.
+        memory = self._limits.memory_bytes
+        process = subprocess.Popen(
+            [sys.executable, "-P", worker.__file__, str(os.getpid()), "" if memory is None else str(memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            start_new_session=True,
+        )
+        self._process = process
+        try:
+            with self._failing_as("the process for onnxruntime and the ONNX checker", process), self._timed(process):
+                worker.read_header(cast(BinaryIO, process.stdout))
+        except OnnxRunError as error:
+            raise InputError(f"{error}: it cannot be started") from error
+        return process
+
+    def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> str:
+        code = process.wait()
+        expired, said = self._expired, self._last_stderr_line()
+        self._stop()
+        if expired:
+            self._timeouts += 1
+            return f"{name} timed out after {self._limits.seconds:g} s"
+        how = _signal_name(-code) if code < 0 else f"exit code {code}"
+        return _shortened(f"{name} crashed ({how}{'; ' + said if said else ''})")
+
+    def _explained(self, error: str) -> str:
+        most = self._limits.memory_bytes
+        if most is None or not any(word in error for word in _OUT_OF_MEMORY):
+            return _shortened(error)
+        return f"onnxruntime ran out of memory, its limit is {most / 2**30:g} GiB ({_shortened(error)})"
+
+    def _last_stderr_line(self) -> str:
+        if self._stderr is None:
+            return ""
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(size - _STDERR_BYTES, 0))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        self._expired, self._unread = False, 0
+        if process is not None:
+            process.kill()
+            for stream in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    cast(BinaryIO, stream).close()
+            process.wait()
+        stderr, self._stderr = self._stderr, None
+        if stderr is not None:
+            stderr.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _shortened(message: str) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]}…"

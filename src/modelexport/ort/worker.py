@@ -1,0 +1,234 @@
+"""The child process of `runner`: runs ONNX graphs, the ONNX checker and shape inference, one request at a time.
+
+Started as a script; it imports nothing of this package. A message is a length, a JSON header of that length, and the
+bytes of the arrays that the header lists. Neither side unpickles anything. It ends with its parent, also while busy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+# A header lists arrays by type and shape; a longer one is not one of ours.
+_HEADER_BYTES = 2**28
+_LENGTH_BYTES = 8
+# Types with a plain layout in memory: floats, integers, booleans.
+_KINDS = "fiub"
+_MESSAGE_CHARACTERS = 500
+_PR_SET_PDEATHSIG = 1
+
+Request = tuple[dict[str, Any], list[np.ndarray]]
+Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
+
+
+class MessageError(Exception):
+    """The other side sent something that is not a message."""
+
+
+# --- messages --------------------------------------------------------------------------------------------------
+
+
+def write_message(stream: BinaryIO, header: Mapping[str, Any], arrays: Iterable[np.ndarray] = ()) -> None:
+    """Send a header and arrays."""
+    plain = [np.asarray(array, order="C") for array in arrays]
+    text = json.dumps({**header, "arrays": [[array.dtype.str, array.shape] for array in plain]}).encode()
+    stream.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
+    stream.write(text)
+    for array in plain:
+        stream.write(array.reshape(-1).view(np.uint8).data)
+    stream.flush()
+
+
+def read_header(stream: BinaryIO) -> dict[str, Any]:
+    """Read the header of a message; its arrays follow, each to be read with `read_array`.
+
+    Raises:
+        EOFError: The other side has closed the stream.
+        MessageError: It sent something else.
+    """
+    length = int.from_bytes(_read(stream, _LENGTH_BYTES), "little")
+    if length > _HEADER_BYTES:
+        raise MessageError(f"a header of {length} bytes")
+    try:
+        header = json.loads(_read(stream, length))
+        header["arrays"] = [(_dtype(name), tuple(map(int, shape))) for name, shape in header["arrays"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MessageError(f"{type(error).__name__}: {error}") from error
+    return dict(header)
+
+
+def array_bytes(entry: tuple[np.dtype, tuple[int, ...]]) -> int:
+    """The size of an array that a header lists."""
+    dtype, shape = entry
+    return dtype.itemsize * math.prod(shape)
+
+
+def read_array(stream: BinaryIO, entry: tuple[np.dtype, tuple[int, ...]]) -> np.ndarray:
+    """Read the next array of a message."""
+    return np.frombuffer(_read(stream, array_bytes(entry)), entry[0]).reshape(entry[1])
+
+
+def _dtype(name: object) -> np.dtype:
+    dtype = np.dtype(str(name))
+    if dtype.kind not in _KINDS:
+        raise ValueError(f"an array of type {dtype}")
+    return dtype
+
+
+def _read(stream: BinaryIO, size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        count = stream.readinto(view[done:])  # type: ignore[attr-defined]  # typeshed leaves it out of BinaryIO
+        if not count:
+            raise EOFError
+        done += count
+    return data
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------
+
+
+def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """Run a graph: the first array is the model, the others are its inputs."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Run the graph of the file, not what onnxruntime would optimize it to.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = header["threads"]
+    # Each graph runs once: both of these would reserve the memory of the weights a second time.
+    options.enable_mem_pattern = False
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    if header["folder"]:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", header["folder"])
+    model = arrays[0].tobytes()
+    arrays[0] = arrays[0][:0]
+    session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    del model
+    taken = {value.name for value in session.get_inputs()}
+    feeds = {name: array for name, array in zip(header["feeds"], arrays[1:], strict=True) if name in taken}
+    results = session.run(header["outputs"], feeds)
+    tensors = {
+        position: value
+        for position, value in enumerate(results)
+        if isinstance(value, np.ndarray) and value.dtype.kind in _KINDS
+    }
+    return {"outputs": list(tensors)}, list(tensors.values())
+
+
+def _check(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """The ONNX checker on a file, by its path: the checker looks for external data beside it."""
+    import onnx.checker
+
+    return _problem(onnx.checker.check_model, header["path"], full_check=False), ()
+
+
+def _infer_strictly(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """Whether shape inference accepts a model."""
+    import onnx.shape_inference
+
+    infer = onnx.shape_inference.infer_shapes
+    return _problem(infer, arrays[0].tobytes(), check_type=True, strict_mode=True), ()
+
+
+def _infer_types(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """The types that shape inference finds: a serialized graph without nodes and weights."""
+    import onnx.shape_inference
+
+    graph = onnx.shape_inference.infer_shapes(arrays[0].tobytes(), data_prop=True).graph
+    for field in ("node", "initializer", "sparse_initializer", "metadata_props"):
+        graph.ClearField(field)
+    return {}, [np.frombuffer(graph.SerializeToString(), np.uint8)]
+
+
+def _problem(work: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+    try:
+        work(*args, **options)
+    except Exception as error:  # noqa: BLE001  the C++ parts of onnx raise many types
+        return {"problem": " ".join(f"{type(error).__name__}: {error}".split())[:_MESSAGE_CHARACTERS]}
+    return {"problem": ""}
+
+
+_TASKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any], list[np.ndarray]], Answer]]] = {
+    "run": ("onnxruntime", _run),
+    "check": ("onnx", _check),
+    "infer_strictly": ("onnx", _infer_strictly),
+    "infer_types": ("onnx", _infer_types),
+}
+
+
+# --- the process -----------------------------------------------------------------------------------------------
+
+
+def _limit_memory(amount: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, amount)):
+        hard = resource.getrlimit(what)[1]
+        if hard == resource.RLIM_INFINITY or most < hard:
+            resource.setrlimit(what, (most, hard))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Let Linux kill this process when its parent ends. Elsewhere the end of stdin does (`_receive`)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.name == "posix" and os.getppid() != parent:  # it ended before that call
+        os._exit(1)
+
+
+def _receive(stream: BinaryIO, requests: queue.SimpleQueue[Request]) -> None:
+    """Read requests in a thread of their own, so that the end of the parent is noticed while a graph runs."""
+    try:
+        while True:
+            header = read_header(stream)
+            requests.put((header, [read_array(stream, entry) for entry in header["arrays"]]))
+    finally:
+        os._exit(0)
+
+
+def _answer(header: dict[str, Any], arrays: list[np.ndarray]) -> Answer:
+    module, work = _TASKS[header["task"]]
+    try:
+        __import__(module)
+    except Exception as error:  # noqa: BLE001  a broken installation raises anything
+        return {"not_importable": f"{type(error).__name__}: {error}"}, ()
+    try:
+        return work(header, arrays)
+    except Exception as error:  # noqa: BLE001  onnxruntime and onnx raise many types
+        return {"error": f"{type(error).__name__}: {error}"}, ()
+
+
+def main() -> None:
+    """Answer requests. Arguments: the process id of the parent, and the memory limit in bytes or an empty string."""
+    parent, memory = sys.argv[1:]
+    _end_with_parent(int(parent))
+    if memory:
+        _limit_memory(int(memory))
+    # What libraries print to stdout must not end up between the messages.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(sys.stdin.buffer, requests), daemon=True).start()
+    write_message(answers, {})
+    while True:
+        write_message(answers, *_answer(*requests.get()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""ONNX graphs run in onnxruntime, outside of this process."""
