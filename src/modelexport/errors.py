@@ -91,7 +91,7 @@ class AllStrategiesFailedError(ExportError):
 
 
 class ExtractionError(ModelExportError):
-    """A module cannot be cut out of a graph.
+    """A module cannot be extracted from a graph.
 
     Attributes:
         target: What was asked for.
@@ -100,7 +100,7 @@ class ExtractionError(ModelExportError):
             ``unknown_boundary`` (nothing tells where the call begins and ends) or ``broken_graph`` (it is not a valid
             graph, or its nodes are out of order).
         fused_with: The calls that it is fused with.
-        enclosing: The smallest call around it that can be cut out, where there is one.
+        enclosing: The smallest call around it that can be extracted, where there is one.
     """
 
     def __init__(
