@@ -1,17 +1,17 @@
-"""Writes the files of one export so that a reader or a crash sees the old set whole or the new set whole.
+"""Writes the files of one export as a transaction: readers see all old files or all new ones, also after a crash.
 
 The set (``.onnx`` file, data file with its weights, sidecar, further files) is staged in a hidden temporary
 folder beside the target, on the same file system, and fsynced. In a commit, each file about to be replaced
-gets a hard link there and a journal says what was and what will be. Then come the moves: data file, others,
-sidecar, ``.onnx``, and away with what no longer belongs. The data file has a hash of its content in its name,
-so the graph that is there always finds its own weights. Removing the journal at the end is the commit.
+gets a hard link there and a journal says what was and what will be. Then the files are moved: data file, others,
+sidecar, ``.onnx``; obsolete files are removed. The name of the data file contains a hash of its content, so that a
+graph never finds the weights of another export. Removing the journal is the commit.
 
-A journal whose writer failed or is gone is undone, by that process or, after a kill, by the next `stage` or
-`recover`. Undone, not finished: an exception must undo in any case, and a killed run never reported success.
-Undoing twice does no harm, so being killed while undoing is no special case.
+A failed commit is rolled back by its own process or, after a kill, by the next `stage` or `recover`. It is never
+rolled forward: an exception must roll back in any case, and a killed run never reported success. Rolling back is
+idempotent, so a kill during it needs no special case.
 
 Processes take turns by a lock on the folder itself, which leaves no lock file behind. Where folders cannot be
-locked (Windows, NFS) nothing tells a dead run from a living one, so nothing is swept or undone.
+locked (Windows, NFS) a killed run cannot be told from a running one, so nothing is removed or rolled back.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _DIGEST_LENGTH: Final = 12
 # Inside a temporary folder. Staged files have a folder of their own, so that they may have any name.
 _LOCK, _JOURNAL, _NEW, _OLD = "lock", "commit.json", "new", "old"
 _JOURNAL_LIMIT: Final = 1 << 20
-# A turn takes milliseconds: what is slow, writing and fsyncing the files, is done before it.
+# A turn takes milliseconds: the files are written and fsynced before it.
 _PATIENCE_S: Final = 60.0
-# The coarsest time stamps in use (FAT): such a file system may round a time once it leaves the cache.
+# The coarsest time stamps in use (FAT): such a file system may round a time when it writes it to disk.
 _TIME_TOLERANCE_NS: Final = 2_000_000_000
 _ADVICE: Final[Mapping[int | None, str]] = {
     errno.ENOSPC: "Free some space there, or choose a folder on another disk",
@@ -63,9 +63,9 @@ _Signature = tuple[int, int]  # size and modification time: both survive a renam
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One file of a commit: what was there before and what is to be there; None is nothing."""
+    """One file of a commit: its signature before and after; None for no file."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[^/\0]+$")]  # no path: nothing outside the folder is touched
+    name: Annotated[str, msgspec.Meta(pattern=r"^[^/\0]+$")]  # a bare name: no file outside the folder is touched
     old: _Signature | None
     new: _Signature | None
 
@@ -83,7 +83,7 @@ def data_file_name(target: Path, digest: str) -> str:
 
 
 def data_files(target: Path) -> list[Path]:
-    """The data files of ``target`` that are there, of this and earlier exports."""
+    """The existing data files of ``target``, of this and earlier exports."""
     # torch names the data file of x.onnx x.onnx.data: with such an x.onnx beside it, it is not ours
     pattern = _data_pattern(target)
     found = (file for file in target.parent.iterdir() if pattern.fullmatch(file.name))
@@ -91,10 +91,10 @@ def data_files(target: Path) -> list[Path]:
 
 
 def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Sequence[Path] = ()) -> Path:
-    """Finds out, before anything is loaded or traced, whether an export to ``path`` can be written.
+    """Checks, before anything is loaded or traced, that an export to ``path`` can be written.
 
     Args:
-        path: The ``.onnx`` file to write. What a killed export left half done there is undone first.
+        path: The ``.onnx`` file to write. A commit that was killed there is rolled back first.
         force: Whether files that exist may be replaced.
         sidecar: Whether a sidecar will be written too.
         others: Further files that will be written, in the same folder.
@@ -122,7 +122,7 @@ def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Seque
 
 
 class Staging:
-    """A temporary folder beside a target, whose files become the target's all at once. Made by `stage`."""
+    """A temporary folder beside a target, whose files replace the target's all at once. Created by `stage`."""
 
     def __init__(self, target: Path, folder: Path, *, force: bool) -> None:
         self._target, self._folder, self._force = target, folder, force
@@ -130,49 +130,49 @@ class Staging:
     def path(self, name: str) -> Path:
         """Returns where to write the staged file ``name``, a bare file name."""
         if name in {"", ".", ".."} or "\0" in name or Path(name).name != name:
-            raise ContractError(f"{name!r} is no bare file name")
+            raise ContractError(f"{name!r} is not a bare file name")
         return self._folder / _NEW / name
 
     def commit(
         self, model: str, data: str | None, others: Mapping[str, Path], *, obsolete: Sequence[Path] = ()
     ) -> tuple[Path, ...]:
-        """Puts the staged files in place, all or none, and removes data files of earlier exports.
+        """Moves the staged files into place, all or none, and removes data files of earlier exports.
 
         Args:
             model: Name of the staged ``.onnx`` file; it becomes the target.
             data: Name of the staged data file, from `data_file_name`, which it keeps; None if there is none.
             others: For each further staged file its final path, in the target's folder.
-            obsolete: Files in the target's folder that go with the old model, such as its sidecar when the
-                new export has none. They may be missing.
+            obsolete: Files in the target's folder that belong to the old model, such as its sidecar when the new
+                export has none. They may be missing.
 
         Returns:
             The files written: the target first.
 
         Raises:
-            StorageError: A file could not be written; what was there before is unchanged.
-            InputError: A name was taken meanwhile by what may not be replaced.
+            StorageError: A file could not be written; the previous files are unchanged.
+            InputError: A file that may not be replaced was created meanwhile.
         """
         target, last = self._target, sidecar_path(self._target).name
         if data is not None and not _data_pattern(target).fullmatch(data):
             raise ContractError(f"{data!r} is not named by data_file_name for {target}")
         moves = [] if data is None else [(data, target.with_name(data))]
-        # While only one of sidecar and model is new they don't belong together, so these two come last.
+        # A new sidecar and an old model do not belong together, so these two are moved last.
         moves += sorted(((n, file.absolute()) for n, file in others.items()), key=lambda m: m[1].name == last)
         moves.append((model, target))
         finals = [final for _, final in moves] + [file.absolute() for file in obsolete]
         if len({*finals}) < len(finals) or any(file.parent != target.parent for file in finals):
             raise ContractError(f"Not a set of different files in {target.parent}: {moves}, {obsolete}")
         with _reporting(target):
-            for name, _ in moves:  # the contents alone: the names they have here are never looked for again
+            for name, _ in moves:  # the contents alone: the staged names need not survive a crash
                 _sync(self.path(name))
             with _turn(target.parent) as locked:
-                if locked:  # a run killed since we staged must be undone now, not later over our files
+                if locked:  # roll back a run that was killed meanwhile now, not later over our files
                     _sweep(target)
                 self._replace(moves, [file.name for file in obsolete])
         return tuple(final for _, final in reversed(moves))
 
     def _replace(self, moves: Sequence[tuple[str, Path]], obsolete: Sequence[str]) -> None:
-        """Makes the links, the journal and the moves, with the folder's lock held."""
+        """Links the old files, writes the journal and moves the new files, with the folder's lock held."""
         folder, backups, journal = self._target.parent, self._folder / _OLD, self._folder / _JOURNAL
         pattern = _data_pattern(self._target)
         for _, final in moves:
@@ -198,9 +198,9 @@ class Staging:
             journal.unlink()
         except BaseException:
             if _is_regular(journal):
-                _undo(self._folder, steps)
+                _roll_back(self._folder, steps)
             raise
-        with suppress(OSError):  # committed: too late to fail
+        with suppress(OSError):  # already committed
             _sync(self._folder)
 
 
@@ -208,15 +208,14 @@ class Staging:
 def stage(target: Path, *, force: bool = True) -> Iterator[Staging]:
     """Opens a temporary folder beside ``target``, and removes it at the end whatever happens.
 
-    Sweeps the folder first of what killed exports left behind. The body is for writing: an ``OSError`` that
-    leaves it is taken for a failed write.
+    Removes first what killed exports left behind. An ``OSError`` raised inside the context counts as a failed write.
 
     Args:
         target: The ``.onnx`` file to write, as `check_target` returned it.
         force: Whether the commit may replace files that exist by then.
 
     Raises:
-        StorageError: Something could not be written; what was there before is unchanged.
+        StorageError: A file could not be written; the previous files are unchanged.
     """
     target = target.absolute()
     folder = _new_temporary(target)
@@ -225,33 +224,33 @@ def stage(target: Path, *, force: bool = True) -> Iterator[Staging]:
             with _turn(target.parent) as locked:
                 if locked:
                     _sweep(target)
-                # Made with the folder locked, so that no sweep sees it before it has a lock of its own.
+                # Created with the folder locked, so that no sweep sees it before it has a lock of its own.
                 folder.mkdir(mode=0o700)
                 (folder / _NEW).mkdir()
                 lock.enter_context(_locked(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL))
             yield Staging(target, folder, force=force)
         finally:
             lock.close()
-            # A journal still there could not be undone: what it needs stays for the next attempt.
+            # A journal that is still there could not be rolled back: keep its files for the next attempt.
             if not _is_regular(folder / _JOURNAL):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def recover(target: Path) -> bool:
-    """Undoes what a killed export to ``target`` left half done; for readers, before they open the set.
+    """Rolls back a commit to ``target`` that was killed; for readers, before they open the files.
 
     Returns:
-        Whether there was anything to undo. If not, this costs one listing of the folder.
+        Whether there was one. If not, this costs one listing of the folder.
 
     Raises:
-        StorageError: They could not be put back.
+        StorageError: The old files could not be restored.
     """
     target = target.absolute()
     try:
         if not _CAN_LOCK or not _temporaries(target.parent):
             return False
     except OSError:
-        return False  # a folder that is missing or cannot be listed: opening the file will say so, and better
+        return False  # opening the file reports a missing or unreadable folder better
     with _reporting(target), _turn(target.parent) as locked:
         return locked and _sweep(target)
 
@@ -259,13 +258,13 @@ def recover(target: Path) -> bool:
 def _try_to_write(target: Path) -> None:
     """Raises StorageError where no temporary folder can be made for ``target``.
 
-    Making one is the test: mode bits mean nothing to root, nor on a read-only file system. Of all names made from
-    the target's its name is the longest, so this finds one too long.
+    Creating one is the test: permission bits mean nothing to root or on a read-only file system. Its name is the
+    longest of all names derived from the target's, so this also finds a name that is too long.
     """
     folder = _new_temporary(target)
     with _reporting(target):
         folder.mkdir(mode=0o700)
-        with suppress(FileNotFoundError):  # it has no lock, so another process may have swept it
+        with suppress(FileNotFoundError):  # it has no lock, so another process may have removed it
             folder.rmdir()
 
 
@@ -286,7 +285,7 @@ def _problem_with_name(path: Path) -> str | None:
 
 
 def _check_free(path: Path, *, force: bool) -> None:
-    """Raises InputError when there is something at ``path`` that must not be replaced."""
+    """Raises InputError when ``path`` exists and must not be replaced."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -311,26 +310,26 @@ def _data_pattern(target: Path) -> re.Pattern[str]:
 
 @contextmanager
 def _reporting(target: Path) -> Iterator[None]:
-    """Turns an OSError into a StorageError that says which file, what and what to do."""
+    """Turns an OSError into a StorageError that names the file, the problem and the next step."""
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno, "Put that right, or choose another folder")
+        advice = _ADVICE.get(error.errno, "Fix that, or choose another folder")
         raise StorageError(
-            f"Cannot write {target}: {error}. What was there before is unchanged. {advice}, and export again."
+            f"Cannot write {target}: {error}. The previous files are unchanged. {advice}, and export again."
         ) from error
 
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[bool]:
-    """Waits for the lock of ``folder`` and holds it; yields whether there is such a lock."""
+    """Waits for the lock of ``folder`` and holds it; yields whether folders can be locked here."""
     if not _CAN_LOCK:
         yield False
         return
     with _locked(folder, os.O_RDONLY | os.O_DIRECTORY, patience_s=_PATIENCE_S) as locked:
         if locked is False:
             raise StorageError(
-                f"Cannot write to {folder}: for {_PATIENCE_S:.0f} s another process has kept it locked. "
+                f"Cannot write to {folder}: another process has kept it locked for {_PATIENCE_S:.0f} s. "
                 "Let it finish or stop it, and export again."
             )
         yield locked is True
@@ -338,7 +337,7 @@ def _turn(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _locked(path: Path, flags: int, *, patience_s: float = 0.0) -> Iterator[bool | None]:
-    """Opens and locks a file; yields False if others kept it locked, None where files cannot be locked."""
+    """Opens and locks a file; yields False if it stayed locked by others, None where files cannot be locked."""
     deadline = time.monotonic() + patience_s
     handle = os.open(path, flags, 0o600)
     locked = None
@@ -357,7 +356,7 @@ def _locked(path: Path, flags: int, *, patience_s: float = 0.0) -> Iterator[bool
         yield locked
     finally:
         if locked:
-            flock(handle, LOCK_UN)  # closing alone leaves it locked while a forked child has it open
+            flock(handle, LOCK_UN)  # closing alone keeps it locked while a forked child has it open
         os.close(handle)
 
 
@@ -366,7 +365,7 @@ def _temporaries(folder: Path) -> list[Path]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether a temporary folder is one of this user's whose process is gone."""
+    """Whether a temporary folder belongs to this user and its process has ended."""
     try:
         info = folder.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
@@ -374,12 +373,12 @@ def _is_abandoned(folder: Path) -> bool:
         with _locked(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as locked:
             return locked is True
     except OSError as error:
-        return error.errno == errno.ENOENT  # killed before it made a lock, or while removing the folder
+        return error.errno == errno.ENOENT  # killed before it created its lock, or while it removed the folder
 
 
 def _sweep(target: Path) -> bool:
-    """Removes what killed runs left in the folder, whose lock is held; returns whether one was undone."""
-    undone = False
+    """Removes what killed runs left in the folder, whose lock is held; returns whether a commit was rolled back."""
+    rolled_back = False
     for folder in filter(_is_abandoned, _temporaries(target.parent)):
         journal = folder / _JOURNAL
         if _is_regular(journal):
@@ -388,19 +387,19 @@ def _sweep(target: Path) -> bool:
                     text = file.read(_JOURNAL_LIMIT)
                 name, steps = msgspec.json.decode(text, type=tuple[str, list[_Step]])
             except msgspec.ValidationError:
-                continue  # not written by this version: nothing we could undo, and not ours to remove
+                continue  # written by another version: neither rolled back nor removed
             except msgspec.DecodeError:
-                name, steps = target.name, []  # cut short, so no move was made yet
+                name, steps = target.name, []  # truncated, so no file was moved yet
             if target.name not in (name, *(step.name for step in steps)):
-                continue  # waits for whoever next writes or reads one of those files
-            _undo(folder, steps)
-            undone = True
+                continue  # left to the next run that writes or reads one of those files
+            _roll_back(folder, steps)
+            rolled_back = True
         shutil.rmtree(folder, ignore_errors=True)
-    return undone
+    return rolled_back
 
 
-def _undo(staging: Path, steps: Sequence[_Step]) -> None:
-    """Puts back what was there before the commit whose journal ``staging`` holds."""
+def _roll_back(staging: Path, steps: Sequence[_Step]) -> None:
+    """Restores the files from before the commit whose journal is in ``staging``."""
     backups = staging / _OLD
     try:
         for step in reversed(steps):
@@ -408,8 +407,8 @@ def _undo(staging: Path, steps: Sequence[_Step]) -> None:
             size, changed = _signature(final) or (None, 0)
             known = [stamp for then, stamp in filter(None, (step.old, step.new)) if then == size]
             if size is not None and all(abs(changed - stamp) > _TIME_TOLERANCE_NS for stamp in known):
-                continue  # somebody has written it since: theirs to keep
-            # The temporary folder may come out of a stranger's archive, with links to files elsewhere.
+                continue  # written by someone else since: keep it
+            # The temporary folder may come from an untrusted archive, with links to files elsewhere.
             if _is_regular(backup) and not backups.is_symlink():
                 backup.replace(final)
             elif step.old is None:
@@ -418,9 +417,9 @@ def _undo(staging: Path, steps: Sequence[_Step]) -> None:
         (staging / _JOURNAL).unlink()
     except OSError as error:
         raise StorageError(
-            f"Cannot put back the files of an unfinished export in {staging.parent}: {error}. They are in "
-            f"{staging}, which must stay. {_ADVICE.get(error.errno, 'Put that right')}; the next export to "
-            "the same file puts them back."
+            f"Cannot restore the files of an interrupted export in {staging.parent}: {error}. They are in "
+            f"{staging}, which must stay. {_ADVICE.get(error.errno, 'Fix that')}; the next export to "
+            "the same file restores them."
         ) from error
     with suppress(OSError):
         _sync(staging)
@@ -435,7 +434,7 @@ def _back_up(file: Path, backup: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Forces a file, or the names in a folder, onto the disk."""
+    """Calls fsync on a file or folder."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
         return  # Windows cannot open folders

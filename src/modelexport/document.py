@@ -1,4 +1,4 @@
-"""The record of an export: modules, calls, nodes and who owns them. JSON both ways, with a schema version."""
+"""The document: what an export knows of the hierarchy of one ONNX graph, with a schema version."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SCHEMA_VERSION = 1
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """Who wrote the document."""
+    """The program that wrote the document."""
 
     name: str = "modelexport"
     version: str = __version__
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A module: what it is, where it stands, and the tag its first call has or would have.
+    """A module, its place in the tree, and the tag of its first call, whether or not it was called.
 
     `parameters` are the module's own; those of its children are in their records. `visible` says whether the
     module has a segment of its own in tags.
@@ -61,7 +61,7 @@ class ModuleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A module call: its identity (``path``, ``path@1``), the call that made it, its tag and its boundary."""
+    """A module call: its id (``path``, ``path@1``), its caller, its tag and its boundary."""
 
     id: str
     path: str
@@ -73,9 +73,9 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node of the ONNX graph: its identity, operation, owner and how that is known.
+    """A node of the ONNX graph: its id, operator, owner, and how the owner is known.
 
-    `contributors` are the other calls whose work it does, `context` those whose results it joins.
+    `contributors` are the other calls whose work it also does, `context` the calls whose results it combines.
     """
 
     id: str
@@ -90,16 +90,16 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tensor of the ONNX graph, with the calls that make and read it (R13).
+    """A tensor of the ONNX graph, with the calls that produce and consume it.
 
     Attributes:
-        id: Its name; one in a body or function behind the way to it, as in node identities.
-        producer: The call of the node that makes it, or for a constant that was folded, of the nodes that made it; None
+        id: Its name; in a subgraph or function prefixed with the path to it, as in node ids.
+        producer: The call of the node that produces it, or for a folded constant, of the nodes it was folded from; None
             for inputs and weights.
-        consumers: All calls whose nodes read it, those that a merged or fused node also works for included.
+        consumers: All calls whose nodes consume it, including the contributors of merged and fused nodes.
         source: Where it comes from.
-        parameter: For a weight, the parameter or buffer of the model that it is, where the exporter kept its name.
-        output: Whether it is a result of the model, or of the local function it is in.
+        parameter: For a weight, the parameter or buffer of the model, where the exporter kept its name.
+        output: Whether it is an output of the model, or of the local function it is in.
         axis: The dynamic axis whose size it holds, where the exporter recorded that.
     """
 
@@ -113,7 +113,7 @@ class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExtractionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which call a submodel is, of which graph, and what is to be known about the cut."""
+    """The call that a submodel was extracted from, its graph, and notes on the extraction."""
 
     call: str
     source_graph_hash: str
@@ -124,17 +124,17 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     """Everything an export knows about the hierarchy of one ONNX graph.
 
     Attributes:
-        schema_version: The version of this form.
-        producer: Who wrote it.
+        schema_version: The version of this format.
+        producer: The program that wrote it.
         strategy: Where the evidence came from.
-        exporter: Who made the graph.
-        graph_hash: A digest of the graph this describes, to notice when it is no longer the one beside it.
+        exporter: The exporter that wrote the graph.
+        graph_hash: A digest of the graph, so that a stale sidecar is noticed.
         tag_view: Which modules show in tags.
         modules: The modules in the order of `named_modules()`, the root first.
         calls: The module calls in the order they began.
-        nodes: The nodes in graph order, bodies and local functions included.
-        tensors: The tensors: inputs and weights first, then in graph order; those of bodies and functions after.
-        extracted: For a module that was cut out of another graph: which one.
+        nodes: The nodes in graph order, subgraphs and local functions included.
+        tensors: The tensors: inputs and weights first, then in graph order; those of subgraphs and functions after.
+        extracted: For a submodel: what it was extracted from.
     """
 
     schema_version: int
@@ -151,17 +151,17 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many nodes there are of each kind of attribution."""
+        """The number of nodes by kind of attribution."""
         return dict(Counter(node.kind for node in self.nodes))
 
     @property
     def coverage(self) -> float:
-        """The part of the nodes that has an owner."""
+        """The fraction of nodes that have an owner."""
         known = {call.id for call in self.calls}
         return sum(node.module in known for node in self.nodes) / len(self.nodes) if self.nodes else 1.0
 
     def tree(self) -> ModuleTree:
-        """The modules, to walk and to look up aliases in."""
+        """The modules as a tree, with aliases."""
         return ModuleTree(
             {
                 m.path: ModuleInfo(
@@ -180,7 +180,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         )
 
     def module_information(self, path: str) -> dict[str, Any]:
-        """One module as JSON, with the parameters it inherits from its children beside its own (R9)."""
+        """One module as JSON, with the parameters of its descendants beside its own."""
         record = next((module for module in self.modules if module.path == path), None)
         if record is None:
             raise InputError(f"there is no module {path!r}: module paths are the names in named_modules()")
@@ -188,7 +188,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         inherited = {
             f"{reached}.{name}".removeprefix(prefix): msgspec.to_builtins(info)
             for other in self.modules
-            # Under the first of its names that leads through this module, as `named_parameters()` has it.
+            # Under the first of its names that goes through this module, as in `named_parameters()`.
             for reached in [n for n in (other.path, *other.aliases) if n and n.startswith(prefix)][:1]
             for name, info in other.parameters.items()
             if reached != path
@@ -220,7 +220,7 @@ def build_document(
 
     Args:
         strategy: Where the evidence came from.
-        exporter: Who made the graph.
+        exporter: The exporter that wrote the graph.
         graph_hash: The digest of the graph.
         view: Which modules show in tags.
         tree: The modules.
@@ -344,7 +344,7 @@ def _node_record(identity: str, op: str, found: Attribution, tags: Mapping[CallI
 
 
 def encode_document(document: HierarchyDocument) -> bytes:
-    """The document as JSON, laid out for people; the same document always gives the same bytes."""
+    """The document as indented JSON; the same document always gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
@@ -356,7 +356,7 @@ def decode_document(data: bytes, source: str) -> HierarchyDocument:
         source: Where it came from, for the error.
 
     Raises:
-        FileFormatError: It is no hierarchy document, or of a version this release does not know.
+        FileFormatError: It is not a hierarchy document, or of another schema version.
     """
     try:
         head = msgspec.json.decode(data, type=_Head)
@@ -378,14 +378,14 @@ def decode_document(data: bytes, source: str) -> HierarchyDocument:
 
 
 def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
-    """Why readers could disagree about the text: an object with one key twice, of which each reader takes another."""
+    """An object with a repeated key, of which readers would keep different values, in words; None if there is none."""
     if encode_document(document) == data:
-        # As we write it. Encoding is much faster than looking at each key.
+        # Exactly as `encode_document` writes it. Encoding is much faster than checking each key.
         return None
 
     def refuse(pairs: list[tuple[str, object]]) -> None:
         if len({key for key, _ in pairs}) != len(pairs):
-            raise ValueError(f"an object has one of its keys twice: {[key for key, _ in pairs][:12]}")
+            raise ValueError(f"an object has a repeated key: {[key for key, _ in pairs][:12]}")
 
     try:
         json.loads(data, object_pairs_hook=refuse)
@@ -395,38 +395,38 @@ def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
 
 
 def _misfit(document: HierarchyDocument) -> str | None:
-    """Why the parts of a document do not belong together, if they do not."""
+    """Why the parts of a document are inconsistent, in words; None if they are consistent."""
     paths = {module.path for module in document.modules}
     if ROOT_PATH not in paths:
         return "it has no root module"
     orphan = next((path for path in paths if (parent_path(path) or ROOT_PATH) not in paths), None)
     if orphan is not None:
-        return f"the module around {orphan!r} is missing"
+        return f"the parent of module {orphan!r} is missing"
     deep = next((path for path in paths if path.count(".") > MAX_DEPTH), None)
     if deep is not None:
-        return f"the module {deep[:80]!r}… lies in more than {MAX_DEPTH} others"
+        return f"the module {deep[:80]!r}… is nested in more than {MAX_DEPTH} others"
     calls = {call.id: call for call in document.calls}
     if len(calls) < len(document.calls):
-        return "it has two calls of one name"
+        return "it has two calls with the same id"
     for call in document.calls:
         if call.index < 0 or call.id != str(CallId(call.path, call.index)):
-            return f"call {call.id!r} is not number {call.index} of {call.path!r}"
+            return f"the id of call {call.id!r} is not that of call {call.index} of {call.path!r}"
         if call.path not in paths:
-            return f"call {call.id!r} is of no module"
+            return f"call {call.id!r} belongs to no module"
         if call.parent is not None and call.parent not in calls:
-            return f"call {call.id!r} was made by {call.parent!r}, which is no call"
+            return f"the caller of {call.id!r}, {call.parent!r}, is not a call"
     endless = _endless_call(calls)
     if endless is not None:
-        return f"call {endless!r} has more than {MAX_DEPTH} callers around it, or is its own"
+        return f"call {endless!r} has more than {MAX_DEPTH} callers, or is its own caller"
     for node in document.nodes:
         unknown = next((name for name in (node.module, *node.contributors, *node.context) if name not in calls), None)
         if unknown is not None:
-            return f"node {node.id!r} belongs to {unknown!r}, which is no call"
+            return f"node {node.id!r} belongs to {unknown!r}, which is not a call"
     return None
 
 
 def _endless_call(calls: Mapping[str, CallRecord]) -> str | None:
-    """A call whose callers go round in a circle, or on for too long."""
+    """A call whose callers form a cycle or exceed the depth limit."""
     depths: dict[str, int] = {}
     for name in calls:
         way: list[str] = []

@@ -2,18 +2,18 @@
 
     ModelExportError
     ├── InputError                    an argument, option or path that cannot be used as given
-    │   ├── ModelSourceError          a MODEL reference that leads to no model
+    │   ├── ModelSourceError          a MODEL reference that does not lead to a model
     │   ├── SelectorError             a selector that cannot be read, or that picks nothing
-    │   └── UnknownStrategyError      a strategy name that nobody registered
+    │   └── UnknownStrategyError      a strategy name that is not registered
     ├── ExportError                   the model could not be turned into an ONNX graph
     │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
     │   ├── UnusableOptionError       one exporter cannot be given an option or input; another may take it
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
-    ├── ExtractionError               a module that cannot be cut out of a graph; says why and what can be
-    ├── OnnxRunError                  onnxruntime could not run a graph; says what it said
+    ├── ExtractionError               a module that cannot be extracted from a graph; says why and which one can be
+    ├── OnnxRunError                  onnxruntime could not run a graph; quotes its message
     ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
     ├── StorageError                  the result could not be written; what was there before is untouched
-    └── ContractError                 a step of ours broke its own promise: a bug, please report it
+    └── ContractError                 a step broke its own contract: a bug, please report it
 
 Each message says what is wrong, with which input, and what to do about it.
 """
@@ -91,7 +91,7 @@ class AllStrategiesFailedError(ExportError):
 
 
 class ExtractionError(ModelExportError):
-    """A module cannot be cut out of a graph.
+    """A module cannot be extracted from a graph.
 
     Attributes:
         target: What was asked for.
@@ -100,7 +100,7 @@ class ExtractionError(ModelExportError):
             ``unknown_boundary`` (nothing tells where the call begins and ends) or ``broken_graph`` (it is not a valid
             graph, or its nodes are out of order).
         fused_with: The calls that it is fused with.
-        enclosing: The smallest call around it that can be cut out, where there is one.
+        enclosing: The smallest call around it that can be extracted, where there is one.
     """
 
     def __init__(
@@ -132,4 +132,4 @@ class StorageError(ModelExportError):
 
 
 class ContractError(ModelExportError):
-    """A step of the pipeline broke its own promise. This is a bug in modelexport."""
+    """A step of the pipeline broke its own contract. This is a bug in modelexport."""

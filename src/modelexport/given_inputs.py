@@ -1,4 +1,4 @@
-"""Example inputs as they are given on the command line, before they become tensors or arrays of anybody's."""
+"""Example inputs as command-line options give them, before they become tensors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtyp
 
 @dataclasses.dataclass(frozen=True)
 class GivenShape:
-    """What ``--input-shape`` says.
+    """A parsed ``--input-shape`` option.
 
     Attributes:
-        option: The option as it was written, for messages.
+        option: The option's own text, for messages.
         name: The input.
         shape: Its shape.
-        dtype: Its type as it was written, ``float32`` where it was not.
+        dtype: Its element type, ``float32`` by default.
     """
 
     option: str
@@ -36,7 +36,7 @@ def read_shape(text: str) -> GivenShape:
     """The parts of ``name=1x16`` or ``name=1x16:int64``.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The text is not a shape.
     """
     match = _SHAPE.fullmatch(text)
     option = f"--input-shape {text!r}"
@@ -50,7 +50,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an ``.npz`` file by name.
 
     Raises:
-        InputError: It is no such file.
+        InputError: The file cannot be read as ``.npz``.
     """
     try:
         arrays = np.load(path, allow_pickle=False)
@@ -59,4 +59,4 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
                 return {name: arrays[name] for name in arrays.files}
     except Exception as error:
         raise InputError(f"{path} cannot be read as an .npz file of example inputs: {error}") from error
-    raise InputError(f"{path} holds a single array: save the inputs by name with numpy.savez")
+    raise InputError(f"{path} contains a single array: save the inputs by name with numpy.savez")

@@ -1,4 +1,4 @@
-"""An index over an ONNX graph: every node with a stable identity, bodies and functions included."""
+"""Node ids: every node of an ONNX graph under a stable id, subgraphs and local functions included."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-# Larger tensors count by type and shape alone: a graph keeps its identity when its weights are trained further.
+# Larger tensors are hashed by type and shape alone: a graph keeps its hash when its weights are trained further.
 SMALL_TENSOR_BYTES = 1024
 
-# Looking up the text of an enumeration takes longer than the number beside it.
+# Precomputed: formatting an enum member is slow.
 _KINDS = {kind: f"{kind}" for kind in ir.AttributeType}
 _INT, _INTS = _KINDS[ir.AttributeType.INT], _KINDS[ir.AttributeType.INTS]
 _BODY_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
 
 
 def graph_bodies(node: ir.Node) -> Sequence[tuple[str, ir.Graph]]:
-    """The graphs a node holds in its attributes, each with a name that tells it from the others."""
+    """The subgraphs in a node's attributes, each with a name that is unique within the node."""
     attributes = node.attributes
-    # Nearly all nodes have none, and all nodes are asked.
+    # Checked first because nearly all nodes have none.
     if not attributes or not any(attribute.type in _BODY_TYPES for attribute in attributes.values()):
         return ()
     found: list[tuple[str, ir.Graph]] = []
@@ -37,19 +37,19 @@ def graph_bodies(node: ir.Node) -> Sequence[tuple[str, ir.Graph]]:
 
 
 def nodes_within(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes of a graph and of the bodies in it; onnx_ir's own walk takes several times as long."""
+    """The nodes of a graph and of its subgraphs; several times as fast as onnx_ir's own walk."""
     waiting = [graph]
     while waiting:
         for node in waiting.pop():
             yield node
-            waiting.extend(body for _, body in graph_bodies(node))
+            waiting.extend(subgraph for _, subgraph in graph_bodies(node))
 
 
 def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
-    """Every node of the model with its identity, in order: main graph, bodies within, then local functions.
+    """Every node of the model with its id, in order: main graph, its subgraphs, then local functions.
 
-    A node is known by its first named output within its graph, behind the way to that graph:
-    ``If_3/then_branch/add_7``. ONNX node names are optional and may repeat, tensor names are neither.
+    A node's id is the name of its first named output, prefixed with the path to its graph:
+    ``If_3/then_branch/add_7``. ONNX node names are optional and may repeat; tensor names are required and unique.
     """
     tops: list[tuple[str, Iterable[ir.Node]]] = [("", model.graph)]
     tops += [(_function_prefix(*key), function) for key, function in model.functions.items()]
@@ -57,7 +57,7 @@ def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
 
 
 def identified_proto_nodes(model: onnx.ModelProto) -> list[tuple[str, onnx.NodeProto]]:
-    """The same identities for a model as it lies in the file."""
+    """The same ids for a model as protobuf parses it from the file."""
     tops: list[tuple[str, Iterable[onnx.NodeProto]]] = [("", model.graph.node)]
     tops += [(_function_prefix(f.domain, f.name, f.overload), f.node) for f in model.functions]
     return _identified(tops, lambda node: list(node.output), _proto_bodies)
@@ -86,23 +86,27 @@ _Node = TypeVar("_Node")
 def _identified(
     tops: Iterable[tuple[str, Iterable[_Node]]],
     outputs_of: Callable[[_Node], list[str | None]] | Callable[[_Node], list[str]],
-    bodies_of: Callable[[_Node], Iterable[tuple[str, Iterable[_Node]]]],
+    subgraphs_of: Callable[[_Node], Iterable[tuple[str, Iterable[_Node]]]],
 ) -> list[tuple[str, _Node]]:
     found: list[tuple[str, _Node]] = []
-    taken: set[str] = set()
+    # How often each id was asked for: an invalid file may give one name to many outputs.
+    uses: dict[str, int] = {}
+
+    def unique(wanted: str) -> str:
+        identity = wanted
+        while identity in uses:
+            uses[wanted] += 1
+            identity = f"{wanted}#{uses[wanted]}"
+        uses[identity] = 1
+        return identity
 
     def identify(prefix: str, nodes: Iterable[_Node]) -> Iterator[tuple[str, _Node]]:
         for position, node in enumerate(nodes):
             name = next((name for name in outputs_of(node) if name), f"#{position}")
-            identity, copies = prefix + name, 1
-            while identity in taken:
-                copies += 1
-                identity = f"{prefix}{name}#{copies}"
-            taken.add(identity)
-            yield identity, node
+            yield unique(prefix + name), node
 
     for top, nodes in tops:
-        # A stack of iterators rather than recursion: files nest as deeply as they like.
+        # A stack of iterators rather than recursion: a file may nest subgraphs deeper than Python's stack.
         stack = [identify(top, nodes)]
         while stack:
             following = next(stack[-1], None)
@@ -111,29 +115,29 @@ def _identified(
                 continue
             found.append(following)
             identity, node = following
-            bodies = bodies_of(node)
-            if bodies:
-                stack.extend(reversed([identify(f"{identity}/{name}/", body) for name, body in bodies]))
+            subgraphs = subgraphs_of(node)
+            if subgraphs:
+                stack.extend(reversed([identify(f"{identity}/{name}/", inner) for name, inner in subgraphs]))
     return found
 
 
 def operation(node: ir.Node) -> str:
-    """What a node does: its operator, with the domain where it is not ONNX's own."""
+    """A node's operator, prefixed with its domain unless that is ONNX's own."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """A tensor of a graph, body or function: where it comes from and which nodes read it.
+    """A tensor of a graph, subgraph or function: its producer and its consumers.
 
     Attributes:
-        id: Its name behind the way to its graph, as in node identities: ``If_3/then_branch/add_7``.
+        id: Its name, prefixed with the path to its graph as in node ids: ``If_3/then_branch/add_7``.
         value: The tensor itself.
-        source: What gives it: a node, the graph's inputs, or a weight stored in the file.
-        producer: The identity of the node that makes it, or None.
-        consumers: The identities of the nodes that read it, in graph order. A body's result is read by the node that
-            holds the body, and what a body reads from outside is read by the node inside.
-        is_output: Whether it is a result of the model or of its function.
+        source: Where it comes from: a node, an input of the graph, or an initializer.
+        producer: The id of the node that produces it, or None.
+        consumers: The ids of the nodes that consume it, in graph order. An output of a subgraph is consumed by the
+            owning node; an outer value that a subgraph uses is consumed by the node inside.
+        is_output: Whether it is an output of the model or of its function.
     """
 
     id: str
@@ -145,11 +149,11 @@ class GraphTensor:
 
 
 def identified_tensors(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | None = None) -> list[GraphTensor]:
-    """Every named tensor of the model, bodies and functions included.
+    """Every named tensor of the model, subgraphs and functions included.
 
     Args:
         model: The model.
-        nodes: Its nodes as `identified_nodes` gives them, where they are at hand.
+        nodes: The result of `identified_nodes`, if it is at hand.
     """
     nodes = identified_nodes(model) if nodes is None else nodes
     identities = {node: identity for identity, node in nodes}
@@ -159,16 +163,16 @@ def identified_tensors(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | N
         prefixes.update({body: (f"{identity}/{name}/", identity) for name, body in graph_bodies(node)})
     found: list[GraphTensor] = []
 
-    def add(value: ir.Value, prefix: str, source: Literal["node", "input", "weight"], maker: str | None) -> None:
+    def add(value: ir.Value, prefix: str, source: Literal["node", "input", "weight"], producer: str | None) -> None:
         if not value.name:
             return
-        readers = dict.fromkeys(identities[use.node] for use in value.uses() if use.node in identities)
-        if value in held:
-            readers[held[value]] = None
-        found.append(GraphTensor(prefix + value.name, value, source, maker, tuple(readers), value in results))
+        consumers = dict.fromkeys(identities[use.node] for use in value.uses() if use.node in identities)
+        if value in owned:
+            consumers[owned[value]] = None
+        found.append(GraphTensor(prefix + value.name, value, source, producer, tuple(consumers), value in outputs))
 
-    held = {value: holder for graph, (_, holder) in prefixes.items() if holder for value in graph.outputs}
-    results = {value for graph, (_, holder) in prefixes.items() if holder is None for value in graph.outputs}
+    owned = {value: owner for graph, (_, owner) in prefixes.items() if owner for value in graph.outputs}
+    outputs = {value for graph, (_, owner) in prefixes.items() if owner is None for value in graph.outputs}
     for graph, (prefix, _) in prefixes.items():
         weights = set(graph.initializers.values())
         for value in graph.inputs:
@@ -183,44 +187,36 @@ def identified_tensors(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | N
     return found
 
 
-def tensor_names(model: ir.Model) -> set[str]:
-    """The names of the tensors of the main graph."""
-    graph = model.graph
-    names = {value.name for value in graph.inputs} | set(graph.initializers)
-    names.update(value.name for node in graph for value in node.outputs)
-    return {name for name in names if name}
-
-
 def graph_hash(model: ir.Model | onnx.ModelProto, nodes: Iterable[tuple[str, onnx.NodeProto]] | None = None) -> str:
     """A digest of what the graph computes: nodes, tensors and small constants; no metadata, no weights.
 
-    It is the same for a model in memory, for its file once it was saved, and for that file as a proto.
+    It is the same for a model in memory, for its saved file, and for that file as a proto.
 
     Args:
         model: The model.
-        nodes: What `identified_proto_nodes` gives for it, where that is known already.
+        nodes: The result of `identified_proto_nodes`, if it is at hand.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in _proto_content(model, nodes) if isinstance(model, onnx.ModelProto) else _content(model):
         try:
             digest.update(msgspec.msgpack.encode(part))
         except UnicodeEncodeError:
-            # Half of a surrogate pair: such a name can be made in memory, and not be saved.
+            # A lone surrogate: such a name can exist in memory and cannot be saved.
             digest.update(repr(part).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
 def _content(model: ir.Model) -> Iterator[object]:
-    """What is hashed, piece by piece. `_proto_content` gives the same for the file."""
+    """The hashed content, piece by piece; the same as `_proto_content` of the saved file."""
     yield _opsets(model.opset_imports.items())
     weights = model.graph.initializers
-    # A weight that is also an input can be given by the caller; whether it is, exporters decide when they save.
+    # Whether an initializer is also an input is decided by the exporter when it saves.
     yield [value.name for value in model.graph.inputs if value.name not in weights], _names(model.graph.outputs)
     for key, function in model.functions.items():
         yield key, _names(function.inputs), _names(function.outputs)
     for name, value in sorted(weights.items()):
-        looks = value if value.const_value is None else value.const_value
-        yield name, None if looks.dtype is None else int(looks.dtype), [*map(str, looks.shape or ())]
+        content = value if value.const_value is None else value.const_value
+        yield name, None if content.dtype is None else int(content.dtype), [*map(str, content.shape or ())]
     for identity, node in identified_nodes(model):
         yield (
             identity,
@@ -228,7 +224,7 @@ def _content(model: ir.Model) -> Iterator[object]:
             node.op_type,
             node.overload,
             _names(node.inputs),
-            _without_unnamed_end(_names(node.outputs)),
+            _without_trailing_unnamed(_names(node.outputs)),
             [(name, attribute_text(attribute)) for name, attribute in sorted(node.attributes.items())],
             [(name, _names(body.inputs), _names(body.outputs)) for name, body in graph_bodies(node)],
         )
@@ -251,7 +247,7 @@ def _proto_content(model: onnx.ModelProto, nodes: Iterable[tuple[str, onnx.NodeP
             node.op_type,
             node.overload,
             list(node.input),
-            _without_unnamed_end(list(node.output)),
+            _without_trailing_unnamed(list(node.output)),
             attributes,
             bodies,
         )
@@ -265,15 +261,15 @@ def _names(values: Iterable[ir.Value | None]) -> list[str]:
     return [value.name or "" if value is not None else "" for value in values]
 
 
-def _without_unnamed_end(outputs: list[str]) -> list[str]:
-    """Unnamed outputs at the end are not written to files."""
+def _without_trailing_unnamed(outputs: list[str]) -> list[str]:
+    """Drop unnamed outputs at the end: they are not serialized."""
     while outputs and not outputs[-1]:
         outputs.pop()
     return outputs
 
 
 def _proto_attributes(node: onnx.NodeProto) -> tuple[list[tuple[str, str]], list[tuple[str, list[str], list[str]]]]:
-    """The texts of the attributes by name, and the signatures of the graphs in them."""
+    """The texts of the attributes by name, and the signatures of their subgraphs."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
     texts = [(name, _proto_attribute_text(attribute)) for name, attribute in sorted(attributes.items())]
     bodies = [
@@ -284,7 +280,7 @@ def _proto_attributes(node: onnx.NodeProto) -> tuple[list[tuple[str, str]], list
 
 
 def _proto_attribute_text(attribute: onnx.AttributeProto) -> str:
-    """`attribute_text` of what onnx_ir would read, without it for what is frequent."""
+    """`attribute_text` of the attribute as onnx_ir reads it; frequent types are formatted directly."""
     if attribute.ref_attr_name:
         return f"reference {attribute.ref_attr_name}"
     kind = attribute.type
@@ -298,7 +294,7 @@ def _proto_attribute_text(attribute: onnx.AttributeProto) -> str:
 
 
 def attribute_text(attribute: ir.Attr) -> str:
-    """An attribute's content but for its bodies, the same before a model is saved and after it is loaded."""
+    """An attribute's content without its subgraphs, the same before a model is saved and after it is loaded."""
     if attribute.is_ref():
         return f"reference {attribute.ref_attr_name}"
     kind = attribute.type
@@ -306,7 +302,7 @@ def attribute_text(attribute: ir.Attr) -> str:
     if kind in _BODY_TYPES:
         return text
     if kind == ir.AttributeType.TENSOR:
-        # Not `as_tensor`, whose check of the type takes longer than everything else here.
+        # Not `as_tensor`: its type check takes longer than everything else here.
         return f"{text} {_tensor_text(attribute.value)}"
     if kind == ir.AttributeType.TENSORS:
         return f"{text} {[_tensor_text(tensor) for tensor in attribute.as_tensors()]}"
@@ -320,7 +316,7 @@ def attribute_text(attribute: ir.Attr) -> str:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """How much the initializers of the main graph hold; text counts as nothing, which onnx_ir has no size for."""
+    """The size of the main graph's initializers in bytes; strings, for which onnx_ir has no size, count as 0."""
     weights = (value.const_value for value in model.graph.initializers.values())
     return sum(weight.nbytes for weight in weights if weight is not None and weight.dtype != ir.DataType.STRING)
 
@@ -328,13 +324,13 @@ def weight_bytes(model: ir.Model) -> int:
 def _tensor_text(tensor: ir.TensorProtocol) -> str:
     text = f"{tensor.dtype} {list(tensor.shape)}"
     if tensor.dtype == ir.DataType.STRING:
-        # Not as an array: a stranger's shape need not fit what is there.
+        # Not as an array: in an untrusted file the shape need not match the content.
         return f"{text} {list(tensor.string_data()) if isinstance(tensor, ir.StringTensor) else ''}"
     small = tensor.nbytes <= SMALL_TENSOR_BYTES and not isinstance(tensor, ir.ExternalTensor)
     return f"{text} {tensor.tobytes().hex() if small else ''}"
 
 
 def _stored_float(number: float) -> str:
-    # Files hold attributes as 32-bit floats; a larger number is infinite once it was saved.
+    # Files store float attributes in 32 bits; a larger number becomes infinite when it is saved.
     with np.errstate(over="ignore"):
         return np.float32(number).tobytes().hex()

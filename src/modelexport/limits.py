@@ -12,13 +12,13 @@ class ReadLimits:
     """What reading a model file accepts; docs/files.md explains each.
 
     Attributes:
-        model_bytes: The size of the ``.onnx`` file; protobuf itself ends at 2 GiB.
-        nodes: Nodes in all graphs, bodies and functions together, counted before the file is parsed.
-        nesting: Bodies within bodies; protobuf itself ends at about 32.
-        expanded_nodes: Nodes there would be with every function call replaced by the function's nodes.
+        model_bytes: The size of the ``.onnx`` file; protobuf's own limit is 2 GiB.
+        nodes: Nodes in all graphs, subgraphs and functions together, counted before the file is parsed.
+        nesting: Subgraphs within subgraphs; protobuf's own limit is about 32.
+        expanded_nodes: Nodes after inlining every call of a local function.
         sidecar_bytes: The size of the sidecar.
-        linked_data: Whether weights may lie in a file that has further names (hard links): such a file can be one
-            from outside of the model's folder.
+        linked_data: Whether weights may be in a file with several hard links: such a file can also be one outside
+            the model's folder.
     """
 
     model_bytes: int = 2**31

@@ -1,4 +1,4 @@
-"""Value numbers: which values of a graph are equal by construction, and which depend on the model's inputs."""
+"""Value numbering: which values of a graph are equal by construction, and which depend on the model's inputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Write a model with its weights inside, weight by weight from where they lie in memory.
+"""Writes a model with its weights inline, one weight at a time, without copying them.
 
-`onnx_ir.save` makes a protobuf of the whole model and serializes that: the weights are copied twice before they are
-written once. Here the model is serialized with hollow weights, and the real ones go straight from their tensors to the
-file. The bytes are the same.
+`onnx_ir.save` builds a protobuf of the whole model and serializes it, which copies all weights twice. Here the model is
+serialized with empty placeholder tensors, and the weights are written straight from memory. The bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from modelexport.wire import fill_initializers
 _STREAMED_BYTES = 4096
 
 
-def _hollow(like: ir.TensorProtocol) -> ir.LazyTensor:
-    """A tensor with the looks of another and no content."""
+def _placeholder(like: ir.TensorProtocol) -> ir.LazyTensor:
+    """A tensor with the type, shape and name of another, and no content."""
     nothing = ir.tensor(np.empty(0, dtype=np.uint8))
     return ir.LazyTensor(
         lambda: nothing,
@@ -36,8 +35,8 @@ def _hollow(like: ir.TensorProtocol) -> ir.LazyTensor:
 
 
 def save_inline(model: ir.Model, path: Path) -> None:
-    """Write the model to one file. What the file is made of is that of `onnx_ir.save`, byte for byte."""
-    with _hollowed(model) as weights:
+    """Write the model to one file, byte for byte as `onnx_ir.save` does."""
+    with _with_placeholders(model) as weights:
         head = ir.to_proto(model).SerializeToString()
     with path.open("wb") as file:
         for piece in fill_initializers(memoryview(head), {name: tensor.nbytes for name, tensor in weights.items()}):
@@ -48,8 +47,8 @@ def save_inline(model: ir.Model, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _hollowed(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
-    """The model with hollow weights for the time of the context; gives the real ones by name."""
+def _with_placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
+    """Replace large weights by placeholders for the time of the context; yields the weights by name."""
     weights: dict[str, ir.TensorProtocol] = {}
     try:
         for name, value in model.graph.initializers.items():
@@ -58,7 +57,7 @@ def _hollowed(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
                 continue
             if tensor.nbytes >= _STREAMED_BYTES:
                 weights[name] = tensor
-                value.const_value = _hollow(tensor)
+                value.const_value = _placeholder(tensor)
         yield weights
     finally:
         for name, tensor in weights.items():

@@ -1,4 +1,4 @@
-"""JSON Schemas of what is written and printed, from the types that are written and printed."""
+"""JSON Schemas of the documents and reports, generated from their types."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(title: str, *kinds: Any) -> dict[str, Any]:
-    """The schema of a type, or of what is one of several."""
+    """The schema of one type, or of a choice of several."""
     found, components = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     whole = dict(found[0]) if len(found) == 1 else {"anyOf": list(found)}
     return {"$schema": _DIALECT, "title": title, **whole, **({"$defs": components} if components else {})}
 
 
 def or_null(schema: Any) -> Any:
-    """The same schema for content whose numbers that are not finite are written as null, because JSON has none."""
+    """The same schema, for content in which NaN and infinity are written as null."""
     if isinstance(schema, list):
         return [or_null(part) for part in schema]
     if not isinstance(schema, dict):

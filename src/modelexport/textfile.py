@@ -1,4 +1,4 @@
-"""One text file, written whole or not at all: reports and dumps that go where the user says."""
+"""Writes one text file atomically: reports and graph dumps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from modelexport.errors import InputError, StorageError
 
 
 def check_text_target(path: Path, *, force: bool, taken: Iterable[Path] = ()) -> Path:
-    """The absolute path of a file that can be written; found out before any work is done.
+    """Check, before any work is done, that a file can be written; returns its absolute path.
 
     Args:
         path: The file to write.
         force: Whether a file that exists may be replaced.
-        taken: Files that are written by the same run, and must not be replaced by this one.
+        taken: Files that the same run writes, which this one must not replace.
 
     Raises:
-        InputError: The folder is missing or cannot be written, or something stands in the file's place.
+        InputError: The folder is missing or not writable, or the path is taken.
     """
     target = path.parent.resolve() / path.name
     if target in {other.parent.resolve() / other.name for other in taken}:
@@ -43,7 +43,7 @@ def write_text(target: Path, text: str) -> None:
     """Write a checked target.
 
     Raises:
-        StorageError: It could not be written; what stood there before is untouched.
+        StorageError: It could not be written; the previous file is unchanged.
     """
     with staged_text(target, text):
         pass
@@ -51,10 +51,10 @@ def write_text(target: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def staged_text(target: Path, text: str) -> Iterator[None]:
-    """Write a checked target beside its place, and put it there when the context ends well.
+    """Write a checked target to a temporary file, and move it into place when the context ends without an error.
 
     Raises:
-        StorageError: It could not be written; what stood there before is untouched.
+        StorageError: It could not be written; the previous file is unchanged.
     """
     temporary = _temporary(target)
     try:
@@ -74,7 +74,7 @@ def _reporting(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"Cannot write {target}: {error.strerror or error}. What stood there is untouched."
+            f"Cannot write {target}: {error.strerror or error}. The previous file is unchanged."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""ONNX files in the protobuf wire format: their nodes read and replaced without parsing the weights.
+"""ONNX files in the protobuf wire format: nodes are read and replaced without parsing the weights.
 
-Parsing and writing a model takes as long as its weights are large, though tagging it changes only nodes. Here fields
-are told apart by their headers alone; whatever is not a node is copied as it lies.
+Parsing and serializing a model costs time in proportion to its weights, though tagging changes only nodes. Here fields
+are found by their headers alone, and whatever is not a node is copied unchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FUNCTION_NODE = onnx.FunctionProto.DESCRIPTOR.fields_by_name["node"].number
 _NODE_ATTRIBUTE = onnx.NodeProto.DESCRIPTOR.fields_by_name["attribute"].number
 _ATTRIBUTE_GRAPH = onnx.AttributeProto.DESCRIPTOR.fields_by_name["g"].number
 _ATTRIBUTE_GRAPHS = onnx.AttributeProto.DESCRIPTOR.fields_by_name["graphs"].number
-# For each kind of message, the kinds of those of its fields that can hold nodes.
-_HOLDERS = {
+# For each kind of message, its fields that can contain nodes, and their kinds.
+_CONTAINERS = {
     "model": {_MODEL_GRAPH: "graph", _MODEL_FUNCTION: "function"},
     "graph": {_GRAPH_NODE: "node", _GRAPH_INITIALIZER: "weight"},
     "function": {_FUNCTION_NODE: "node"},
@@ -45,7 +45,7 @@ _ATTRIBUTE_MARK = bytes([_NODE_ATTRIBUTE << 3 | _LENGTH_DELIMITED])
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """How large a file is, found without parsing it: nodes in all graphs, how deep bodies nest, bytes in weights."""
+    """The size of a file, found without parsing it: nodes in all graphs, nesting depth of subgraphs, weight bytes."""
 
     nodes: int
     nesting: int
@@ -55,19 +55,19 @@ class Scan:
 def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
     """Walk over the headers of a file's fields, and stop as soon as a limit is passed.
 
-    A parser makes an object of every two bytes if it is told to; this makes none.
+    A parser would create an object for every two bytes of a hostile file; this creates none.
 
     Raises:
-        ValueError: The bytes are not a message: one of its fields ends beyond it, or has no known form.
+        ValueError: The bytes are not a protobuf message.
     """
     nodes = nesting = weight_bytes = 0
-    # Begin, end, kind, and the number of bodies around.
+    # Begin, end, kind, and the number of enclosing subgraphs.
     waiting = [(0, len(data), "model", 0)]
     while waiting and nodes <= most_nodes and nesting <= deepest:
         start, end, kind, depth = waiting.pop()
-        holders = _HOLDERS[kind]
+        containers = _CONTAINERS[kind]
         for number, _, begin, finish in _spans(data, start, end):
-            inner = holders.get(number)
+            inner = containers.get(number)
             if inner is None:
                 continue
             if inner == "weight":
@@ -76,7 +76,7 @@ def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
                 nodes += 1
                 if nodes > most_nodes:
                     break
-                # Most nodes have no attribute, and of most that is told by one search.
+                # One search tells that most nodes have no attribute.
                 if data.find(_ATTRIBUTE_MARK, begin, finish) >= 0:
                     waiting.append((begin, finish, inner, depth))
             else:
@@ -88,11 +88,11 @@ def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
 
 @dataclasses.dataclass(frozen=True)
 class ExporterFile:
-    """A file as the exporter wrote it, which holds its weights or has them beside it.
+    """A file as the exporter wrote it, with its weights inline or beside it.
 
     Attributes:
-        data: The file; the content of the weights that lie beside it is of no account.
-        weights: The content of those weights, by name.
+        data: The file; for weights in `weights` its content is ignored.
+        weights: The content of external weights, by name.
     """
 
     data: bytes
@@ -100,7 +100,7 @@ class ExporterFile:
 
     @property
     def size(self) -> int:
-        """How many bytes the file has with its weights in it, give or take a few for each."""
+        """The approximate size of the file with its weights inline."""
         return len(self.data) + sum(len(content) for content in self.weights.values())
 
     def skeleton(self) -> onnx.ModelProto:
@@ -115,10 +115,10 @@ class ExporterFile:
         return model
 
     def pieces(self, tagged: onnx.ModelProto | None = None) -> Iterator[bytes | memoryview]:
-        """The file with all its weights, piece by piece: what lies in memory is not copied.
+        """The file with all its weights inline, piece by piece, without copying.
 
         Args:
-            tagged: What `skeleton` gave, with nodes and metadata changed, none added or taken away.
+            tagged: The skeleton with changed nodes and metadata; no nodes added or removed.
         """
         data = memoryview(self.data)
         for number, field, content in _fields(data):
@@ -169,11 +169,11 @@ def _without_weights(graph: memoryview) -> bytearray:
 
 
 def fill_initializers(data: memoryview, sizes: Mapping[str, int]) -> Iterator[bytes | memoryview | str]:
-    """A file whose weights were left empty, piece by piece; a name stands for the content of that weight.
+    """A file with placeholder weights, piece by piece; a string stands for the content of the weight of that name.
 
     Args:
-        data: The file, in which the weights of `sizes` have an empty content.
-        sizes: How many bytes the content of each has.
+        data: The file, in which the weights of `sizes` are empty.
+        sizes: The size of each weight's content in bytes.
     """
     for number, field, content in _fields(data):
         if number != _MODEL_GRAPH:
@@ -208,12 +208,12 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
 
 
 def _spans(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number of each field of the message between two bytes, where the field and its content begin, and their end."""
+    """For each field of the message between two offsets: its number, start, start of its content, and end."""
     while position < end:
         start = position
         tag = data[position]
         position += 1
-        # Nearly all of these numbers are one byte long.
+        # Nearly all tags are one byte long.
         if tag >= 0x80:
             tag, position = _varint(data, start, end)
         begin, kind = position, tag & 7
@@ -240,7 +240,7 @@ def _varint(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> tu
         if byte < 0x80:
             return value, position
         shift += 7
-    raise ValueError(f"the number at byte {position} does not end")
+    raise ValueError(f"the varint at byte {position} is not terminated")
 
 
 def _header(number: int, length: int) -> bytes:

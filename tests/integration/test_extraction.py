@@ -246,13 +246,13 @@ class _Closure(torch.nn.Module):
         return self.reader(x + 1)
 
 
-def test_tensor_that_is_no_argument_becomes_a_further_input(tmp_path: Path) -> None:
+def test_tensor_that_is_no_argument_becomes_an_extra_input(tmp_path: Path) -> None:
     path = tmp_path / "closure.onnx"
     x, y = torch.randn(3), torch.randn(3)
     modelexport.export_model(_Closure().eval(), (x, y), path, strategy="fx")
     submodel = modelexport.Extractor(path).extract("reader")
     assert [port.argument for port in submodel.inputs] == ["x", None]
-    assert "not given as an argument" in submodel.notes[0]
+    assert "not among its arguments" in submodel.notes[0]
     further = submodel.inputs[1].name
     made = run_submodel(submodel, {"x": (x + 1).numpy(), further: torch.sin(y).numpy()})
     np.testing.assert_allclose(made["output"], ((x + 1) * torch.sin(y)).numpy(), rtol=1e-5)

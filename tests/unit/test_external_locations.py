@@ -114,7 +114,7 @@ def test_data_outside_of_the_folder_is_refused_wherever_the_tensor_is(
             named, folder / "model.onnx"
         )
         for reader in READERS:
-            with pytest.raises(FileFormatError, match=r"in another file, and .*: it is not followed"):
+            with pytest.raises(FileFormatError, match=r"has external data for .*, and .*: it is not read"):
                 reader(path)
 
 
@@ -158,14 +158,14 @@ LIES = {
 @pytest.mark.parametrize("what", LIES)
 def test_extent_that_lies_is_refused_without_reading(tmp_path: Path, what: str) -> None:
     (tmp_path / "w.data").write_bytes(CANARY)
-    refused(saved(tmp_path, in_weight(external("w.data", **LIES[what]))), "it is not followed")
+    refused(saved(tmp_path, in_weight(external("w.data", **LIES[what]))), "it is not read")
 
 
 def test_shape_that_no_memory_holds_is_refused_without_allocating(tmp_path: Path) -> None:
     (tmp_path / "w.data").write_bytes(CANARY)
     tensor = external("w.data")
     tensor.dims[:] = [2**40, 2**40]
-    refused(saved(tmp_path, in_weight(tensor)), "it is not followed")
+    refused(saved(tmp_path, in_weight(tensor)), "it is not read")
 
 
 def test_hard_links_are_followed_where_the_limits_say_so(tmp_path: Path) -> None:

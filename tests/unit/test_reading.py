@@ -78,7 +78,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "text": (b"hello, this is not a model", "cannot be read as an ONNX model"),
     "truncated": (make_model([relu()]).SerializeToString()[:-3], "cannot be read as an ONNX model"),
     "no graph": (onnx.ModelProto(ir_version=10, producer_name="p").SerializeToString(), "holds no graph"),
-    "a length without end": (b"\x3a" + b"\xff" * 12, "does not end"),
+    "a length without end": (b"\x3a" + b"\xff" * 12, "not terminated"),
     "groups": (b"\x3b\x3c", "wire type 3"),
 }
 
@@ -181,18 +181,18 @@ def test_scan_counts_what_the_parser_finds() -> None:
     assert found.weight_bytes == model.graph.initializer[0].ByteSize()
 
 
-# --- circles ----------------------------------------------------------------------------------------------------
+# --- cycles -----------------------------------------------------------------------------------------------------
 
 
-def test_data_that_flows_in_a_circle_is_refused_and_named(tmp_path: Path) -> None:
+def test_cycle_in_the_data_flow_is_refused_and_named(tmp_path: Path) -> None:
     nodes = [relu("x", "a"), helper.make_node("Add", ["a", "d"], ["b"]), relu("b", "c"), relu("c", "d"), relu("d", "y")]
     path = saved(tmp_path, make_model(nodes))
-    refused(path, r"circle in the main graph: 'Add' 'b' → 'Relu' 'c' → 'Relu' 'd'")
+    refused(path, r"cycle in the main graph: 'Add' 'b' → 'Relu' 'c' → 'Relu' 'd'")
     inside = helper.make_graph([relu("q", "p"), relu("p", "q")], "b", [], [value("p")])
     body = make_model([helper.make_node("If", ["c"], ["y"], then_branch=inside)])
-    refused(saved(tmp_path, body), r"circle in 'then_branch' of 'If' 'y'")
+    refused(saved(tmp_path, body), r"cycle in 'then_branch' of 'If' 'y'")
     itself = make_model([relu("y", "y")])
-    refused(saved(tmp_path, itself), "circle")
+    refused(saved(tmp_path, itself), "cycle")
 
 
 def test_nodes_out_of_order_are_read(tmp_path: Path) -> None:
@@ -204,15 +204,15 @@ def test_nodes_out_of_order_are_read(tmp_path: Path) -> None:
 def test_function_that_calls_itself_is_refused_and_named(tmp_path: Path) -> None:
     calling = helper.make_node("A", ["x"], ["y"], domain="local")
     path = saved(tmp_path, make_model([calling], functions=[function("A", ["B"]), function("B", ["C", "A"])]))
-    refused(path, "function that calls itself: 'A' → 'B' → 'A'")
+    refused(path, "recursive function: 'A' → 'B' → 'A'")
     alone = make_model([relu()], functions=[function("A", ["A"])])
-    refused(saved(tmp_path, alone), "calls itself: 'A' → 'A'")
+    refused(saved(tmp_path, alone), "recursive function: 'A' → 'A'")
 
 
 def test_functions_that_unfold_without_end_are_refused_in_no_time(tmp_path: Path) -> None:
     bomb = [function(f"F{i}", [f"F{i + 1}"] * 2) for i in range(200)]
     path = saved(tmp_path, make_model([helper.make_node("F0", ["x"], ["y"], domain="local")], functions=bomb))
-    refused(path, "unfolds to more nodes")
+    refused(path, "after its functions are inlined")
     chain = [function(f"F{i}", [f"F{i + 1}"]) for i in range(3_000)]
     for reader in READERS:
         path = saved(tmp_path, make_model([helper.make_node("F0", ["x"], ["y"], domain="local")], functions=chain))
@@ -244,7 +244,7 @@ def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
     broken = {
         "not a hierarchy document": b"[" * 200_000,
         "invalid character": good.replace(b'"confidence": 1.0', b'"confidence": NaN', 1),
-        "keys twice.*strategy": good.replace(b'"strategy"', b'"strategy": "x", "strategy"', 1),
+        "repeated key.*strategy": good.replace(b'"strategy"', b'"strategy": "x", "strategy"', 1),
         "recursion": good.replace(b'"strategy"', b'"more": ' + b"[" * 100_000 + b"]" * 100_000 + b', "strategy"', 1),
         "truncated|malformed": good[: len(good) // 2],
         "hierarchy document": good.replace(b'"strategy": "fx"', b'"strategy": "\\ud800"', 1),

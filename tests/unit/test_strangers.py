@@ -82,14 +82,14 @@ def test_attribute_that_is_there_twice_is_refused(model: onnx.ModelProto, save: 
 def test_bodies_in_an_attribute_of_another_type_are_refused(kind: int, model: onnx.ModelProto, save: Save) -> None:
     attribute = model.graph.node[0].attribute.add(name="extra", type=kind)
     attribute.graphs.add(name="g").node.add(op_type="Relu", input=["x"], output=["hidden"])
-    refused(save(model), "not said to hold one")
+    refused(save(model), "an attribute of another type")
 
 
 def test_function_that_is_there_twice_is_refused(model: onnx.ModelProto, save: Save) -> None:
     for operation in ("Relu", "Neg"):
         function = model.functions.add(name="F", domain="local", input=["x"], output=["y"])
         function.node.add(op_type=operation, input=["x"], output=["y"])
-    refused(save(model), "two functions of one name")
+    refused(save(model), "two functions of the same name")
 
 
 @pytest.mark.parametrize("data_type", [TensorProto.UNDEFINED, 2**31 - 1])
@@ -97,7 +97,7 @@ def test_tensor_of_no_known_type_is_refused(data_type: int, model: onnx.ModelPro
     attribute = model.graph.node[0].attribute.add(name="extra", type=onnx.AttributeProto.TENSOR)
     if data_type:
         attribute.t.data_type = data_type
-    refused(save(model), "no known type")
+    refused(save(model), "unknown type")
 
 
 # --- sidecars that lie -------------------------------------------------------------------------------------------
@@ -144,9 +144,9 @@ def _deep_module(document: dict[str, Any]) -> None:
     [
         (_circle, "or is its own"),
         (_own_caller, "or is its own"),
-        (_endless, "callers around it"),
-        (_twice, "two calls of one name"),
-        (_misnamed, "is not number 7"),
+        (_endless, "callers, or is its own caller"),
+        (_twice, "two calls with the same id"),
+        (_misnamed, "is not that of call 7"),
         (_deep_module, "more than 500 others"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
@@ -242,7 +242,7 @@ def test_metadata_that_is_not_utf8_is_kept_by_whoever_only_reads(model: onnx.Mod
     assert len(modelexport.strip_hierarchy(file.proto).metadata_props) == len(file.proto.metadata_props) - 2
     assert validate(path).nodes == len(file.nodes)
     submodel = Extractor(path).extract("blk")
-    with pytest.raises(ExtractionError, match="cannot be written"):
+    with pytest.raises(ExtractionError, match="cannot be serialized"):
         write_submodel(submodel, path.with_name("sub.onnx"))
     assert not path.with_name("sub.onnx").exists()
 
@@ -288,5 +288,5 @@ def test_what_is_odd_about_a_model_is_not_printed_in_its_own_words(model: onnx.M
 def test_retag_takes_an_owner_that_is_no_call_for_none(exported: Exporter, save: Save, model: onnx.ModelProto) -> None:
     path = save(model)
     sidecar_path(path).write_bytes(changed(exported, _misnamed))
-    with pytest.raises(FileFormatError, match="is not number 7"):
+    with pytest.raises(FileFormatError, match="is not that of call 7"):
         retag(exported("shared_block").path, path, path.with_name("out.onnx"))

@@ -1,4 +1,4 @@
-"""Where a module call can be cut out of a graph: its boundary there, the slice between, or why there is none."""
+"""Where a module call can be extracted from a graph: its boundary there, the nodes between, or why it cannot be."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from modelexport.analysis.slicing import Slice, Slicer, depends_on_inputs, leaving
-from modelexport.document import CallRecord, HierarchyDocument, NodeRecord
+from modelexport.analysis.slicing import Slice, Slicer, input_dependent_values, values_leaving
+from modelexport.document import CallRecord, HierarchyDocument, NodeRecord, TensorRecord
 from modelexport.errors import ExtractionError
-from modelexport.graph import graph_bodies, identified_nodes, identified_tensors
+from modelexport.graph import GraphTensor, graph_bodies, identified_nodes, identified_tensors
 from modelexport.hierarchy import BoundaryTensor, TensorInfo
 
 # How many calls a message names.
@@ -19,22 +19,22 @@ _NAMED_CALLS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class CutTensor:
-    """A tensor at the edge of a cut.
+class BoundaryValue:
+    """A tensor of the graph at the boundary of a call.
 
     Attributes:
         name: The forward argument or the result's field; for a tensor that is neither, its name in the graph.
         value: The tensor.
         is_argument: Whether it is one of the call's own arguments or results.
         info: Its shape and type as recorded at the call, where they were.
-        is_stand_in: Whether the argument itself is gone from the graph, and `value` is what is read in its place.
+        is_replacement: Whether the graph no longer has the argument itself, and `value` is consumed in its place.
     """
 
     name: str
     value: ir.Value
     is_argument: bool = True
     info: TensorInfo | None = None
-    is_stand_in: bool = False
+    is_replacement: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,54 +47,74 @@ class AxisSize:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
-    """A call with the tensors it is cut at and what lies between them.
+class ExtractionPlan:
+    """A call with its boundary in the graph and the nodes between.
 
     Attributes:
         call: The call.
-        inputs: What enters.
-        outputs: What leaves.
-        slice: What lies between.
-        sizes: Tensors that are to be made from the inputs' own axes.
-        notes: What is to be known about this cut, in words.
+        inputs: The tensors that enter.
+        outputs: The tensors that leave.
+        slice: The nodes between.
+        sizes: Tensors to compute from the axes of the inputs.
+        notes: What users should know about this extraction.
     """
 
     call: CallRecord
-    inputs: tuple[CutTensor, ...]
-    outputs: tuple[CutTensor, ...]
+    inputs: tuple[BoundaryValue, ...]
+    outputs: tuple[BoundaryValue, ...]
     slice: Slice
     sizes: tuple[AxisSize, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-class Cutter:
-    """Finds the cuts of one model's calls. The model must not change meanwhile."""
+class ExtractionPlanner:
+    """Plans the extraction of calls from one model. The model must not change meanwhile.
+
+    What all plans need is indexed once, so that the cost of a plan depends on the size of the call alone.
+    """
 
     def __init__(self, model: ir.Model, document: HierarchyDocument) -> None:
         self.model = model
         self.document = document
         self.calls = {call.id: call for call in document.calls}
-        records = {record.id: record for record in document.nodes}
+        self.node_records = {record.id: record for record in document.nodes}
         self.nodes = identified_nodes(model)
-        self.records: dict[ir.Node, NodeRecord] = {node: records[identity] for identity, node in self.nodes}
-        self._served = {node: {r.module, *r.contributors} for node, r in self.records.items()}
+        self.records: dict[ir.Node, NodeRecord] = {node: self.node_records[identity] for identity, node in self.nodes}
+        self._calls_of = {node: {r.module, *r.contributors} for node, r in self.records.items()}
         self._slicer = Slicer(model)
         self._inside: dict[str, frozenset[str]] = {}
 
     @functools.cached_property
+    def _nodes_of_call(self) -> dict[str, list[ir.Node]]:
+        nodes: dict[str, list[ir.Node]] = {}
+        for node, calls in self._calls_of.items():
+            for call in calls:
+                nodes.setdefault(call, []).append(node)
+        return nodes
+
+    @functools.cached_property
+    def _tensors(self) -> list[GraphTensor]:
+        return identified_tensors(self.model, self.nodes)
+
+    @functools.cached_property
     def values(self) -> dict[str, ir.Value]:
-        """The graph's tensors by identity."""
-        return {tensor.id: tensor.value for tensor in reversed(identified_tensors(self.model, self.nodes))}
+        """The graph's tensors by id."""
+        return {tensor.id: tensor.value for tensor in reversed(self._tensors)}
 
     @functools.cached_property
     def tensor_ids(self) -> dict[ir.Value, str]:
-        """The identities of the graph's tensors."""
-        # Not `values` the other way round: in a file that names two tensors the same, it has one of them.
-        return {tensor.value: tensor.id for tensor in identified_tensors(self.model, self.nodes)}
+        """The ids of the graph's tensors."""
+        # Not `values` inverted: an invalid file may give one name to two tensors, and `values` has one of them.
+        return {tensor.value: tensor.id for tensor in self._tensors}
+
+    @functools.cached_property
+    def node_ids(self) -> dict[ir.Node, str]:
+        """The ids of the graph's nodes."""
+        return {node: identity for identity, node in self.nodes}
 
     @functools.cached_property
     def infos(self) -> dict[str, TensorInfo]:
-        """Shape and type of the tensors that are at the boundary of some call."""
+        """Shape and type of the tensors at the boundary of some call."""
         return {
             tensor.tensor: tensor.info
             for call in self.document.calls
@@ -103,8 +123,17 @@ class Cutter:
         }
 
     @functools.cached_property
-    def makers(self) -> dict[str, str]:
-        """The calls that computed weights, for weights that were computed when the graph was folded."""
+    def has_fixed_sizes(self) -> bool:
+        """Whether the recorded shapes hold for all inputs: no axis is dynamic, or the dynamic ones have names."""
+        named = any(isinstance(size, str) for info in self.infos.values() for size in info.shape)
+        return named or all(
+            value.shape is not None and all(isinstance(size, int) for size in value.shape)
+            for value in self.model.graph.inputs
+        )
+
+    @functools.cached_property
+    def folded_by(self) -> dict[str, str]:
+        """The calls that computed initializers, for those that constant folding made."""
         return {
             record.id: record.producer
             for record in self.document.tensors
@@ -112,8 +141,23 @@ class Cutter:
         }
 
     @functools.cached_property
-    def _changing(self) -> set[ir.Value]:
-        return depends_on_inputs(self.model)
+    def axis_records(self) -> dict[str, TensorRecord]:
+        """The tensors that hold the size of a dynamic axis."""
+        return {record.id: record for record in self.document.tensors if record.axis is not None}
+
+    @functools.cached_property
+    def module_order(self) -> dict[str, int]:
+        """The position of each module in the document."""
+        return {module.path: place for place, module in enumerate(self.document.modules)}
+
+    @functools.cached_property
+    def call_order(self) -> dict[str, int]:
+        """The position of each call in the document."""
+        return {call.id: place for place, call in enumerate(self.document.calls)}
+
+    @functools.cached_property
+    def _input_dependent(self) -> set[ir.Value]:
+        return input_dependent_values(self.model)
 
     @functools.cached_property
     def _children(self) -> dict[str, list[str]]:
@@ -123,12 +167,12 @@ class Cutter:
                 children.setdefault(call.parent, []).append(call.id)
         return children
 
-    def reads(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """The values a node reads, those that its bodies read included."""
-        return self._slicer.reads(node)
+    def consumed(self, node: ir.Node) -> tuple[ir.Value, ...]:
+        """The values a node consumes, those that its subgraphs consume included."""
+        return self._slicer.consumed(node)
 
     def calls_inside(self, call: str) -> frozenset[str]:
-        """The call and all that ran inside of it."""
+        """The call and all that ran inside it."""
         if call not in self._inside:
             found: dict[str, None] = {call: None}
             waiting = [call]
@@ -139,139 +183,130 @@ class Cutter:
             self._inside[call] = frozenset(found)
         return self._inside[call]
 
-    def cut(self, call: CallRecord) -> Cut:
-        """The cut of one call.
+    def plan(self, call: CallRecord) -> ExtractionPlan:
+        """The plan for one call.
 
         Raises:
-            ExtractionError: It cannot be cut out; says why, and what can be instead.
+            ExtractionError: It cannot be extracted; says why, and which call around it can be.
         """
         try:
-            return self._attempt(call)
+            return self._plan(call)
         except ExtractionError as error:
             if error.reason not in ("fused", "unknown_boundary"):
                 raise
             enclosing = self._smallest_around(call)
             if enclosing is None:
                 raise
-            hint = f"The smallest module call around it that can be cut out is {_shown(enclosing)}"
+            hint = f"The smallest module call around it that can be extracted is {_shown(enclosing)}"
             raise ExtractionError(
                 error.target, error.reason, f"{error.explanation}. {hint}", error.fused_with, enclosing
             ) from None
 
     def _smallest_around(self, call: CallRecord) -> str | None:
-        seen = {call.id}
-        while call.parent is not None and call.parent not in seen:
-            call = self.calls[call.parent]
-            seen.add(call.id)
+        for parent in self._callers(call):
             try:
-                self._attempt(call)
+                self._plan(parent)
             except ExtractionError:
                 continue
-            return call.id
+            return parent.id
         return None
 
-    def _attempt(self, call: CallRecord) -> Cut:
-        inside = self.calls_inside(call.id)
-        own = {node for node, served in self._served.items() if not served.isdisjoint(inside)}
+    def _callers(self, call: CallRecord) -> Iterable[CallRecord]:
+        # Callers form no cycle: that is checked when a document is decoded.
+        while call.parent is not None:
+            call = self.calls[call.parent]
+            yield call
+
+    def _plan(self, call: CallRecord) -> ExtractionPlan:
+        own = {node for inner in self.calls_inside(call.id) for node in self._nodes_of_call.get(inner, ())}
         if not call.inputs and not call.outputs:
-            return self._cut_by_flow(call, own)
+            return self._plan_by_flow(call, own)
         inputs, lost_inputs = self._found(call.inputs)
         outputs, lost_outputs = self._found(call.outputs)
         self._check_work(call, own, inputs, outputs)
         if not outputs:
-            raise self._fused(call, own, "the graph no longer has any of its results", lost_outputs)
+            raise self._fused(call, own, "the graph no longer has any of its results")
         given = {tensor.value for tensor in inputs}
-        found = self._slicer.cut([tensor.value for tensor in outputs], given, own.__contains__)
+        found = self._slicer.backward([tensor.value for tensor in outputs], given, own.__contains__)
         sizes: tuple[AxisSize, ...] = ()
-        if found.further:
+        if found.extra_inputs:
             sizes = self._axis_sizes(inputs)
-            made = {size.value for size in sizes}
-            found = self._slicer.cut([t.value for t in outputs], given | made, own.__contains__)
-            sizes = tuple(size for size in sizes if size.value in found.reached)
-        self._check_complete(call, own, inputs, lost_inputs, found)
+            computed = {size.value for size in sizes}
+            found = self._slicer.backward([t.value for t in outputs], given | computed, own.__contains__)
+            sizes = tuple(size for size in sizes if size.value in found.used_inputs)
+        self._check_complete(call, inputs, lost_inputs, found)
         notes = [f"the graph does not compute the result {name!r}" for name in lost_outputs]
-        if found.further:
-            further = [CutTensor(value.name or "", value, is_argument=False) for value in found.further]
-            inputs = [*inputs, *further]
-            names = ", ".join(repr(tensor.name) for tensor in further)
-            notes.append(f"it also reads {names}, which it is not given as an argument")
-        return Cut(call, tuple(inputs), tuple(outputs), found, sizes, tuple(notes))
+        if found.extra_inputs:
+            extra = [BoundaryValue(value.name or "", value, is_argument=False) for value in found.extra_inputs]
+            inputs = [*inputs, *extra]
+            names = ", ".join(repr(tensor.name) for tensor in extra)
+            notes.append(f"it also consumes {names}, which is not among its arguments")
+        return ExtractionPlan(call, tuple(inputs), tuple(outputs), found, sizes, tuple(notes))
 
-    def _found(self, boundary: tuple[BoundaryTensor, ...]) -> tuple[list[CutTensor], list[str]]:
+    def _found(self, boundary: tuple[BoundaryTensor, ...]) -> tuple[list[BoundaryValue], list[str]]:
         """The boundary tensors that the graph has, and the names of those it no longer has."""
-        found: list[CutTensor] = []
+        found: list[BoundaryValue] = []
         lost: list[str] = []
         own = {tensor.tensor for tensor in boundary}
         for tensor in boundary:
-            # What is an argument itself cannot be put in another's place.
+            # A tensor that is itself an argument cannot replace another one.
             other = tensor.stand_in if tensor.stand_in not in own and tensor.info is not None else None
             value = self.values.get(tensor.tensor or "") or self.values.get(other or "")
             if value is None:
                 lost.append(tensor.name)
             else:
-                is_stand_in = tensor.tensor not in self.values
-                found.append(CutTensor(tensor.name, value, info=tensor.info, is_stand_in=is_stand_in))
+                is_replacement = tensor.tensor not in self.values
+                found.append(BoundaryValue(tensor.name, value, info=tensor.info, is_replacement=is_replacement))
         return found, lost
 
     def _check_work(
-        self, call: CallRecord, own: set[ir.Node], inputs: list[CutTensor], outputs: list[CutTensor]
+        self, call: CallRecord, own: set[ir.Node], inputs: list[BoundaryValue], outputs: list[BoundaryValue]
     ) -> None:
         given = {tensor.value for tensor in inputs}
         if own or any(tensor.value not in given for tensor in outputs):
             return
-        how = "it returned what it was given"
+        how = "it returned its arguments"
         if not outputs:
-            how = "nothing of it is in the graph, because no result of the model needs it or because it was folded away"
+            how = "none of its nodes is in the graph: no output of the model needs them, or they were folded"
         raise ExtractionError(call.id, "no_operation", f"this call ran no operation: {how}")
 
-    def _check_complete(
-        self, call: CallRecord, own: set[ir.Node], inputs: list[CutTensor], lost: list[str], found: Slice
-    ) -> None:
-        """Refuse a slice that runs past the call's own arguments because the graph has them no longer."""
-        foreign = [n for n in found.nodes if self.records[n].kind == "fused" and self._strangers(call, n)]
-        if lost and (found.further or foreign):
-            raise self._fused(call, found.nodes, f"the graph no longer has its input {lost[0]!r}", lost, found.further)
-        if found.further:
+    def _check_complete(self, call: CallRecord, inputs: list[BoundaryValue], lost: list[str], found: Slice) -> None:
+        """Refuse a slice that runs past the call's own arguments because the graph no longer has them."""
+        foreign = [n for n in found.nodes if self.records[n].kind == "fused" and self._other_calls(call, n)]
+        if lost and (found.extra_inputs or foreign):
+            raise self._fused(call, found.nodes, f"the graph no longer has its input {lost[0]!r}", found.extra_inputs)
+        if found.extra_inputs:
             for tensor in inputs:
-                if tensor.value not in found.reached and self._slicer.depends_on(tensor.value, found.further):
+                if tensor.value not in found.used_inputs and self._slicer.depends_on(tensor.value, found.extra_inputs):
                     what = f"the graph computes its result without its input {tensor.name!r}"
-                    raise self._fused(call, found.nodes, what, [tensor.name], found.further)
+                    raise self._fused(call, found.nodes, what, found.extra_inputs)
 
-    def _strangers(self, call: CallRecord, node: ir.Node) -> set[str]:
-        """The calls that a node works for besides this one, those around it aside."""
-        around = set()
-        current: CallRecord | None = call
-        while current is not None and current.id not in around:
-            around.add(current.id)
-            current = self.calls.get(current.parent) if current.parent is not None else None
-        strangers = self._served[node] - self.calls_inside(call.id)
-        return strangers - around or strangers
+    def _other_calls(self, call: CallRecord, node: ir.Node) -> set[str]:
+        """The calls that a node works for besides this one; its callers only where there are no others."""
+        others = self._calls_of[node] - self.calls_inside(call.id)
+        callers = {call.id, *(caller.id for caller in self._callers(call))}
+        return others - callers or others
 
     def _fused(
-        self,
-        call: CallRecord,
-        nodes: Iterable[ir.Node],
-        what: str,
-        lost: list[str],
-        further: Iterable[ir.Value] = (),
+        self, call: CallRecord, nodes: Iterable[ir.Node], what: str, extra: Iterable[ir.Value] = ()
     ) -> ExtractionError:
-        culprits: set[str] = set()
+        fused_with: set[str] = set()
         nodes = list(nodes)
         for node in nodes:
             if self.records[node].kind == "fused":
-                culprits |= self._strangers(call, node)
-        if not culprits:
-            # Nothing is recorded as fused: name who makes what the call now starts from, or who reads what it makes.
-            makers = [producer for value in further if (producer := value.producer()) is not None]
-            made = [value for node in nodes for value in node.outputs]
-            made = [value for value in made if value in self._changing] or made
-            for node in makers or [use.node for value in made for use in value.uses()]:
-                culprits |= self._strangers(call, node)
-        named = sorted(culprits, key=lambda c: (len(c), c))
+                fused_with |= self._other_calls(call, node)
+        if not fused_with:
+            # No node is recorded as fused: name who produces what the slice starts from, or who consumes its results.
+            producers = [producer for value in extra if (producer := value.producer()) is not None]
+            produced = [value for node in nodes for value in node.outputs]
+            produced = [value for value in produced if value in self._input_dependent] or produced
+            for node in producers or [use.node for value in produced for use in value.uses()]:
+                fused_with |= self._other_calls(call, node)
+        named = sorted(fused_with, key=lambda c: (len(c), c))
         shown = ", ".join(_shown(c) for c in named[:_NAMED_CALLS]) + (", …" if len(named) > _NAMED_CALLS else "")
         return ExtractionError(call.id, "fused", f"{what}: it is fused with {shown or 'its neighbours'}", named)
 
-    def _axis_sizes(self, inputs: list[CutTensor]) -> tuple[AxisSize, ...]:
+    def _axis_sizes(self, inputs: list[BoundaryValue]) -> tuple[AxisSize, ...]:
         """Tensors that hold the size of a dynamic axis which an input has too."""
         axes: dict[str, tuple[ir.Value, int]] = {}
         for tensor in inputs:
@@ -279,44 +314,49 @@ class Cutter:
                 if isinstance(size, str):
                     axes.setdefault(size, (tensor.value, place))
         found = []
-        for record in self.document.tensors:
-            value = self.values.get(record.id)
-            if record.axis in axes and value is not None and _is_number(value):
+        for identity, record in self.axis_records.items():
+            value = self.values.get(identity)
+            if record.axis in axes and value is not None and _is_integer_scalar(value):
                 found.append(AxisSize(value, *axes[record.axis]))
         return tuple(found)
 
-    def _cut_by_flow(self, call: CallRecord, own: set[ir.Node]) -> Cut:
-        """The cut of a call whose boundary nobody recorded: what flows in and out of its nodes."""
+    def _plan_by_flow(self, call: CallRecord, own: set[ir.Node]) -> ExtractionPlan:
+        """The plan for a call whose boundary was not recorded: the tensors that flow in and out of its nodes."""
         if not own:
-            raise ExtractionError(call.id, "no_operation", "this call ran no operation: nothing of it is in the graph")
-        held = {inner for node in own for _, body in graph_bodies(node) for inner in body.all_nodes()}
-        top = [node for _, node in self.nodes if node in own and node not in held]
-        foreign = [n for n in top if self.records[n].kind == "fused" and self._strangers(call, n)]
+            explanation = "this call ran no operation: none of its nodes is in the graph"
+            raise ExtractionError(call.id, "no_operation", explanation)
+        owned = {inner for node in own for _, subgraph in graph_bodies(node) for inner in subgraph.all_nodes()}
+        top = [node for _, node in self.nodes if node in own and node not in owned]
+        foreign = [n for n in top if self.records[n].kind == "fused" and self._other_calls(call, n)]
         if foreign:
-            raise self._fused(call, foreign, "nobody recorded its boundary, and its nodes do others' work too", [])
-        results = leaving(top, own.__contains__, self._served)
-        if not results:
-            raise ExtractionError(call.id, "unknown_boundary", "nobody recorded its boundary, and nothing leaves it")
+            what = "its boundary was not recorded, and its nodes also do the work of other calls"
+            raise self._fused(call, foreign, what)
+        outputs = values_leaving(top, own.__contains__, self._calls_of)
+        if not outputs:
+            explanation = "its boundary was not recorded, and no tensor leaves its nodes"
+            raise ExtractionError(call.id, "unknown_boundary", explanation)
         entering: dict[ir.Value, None] = {}
         for node in top:
-            for value in self._slicer.reads(node):
-                if value in self._changing and value.producer() not in own:
+            for value in self._slicer.consumed(node):
+                if value in self._input_dependent and value.producer() not in own:
                     entering[value] = None
-        found = self._slicer.cut(results, entering, own.__contains__)
-        module = next(m for m in self.document.modules if m.path == call.path)
+        found = self._slicer.backward(outputs, entering, own.__contains__)
+        module = self.document.modules[self.module_order[call.path]]
         arguments = [a.name for a in module.forward_arguments if a.required and not a.kind.startswith("var")]
         names = arguments if len(arguments) == len(entering) == 1 else [value.name or "" for value in entering]
-        fields = ["output"] if len(results) == 1 else [value.name or "" for value in results]
-        return Cut(
+        fields = ["output"] if len(outputs) == 1 else [value.name or "" for value in outputs]
+        return ExtractionPlan(
             call,
-            tuple(CutTensor(name, value) for name, value in zip(names, entering, strict=True)),
-            tuple(CutTensor(name, value) for name, value in zip(fields, results, strict=True)),
+            tuple(BoundaryValue(name, value) for name, value in zip(names, entering, strict=True)),
+            tuple(BoundaryValue(name, value) for name, value in zip(fields, outputs, strict=True)),
             found,
-            notes=("nobody recorded the boundary of this call: it is cut where data flows in and out of its nodes",),
+            notes=(
+                "the boundary of this call was not recorded: it is extracted where data enters and leaves its nodes",
+            ),
         )
 
 
-def _is_number(value: ir.Value) -> bool:
+def _is_integer_scalar(value: ir.Value) -> bool:
     return value.dtype == ir.DataType.INT64 and value.shape is not None and tuple(value.shape) in ((), (1,))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.analysis.cutting import Cut, Cutter
+from modelexport.analysis.cutting import ExtractionPlan, ExtractionPlanner
 from modelexport.analysis.submodel import Submodel, build_submodel
 from modelexport.analysis.targets import find_call
 from modelexport.carriers import read_sidecar
@@ -28,10 +28,10 @@ HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
 
 
 class Extractor:
-    """Cuts modules out of one model. For many cuts this saves reading and indexing the model for each.
+    """Extracts modules from one model, which is read and indexed once for all of them.
 
     Args:
-        source: A file, what `modelexport.load` made of it, or the model itself.
+        source: A file, the result of `modelexport.load`, or the model itself.
         hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the source.
 
     Raises:
@@ -41,12 +41,12 @@ class Extractor:
 
     def __init__(self, source: ModelSource, hierarchy: HierarchySource | None = None) -> None:
         model, document, self.missing = _open(source, hierarchy)
-        self._cutter = Cutter(model, document)
+        self._planner = ExtractionPlanner(model, document)
 
     @property
     def document(self) -> HierarchyDocument:
-        """The hierarchy that cuts are made by."""
-        return self._cutter.document
+        """The hierarchy that modules are extracted by."""
+        return self._planner.document
 
     def find(self, target: str) -> CallRecord:
         """The one call that `target` names.
@@ -56,27 +56,27 @@ class Extractor:
         """
         return find_call(self.document, target)
 
-    def cut(self, target: str | CallRecord) -> Cut:
-        """Where a call is cut out of the graph.
+    def plan(self, target: str | CallRecord) -> ExtractionPlan:
+        """The boundary of a call in the graph and the nodes between.
 
         Raises:
             ExtractionError: It cannot be.
         """
         try:
-            return self._cutter.cut(target if isinstance(target, CallRecord) else self.find(target))
+            return self._planner.plan(target if isinstance(target, CallRecord) else self.find(target))
         except ExtractionError as error:
             if not self.missing:
                 raise
             explanation = f"{error.explanation} ({self.missing})"
             raise ExtractionError(error.target, error.reason, explanation, error.fused_with, error.enclosing) from None
 
-    def extract(self, target: str | CallRecord) -> Submodel:
+    def extract(self, target: str | CallRecord | ExtractionPlan) -> Submodel:
         """A call as a model of its own.
 
         Raises:
-            ExtractionError: It cannot be cut out.
+            ExtractionError: It cannot be extracted.
         """
-        found = build_submodel(self._cutter, self.cut(target))
+        found = build_submodel(self._planner, target if isinstance(target, ExtractionPlan) else self.plan(target))
         if not self.missing:
             return found
         return dataclasses.replace(found, notes=(*found.notes, self.missing))
@@ -85,9 +85,9 @@ class Extractor:
         """The part of the graph that computes a call.
 
         Raises:
-            ExtractionError: It cannot be told from the rest.
+            ExtractionError: Its part of the graph cannot be determined.
         """
-        return _subgraph(self._cutter, self.cut(target))
+        return _subgraph(self._planner, self.plan(target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +96,12 @@ class ModuleSubgraph(Mapping[str, Any]):
 
     Attributes:
         call: The call.
-        operations: The identities of its nodes, in graph order; those it shares with other calls included.
-        external_inputs: The tensors it starts from: its arguments, and what else it reads.
-        internal_tensors: The tensors it makes, but for those that leave it.
-        boundary_operations: Those of the operations that read an external input or make a tensor that leaves.
+        operations: The ids of its nodes, in graph order; those it shares with other calls included.
+        external_inputs: The tensors it starts from: its arguments, and whatever else it consumes.
+        internal_tensors: The tensors it produces, except for its outputs.
+        boundary_operations: Those of the operations that consume an external input or produce an output.
         outputs: The tensors that leave.
-        weights: The stored tensors it reads.
+        weights: The initializers it consumes.
     """
 
     call: str
@@ -123,13 +123,13 @@ class ModuleSubgraph(Mapping[str, Any]):
 
 
 def extract_module(path_or_model: ModelSource, target: str, *, hierarchy: HierarchySource | None = None) -> ir.Model:
-    """Cut one module call out of an exported model, as a model of its own.
+    """Extract one module call from an exported model, as a model of its own.
 
-    It takes the module's own arguments and gives the module's own results. Weights in other files stay there until
-    they are read.
+    Its inputs are the module's own arguments, its outputs the module's own results. Weights in other files stay there
+    until they are read.
 
     Args:
-        path_or_model: The file, what `modelexport.load` made of it, or the model itself.
+        path_or_model: The file, the result of `modelexport.load`, or the model itself.
         target: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
         hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the model.
 
@@ -137,7 +137,7 @@ def extract_module(path_or_model: ModelSource, target: str, *, hierarchy: Hierar
         The submodel, with its hierarchy in its nodes.
 
     Raises:
-        ExtractionError: The module cannot be cut out; says why.
+        ExtractionError: The module cannot be extracted; says why.
         InputError: The model or the hierarchy cannot be used.
         FileFormatError: The file is no ONNX model, or its sidecar is damaged.
     """
@@ -155,7 +155,7 @@ def extract_module_subgraph(
         target_module: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
 
     Raises:
-        ExtractionError: The module cannot be told from the rest; says why.
+        ExtractionError: Its part of the graph cannot be determined; says why.
         InputError: The model or the hierarchy cannot be used.
         FileFormatError: The file is no ONNX model, or its sidecar is damaged.
     """
@@ -163,7 +163,7 @@ def extract_module_subgraph(
 
 
 def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Model, HierarchyDocument, str]:
-    """The model, its hierarchy, and what is missing from that, in words."""
+    """The model, its hierarchy, and what is missing from the hierarchy, in words."""
     if isinstance(source, str | Path):
         source = load(source)
     if isinstance(source, onnx.ModelProto):
@@ -176,7 +176,7 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
     if hierarchy is not None:
         document = _read_hierarchy(hierarchy)
         if document.graph_hash != graph_hash(model):
-            raise InputError("the hierarchy describes another graph than the model: give the one it was exported with")
+            raise InputError("the hierarchy describes another graph than this model: give the one it was exported with")
         if {record.id for record in document.nodes} != {identity for identity, _ in identified_nodes(model)}:
             raise InputError("the hierarchy does not have the nodes of the model: give the one it was exported with")
         return model, document, ""
@@ -192,7 +192,7 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
             "give the hierarchy that belongs to it"
         ) from error
     said = "; ".join(found.missing)
-    missing = f"{reason}, so that names of arguments and results are not known{f'; {said}' if said else ''}"
+    missing = f"{reason}, so the names of arguments and results are unknown{f'; {said}' if said else ''}"
     return model, found.document, missing
 
 
@@ -208,28 +208,27 @@ def _read_hierarchy(hierarchy: HierarchySource) -> HierarchyDocument:
     )
 
 
-def _subgraph(cutter: Cutter, cut: Cut) -> ModuleSubgraph:
-    identities = {node: identity for identity, node in cutter.nodes}
-    entering = {tensor.value for tensor in cut.inputs} | {size.value for size in cut.sizes}
-    leaving = {tensor.value for tensor in cut.outputs}
-    made = [value for node in cut.slice.nodes for value in node.outputs if value.name]
+def _subgraph(planner: ExtractionPlanner, plan: ExtractionPlan) -> ModuleSubgraph:
+    entering = {tensor.value for tensor in plan.inputs} | {size.value for size in plan.sizes}
+    leaving = {tensor.value for tensor in plan.outputs}
+    produced = [value for node in plan.slice.nodes for value in node.outputs if value.name]
 
-    def names(values: object) -> tuple[str, ...]:
-        # A broken file can have values that are no tensor of any of its graphs.
-        found = (cutter.tensor_ids.get(value, value.name) for value in values)  # type: ignore[attr-defined]
+    def names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+        # An invalid file can have values that are in none of its graphs.
+        found = (planner.tensor_ids.get(value, value.name) for value in values)
         return tuple(dict.fromkeys(name for name in found if name))
 
     edge = [
         node
-        for node in cut.slice.nodes
-        if not leaving.isdisjoint(node.outputs) or not entering.isdisjoint(cutter.reads(node))
+        for node in plan.slice.nodes
+        if not leaving.isdisjoint(node.outputs) or not entering.isdisjoint(planner.consumed(node))
     ]
     return ModuleSubgraph(
-        call=cut.call.id,
-        operations=tuple(identities[node] for node in cut.slice.nodes),
-        external_inputs=names(tensor.value for tensor in cut.inputs),
-        internal_tensors=names(value for value in made if value not in leaving),
-        boundary_operations=tuple(identities[node] for node in edge),
-        outputs=names(tensor.value for tensor in cut.outputs),
-        weights=names(cut.slice.weights),
+        call=plan.call.id,
+        operations=tuple(planner.node_ids[node] for node in plan.slice.nodes),
+        external_inputs=names(tensor.value for tensor in plan.inputs),
+        internal_tensors=names(value for value in produced if value not in leaving),
+        boundary_operations=tuple(planner.node_ids[node] for node in edge),
+        outputs=names(tensor.value for tensor in plan.outputs),
+        weights=names(plan.slice.initializers),
     )

@@ -1,4 +1,4 @@
-"""A cut as a model of its own, with the part of the document that describes it."""
+"""Builds the submodel of an extraction plan, with the part of the document that describes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import onnx_ir as ir
 
-from modelexport.analysis.cutting import AxisSize, Cut, CutTensor, Cutter
+from modelexport.analysis.cutting import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
 from modelexport.carriers import strip_hierarchy, write_stores
 from modelexport.document import (
     CallRecord,
@@ -22,9 +22,9 @@ from modelexport.document import (
 )
 from modelexport.errors import ExtractionError
 from modelexport.graph import graph_bodies, graph_hash, identified_nodes, identified_tensors, operation
-from modelexport.hierarchy import BoundaryTensor, TensorInfo, ancestor_paths
+from modelexport.hierarchy import BoundaryTensor, ancestor_paths
 
-_ADDED = "added when the module was cut out, for its inputs and results"
+_ADDED = "added by the extraction for the inputs and outputs of the submodel"
 
 _Copy = TypeVar("_Copy")
 
@@ -36,7 +36,7 @@ class Port:
     Attributes:
         name: Its name in the submodel.
         argument: The forward argument or the result's field; None for a tensor that is neither.
-        tensor: The tensor of the graph it was cut out of.
+        tensor: The tensor of the whole graph that it was.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Submodel:
         document: The same hierarchy with everything else known of it.
         inputs: Its inputs, in order.
         outputs: Its outputs, in order.
-        notes: What is to be known about it, in words.
+        notes: What users should know about it.
     """
 
     call: CallRecord
@@ -65,28 +65,26 @@ class Submodel:
     notes: tuple[str, ...]
 
 
-def build_submodel(cutter: Cutter, cut: Cut) -> Submodel:
-    """The model of a cut. It shares the weights with the model it comes from, and nothing else."""
-    return _Builder(cutter, cut).build()
+def build_submodel(planner: ExtractionPlanner, plan: ExtractionPlan) -> Submodel:
+    """The submodel of a plan. It shares the weights with the model it comes from, and nothing else."""
+    return _Builder(planner, plan).build()
 
 
 class _Builder:
-    def __init__(self, cutter: Cutter, cut: Cut) -> None:
-        self._cutter = cutter
-        self._cut = cut
-        # Each tensor enters once, however many arguments it was given for.
-        self._entering = list(dict.fromkeys(t.value for t in (*cut.inputs,)))
+    def __init__(self, planner: ExtractionPlanner, plan: ExtractionPlan) -> None:
+        self._planner = planner
+        self._plan = plan
+        # Each tensor enters once, however many arguments it is passed as.
+        self._entering = list(dict.fromkeys(t.value for t in plan.inputs))
         self._originals: dict[ir.Node, NodeRecord] = {}
         self._copies: dict[ir.Value, ir.Value] = {}
-        named = any(isinstance(size, str) for info in cutter.infos.values() for size in info.shape)
-        self._fixed = named or all(_is_fixed(value) for value in cutter.model.graph.inputs)
 
     def build(self) -> Submodel:
         graph = self._copy_graph()
         inputs = self._name_inputs(graph)
         self._add_sizes(graph)
         outputs = self._name_outputs(graph)
-        source = self._cutter.model
+        source = self._planner.model
         model = ir.Model(
             graph,
             ir_version=source.ir_version,
@@ -101,28 +99,28 @@ class _Builder:
         document = self._document(model, inputs, outputs)
         model = strip_hierarchy(model)
         write_stores(model, document)
-        return Submodel(self._cut.call, model, document, inputs, outputs, self._cut.notes)
+        return Submodel(self._plan.call, model, document, inputs, outputs, self._plan.notes)
 
     def _copy_graph(self) -> ir.Graph:
-        cut = self._cut
-        given = [*self._entering, *(size.value for size in cut.sizes)]
-        kept = set(cut.slice.weights)
-        results = list(dict.fromkeys(t.value for t in cut.outputs))
-        # Results that nothing here makes are passed on from an input or a weight; those come in as well.
-        made = {value for node in cut.slice.nodes for value in node.outputs}
+        plan = self._plan
+        given = [*self._entering, *(size.value for size in plan.sizes)]
+        kept = set(plan.slice.initializers)
+        results = list(dict.fromkeys(t.value for t in plan.outputs))
+        # An output that no node here produces is an input or an initializer, and is passed through.
+        made = {value for node in plan.slice.nodes for value in node.outputs}
         view = ir.GraphView(
             given,
             [value for value in results if value in made],
-            nodes=cut.slice.nodes,
+            nodes=plan.slice.nodes,
             initializers=[value for value in kept if value not in given],
-            name=cut.call.id or self._cutter.model.graph.name,
-            opset_imports=self._cutter.model.graph.opset_imports,
+            name=plan.call.id or self._planner.model.graph.name,
+            opset_imports=self._planner.model.graph.opset_imports,
         )
         graph = self._cloned(view.clone)
         self._copies.update(zip(given, graph.inputs, strict=True))
         self._copies.update({value: graph.initializers[str(value.name)] for value in kept if value not in given})
-        for node, copy in _paired(zip(cut.slice.nodes, graph, strict=True)):
-            self._originals[copy] = self._cutter.records[node]
+        for node, copy in _paired(zip(plan.slice.nodes, graph, strict=True)):
+            self._originals[copy] = self._planner.records[node]
             self._copies.update(zip(node.outputs, copy.outputs, strict=True))
         return graph
 
@@ -131,32 +129,32 @@ class _Builder:
             return clone()
         except Exception as error:
             raise ExtractionError(
-                self._cut.call.id,
+                self._plan.call.id,
                 "broken_graph",
-                "the graph around it reads a tensor that nothing makes, or reads it before it is made; "
-                "modelexport validate names the place",
+                "the graph around it consumes a tensor that no node produces, or consumes it before it is produced; "
+                "modelexport validate names the node",
             ) from error
 
     def _name_inputs(self, graph: ir.Graph) -> tuple[Port, ...]:
         taken: set[str] = set()
         ports: list[Port] = []
         values: list[ir.Value] = []
-        for tensor in self._cut.inputs:
+        for tensor in self._plan.inputs:
             copy = self._copies[tensor.value]
             if copy.producer() is not None:
                 raise ExtractionError(
-                    self._cut.call.id,
+                    self._plan.call.id,
                     "unknown_boundary",
-                    f"its input {tensor.name!r} is said to be {self._identity(tensor.value)}, which is made in a body "
-                    "that it holds: the hierarchy was changed, or is of another graph; export again",
+                    f"its input {tensor.name!r} is recorded as {self._identity(tensor.value)}, which one of its own "
+                    "subgraphs produces: the hierarchy was changed, or describes another graph; export again",
                 )
             if copy in values:
                 copy = ir.Value(type=copy.type, shape=copy.shape)
-            # A weight that was given as an argument is an input here, with no content of its own.
+            # A weight that was passed as an argument is an input here, without content.
             copy.const_value = None
             name = _unique(tensor.name, taken)
-            if tensor.is_stand_in:
-                # The argument comes back in the place of what is read instead of it, and it looks like itself.
+            if tensor.is_replacement:
+                # The argument takes the place of its replacement, whose shape may differ.
                 copy.shape = None
             self._describe(copy, tensor)
             ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
@@ -166,43 +164,34 @@ class _Builder:
         self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
         return tuple(ports)
 
-    def _describe(self, value: ir.Value, tensor: CutTensor) -> None:
-        """Type and shape of an input, from what was recorded at the call where the graph does not say."""
-        info = tensor.info or self._recorded(tensor.value)
+    def _describe(self, value: ir.Value, tensor: BoundaryValue) -> None:
+        """Set the type and shape that the graph does not give, from what was recorded at the call."""
+        info = tensor.info or self._planner.infos.get(self._identity(tensor.value))
         if value.type is None:
             if info is None or info.dtype not in _TYPES:
                 raise ExtractionError(
-                    self._cut.call.id,
+                    self._plan.call.id,
                     "unknown_boundary",
-                    f"neither the graph nor the hierarchy says what type its input {tensor.name!r} has: "
+                    f"neither the graph nor the hierarchy has the type of {tensor.name!r}: "
                     "infer the shapes of the model first (onnx.shape_inference)",
                 )
             value.type = ir.TensorType(_TYPES[info.dtype])
         if value.shape is None and info is not None:
-            # Sizes may be those of the example inputs: where axes are dynamic and have no names, only the rank is sure.
-            value.shape = ir.Shape([size if self._fixed else None for size in info.shape])
-
-    def _recorded(self, value: ir.Value) -> TensorInfo | None:
-        """What is recorded of a tensor at any call."""
-        name = self._identity(value)
-        return self._infos.get(name)
-
-    @property
-    def _infos(self) -> Mapping[str, TensorInfo]:
-        return self._cutter.infos
+            # Where dynamic axes have no names, recorded sizes are those of the example inputs: only the rank holds.
+            value.shape = ir.Shape([size if self._planner.has_fixed_sizes else None for size in info.shape])
 
     def _add_sizes(self, graph: ir.Graph) -> None:
-        """Make the sizes of axes from the submodel's own inputs."""
-        for size in self._cut.sizes:
+        """Compute the sizes of axes from the submodel's own inputs."""
+        for size in self._plan.sizes:
             nodes = self._size_nodes(size)
             first = next(iter(graph), None)
             if first is None:
                 graph.extend(nodes)
             else:
                 graph.insert_before(first, nodes)
-            made = nodes[-1].outputs[0]
-            ir.convenience.replace_all_uses_with(self._copies[size.value], made)
-            self._copies[size.value] = made
+            computed = nodes[-1].outputs[0]
+            ir.convenience.replace_all_uses_with(self._copies[size.value], computed)
+            self._copies[size.value] = computed
 
     def _size_nodes(self, size: AxisSize) -> list[ir.Node]:
         source = self._copies[size.source]
@@ -227,10 +216,10 @@ class _Builder:
         entered = set(graph.inputs) | set(graph.initializers.values())
         ports: list[Port] = []
         values: list[ir.Value] = []
-        for tensor in self._cut.outputs:
+        for tensor in self._plan.outputs:
             value = self._copies[tensor.value]
             if value in entered or value in values:
-                node = ir.Node("", "Identity", [value], name=f"{tensor.name}_passed_on")
+                node = ir.Node("", "Identity", [value], name=f"{tensor.name}_passed_through")
                 node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
                 graph.append(node)
                 value = node.outputs[0]
@@ -244,13 +233,15 @@ class _Builder:
         return tuple(ports)
 
     def _rename(self, graph: ir.Graph, names: Mapping[ir.Value, str]) -> None:
-        """Give values their names; others that have one of them, in bodies too, get another."""
+        """Give values their names; other values that have one of these names, in subgraphs too, get a new one."""
         taken = set(names.values())
         every = [*graph.inputs, *graph.initializers.values()]
         for node in graph.all_nodes():
             every.extend(node.outputs)
             every.extend(
-                value for _, body in graph_bodies(node) for value in (*body.inputs, *body.initializers.values())
+                value
+                for _, subgraph in graph_bodies(node)
+                for value in (*subgraph.inputs, *subgraph.initializers.values())
             )
         used = {value.name for value in every if value.name} | taken
         for value in every:
@@ -263,7 +254,7 @@ class _Builder:
 
     def _functions(self) -> Iterator[ir.Function]:
         """The local functions that the nodes call, and those that these call."""
-        functions = self._cutter.model.functions
+        functions = self._planner.model.functions
         waiting = list(self._originals)
         found: set[ir.OperatorIdentifier] = set()
         while waiting:
@@ -274,60 +265,61 @@ class _Builder:
         yield from (function for key, function in functions.items() if key in found)
 
     def _identity(self, value: ir.Value) -> str:
-        return self._cutter.tensor_ids.get(value, value.name or "")
+        return self._planner.tensor_ids.get(value, value.name or "")
 
     def _document(self, model: ir.Model, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> HierarchyDocument:
-        source = self._cutter.document
+        source = self._planner.document
         nodes = identified_nodes(model)
-        call = self._cut.call
+        call = self._plan.call
         added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
-        # Functions come whole and under their own names, so that their nodes are known by these.
+        # Functions are copied whole, so that the ids of their nodes stay the same.
         whole = {node for function in model.functions.values() for node in function.all_nodes()}
-        known = {record.id: record for record in source.nodes} if whole else {}
         records = tuple(
             msgspec.structs.replace(
-                known[identity] if node in whole else self._originals.get(node, added),
+                self._planner.node_records[identity] if node in whole else self._originals.get(node, added),
                 id=identity,
                 op=operation(node),
             )
             for identity, node in nodes
         )
         calls = self._calls(records, inputs, outputs)
-        paths = {path for kept in calls for path in (kept.path, *ancestor_paths(kept.path))}
+        order = self._planner.module_order
+        paths = {path for kept in calls for path in (kept.path, *ancestor_paths(kept.path))} & order.keys()
         document = msgspec.structs.replace(
             source,
             producer=Producer(),
             graph_hash=graph_hash(model),
-            modules=tuple(module for module in source.modules if module.path in paths),
+            modules=tuple(source.modules[place] for place in sorted(order[path] for path in paths)),
             calls=calls,
             nodes=records,
             tensors=(),
-            extracted=ExtractionRecord(call.id, source.graph_hash, self._cut.notes),
+            extracted=ExtractionRecord(call.id, source.graph_hash, self._plan.notes),
         )
         tensors = tensor_records(identified_tensors(model, nodes), records, document.tree(), self._axes())
-        return msgspec.structs.replace(document, tensors=tuple(self._with_maker(tensor, calls) for tensor in tensors))
+        kept_calls = {kept.id for kept in calls}
+        return msgspec.structs.replace(
+            document, tensors=tuple(self._with_producer(tensor, kept_calls) for tensor in tensors)
+        )
 
-    def _with_maker(self, tensor: TensorRecord, calls: Iterable[CallRecord]) -> TensorRecord:
-        """A weight that was computed when the graph was folded keeps who computed it, where that call is here too."""
-        maker = self._cutter.makers.get(tensor.id) if tensor.source == "weight" else None
-        if maker is None or all(call.id != maker for call in calls):
-            return tensor
-        return msgspec.structs.replace(tensor, producer=maker)
+    def _with_producer(self, tensor: TensorRecord, calls: set[str]) -> TensorRecord:
+        """A weight that constant folding computed keeps its producer, where that call is in the submodel too."""
+        producer = self._planner.folded_by.get(tensor.id) if tensor.source == "weight" else None
+        return tensor if producer not in calls else msgspec.structs.replace(tensor, producer=producer)
 
     def _axes(self) -> dict[str, str]:
-        recorded = {record.id: record.axis for record in self._cutter.document.tensors if record.axis is not None}
+        recorded = self._planner.axis_records
         return {
-            str(copy.name): recorded[identity]
+            str(copy.name): axis
             for value, copy in self._copies.items()
-            if (identity := self._identity(value)) in recorded
+            if (record := recorded.get(self._identity(value))) is not None and (axis := record.axis) is not None
         }
 
     def _calls(
         self, nodes: Iterable[NodeRecord], inputs: tuple[Port, ...], outputs: tuple[Port, ...]
     ) -> tuple[CallRecord, ...]:
-        """The calls inside, those that copied nodes belong to, and the callers of both; in tensors of the submodel."""
-        source = self._cutter.calls
-        inside = self._cutter.calls_inside(self._cut.call.id)
+        """The calls inside, those that copied nodes belong to, and the callers of both, with the submodel's tensors."""
+        source = self._planner.calls
+        inside = self._planner.calls_inside(self._plan.call.id)
         kept = set(inside)
         for node in nodes:
             kept.update((node.module, *node.contributors, *node.context))
@@ -350,10 +342,8 @@ class _Builder:
             )
 
         found = []
-        for record in self._cutter.document.calls:
-            if record.id not in kept:
-                continue
-            if record.id == self._cut.call.id:
+        for record in sorted((source[name] for name in kept), key=lambda kept: self._planner.call_order[kept.id]):
+            if record.id == self._plan.call.id:
                 boundary = own(inputs, record.inputs), own(outputs, record.outputs)
             elif record.id in inside:
                 boundary = in_submodel(record.inputs), in_submodel(record.outputs)
@@ -364,7 +354,7 @@ class _Builder:
 
 
 def _paired(pairs: Iterable[tuple[ir.Node, ir.Node]]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Nodes and their copies, those of bodies included."""
+    """Nodes and their copies, those of subgraphs included."""
     waiting = [iter(pairs)]
     while waiting:
         pair = next(waiting[-1], None)
@@ -383,10 +373,6 @@ def _unique(name: str, taken: set[str]) -> str:
         copies += 1
     taken.add(found)
     return found
-
-
-def _is_fixed(value: ir.Value) -> bool:
-    return value.shape is not None and all(isinstance(size, int) for size in value.shape)
 
 
 _TYPES = {

@@ -1,4 +1,4 @@
-"""Submodels in plain types: what is printed of them, and written to the manifests of folders of them."""
+"""Submodels as plain data: what the command line prints, and the manifest of a folder of submodels."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class DescribedSubmodel(msgspec.Struct, frozen=True, kw_only=True):
     """A submodel as it is printed and written to manifests.
 
     Attributes:
-        call: The call that was cut out.
+        call: The call that was extracted.
         tag: Its tag.
         node_count: How many nodes it has.
-        inputs: What it takes.
-        outputs: What it gives.
-        notes: What else is to be known.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        notes: What users should know about it.
     """
 
     call: str
@@ -64,7 +64,7 @@ class ListedSubmodel(DescribedSubmodel, frozen=True, kw_only=True):
 
 
 class RefusedSubmodel(msgspec.Struct, frozen=True):
-    """A call that could not be cut out; ExtractionError says what each field means."""
+    """A call that could not be extracted; `ExtractionError` documents the fields."""
 
     call: str
     reason: str
@@ -74,7 +74,7 @@ class RefusedSubmodel(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A folder of submodels: which file is which call, and what was refused why."""
+    """A folder of submodels: the file of each call, and the calls that were refused with the reason."""
 
     submodels: tuple[ListedSubmodel, ...]
     refused: tuple[RefusedSubmodel, ...]

@@ -30,7 +30,7 @@ _DIGEST_LENGTH = 8
 def write_submodel(
     submodel: Submodel, path: str | Path, *, overwrite: bool = True, external_data: bool | None = None
 ) -> tuple[Path, ...]:
-    """Write a submodel with its sidecar. Weights are copied one by one from where they lie.
+    """Write a submodel with its sidecar. Weights are copied one at a time.
 
     Args:
         submodel: The submodel.
@@ -44,7 +44,7 @@ def write_submodel(
     Raises:
         InputError: The path cannot be used.
         StorageError: The files could not be written; what was there before is untouched.
-        ExtractionError: The model holds what no file can.
+        ExtractionError: The model has content that cannot be serialized.
     """
     target = artifact.check_target(Path(path), force=overwrite)
     sidecar = artifact.sidecar_path(target)
@@ -54,9 +54,9 @@ def write_submodel(
         staged = staging.path(target.name)
         data_name = None
         if apart and size:
-            data_name = _write_apart(submodel.model, staged, target)
+            data_name = _write_external(submodel.model, staged, target)
         else:
-            with _weights_at_hand(submodel.model):
+            with _lazy_external_weights(submodel.model):
                 save_inline(submodel.model, staged)
         staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
@@ -64,7 +64,7 @@ def write_submodel(
 
 @contextlib.contextmanager
 def _serializing(submodel: Submodel) -> Iterator[None]:
-    """Files can hold what nothing can write: text that is not UTF-8, a tensor whose content does not fit its shape."""
+    """An invalid file can have content that cannot be serialized: text that is not UTF-8, a tensor of another size."""
     try:
         yield
     except (OSError, ModelExportError):
@@ -75,11 +75,11 @@ def _serializing(submodel: Submodel) -> Iterator[None]:
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ExtractionError(
-            submodel.call.id, "broken_graph", f"the model holds what cannot be written ({reason:.200})"
+            submodel.call.id, "broken_graph", f"the model has content that cannot be serialized ({reason:.200})"
         ) from error
 
 
-def _write_apart(model: ir.Model, staged: Path, target: Path) -> str:
+def _write_external(model: ir.Model, staged: Path, target: Path) -> str:
     """Write the weights one after the other into a file named after its content, and the model beside it."""
     written = staged.with_name("weights")
     digest = hashlib.sha256()
@@ -112,10 +112,10 @@ def _external(
 
 
 @contextlib.contextmanager
-def _weights_at_hand(model: ir.Model) -> Iterator[None]:
-    """Weights that lie in other files are read when they are written, one at a time."""
+def _lazy_external_weights(model: ir.Model) -> Iterator[None]:
+    """Read weights of other files only when they are written, one at a time."""
 
-    def at_hand(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    def lazy(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         if not isinstance(tensor, ir.ExternalTensor):
             return tensor
 
@@ -126,19 +126,19 @@ def _weights_at_hand(model: ir.Model) -> Iterator[None]:
 
         return ir.LazyTensor(read, dtype=tensor.dtype, shape=tensor.shape, name=name, cache=False)
 
-    with _replaced(model, at_hand):
+    with _replaced(model, lazy):
         yield
 
 
 @contextlib.contextmanager
 def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
-    """The model with other tensors for its weights, for the time of the context; those in bodies are read for good."""
+    """Replace the weights for the time of the context; external tensors in subgraphs are loaded for good."""
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                 node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy().copy()))
-        for _, body in graph_bodies(node):
-            for value in body.initializers.values():
+        for _, subgraph in graph_bodies(node):
+            for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
     kept = {name: value.const_value for name, value in model.graph.initializers.items()}
@@ -158,11 +158,11 @@ def _release(tensor: object) -> None:
 
 
 def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
-    """A file name for each call: safe everywhere, and told apart where letters' case does not count.
+    """A file name for each call: safe on every system, and unique even where case is ignored.
 
     Args:
         calls: The calls.
-        root: What the root call is named, whose own name is empty.
+        root: The name for the root call, whose own name is empty.
     """
     names: dict[str, str] = {}
     taken: set[str] = set()

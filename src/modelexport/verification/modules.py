@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from modelexport.analysis.cutting import ExtractionPlan
 from modelexport.analysis.extraction import Extractor, HierarchySource, ModelSource
 from modelexport.analysis.selectors import select_calls
 from modelexport.analysis.submodel import Port
@@ -110,6 +111,7 @@ class _Task:
 
     Attributes:
         call: The call.
+        plan: How it is extracted to be run alone; None where it cannot be.
         refusal: Why it cannot be run alone.
         places: The tensors of PyTorch's run that it takes.
         tensors: The tensors of the whole ONNX run that it takes.
@@ -117,6 +119,7 @@ class _Task:
     """
 
     call: CallRecord
+    plan: ExtractionPlan | None = None
     refusal: ExtractionError | None = None
     places: list[Place] = dataclasses.field(default_factory=list)
     tensors: list[str] = dataclasses.field(default_factory=list)
@@ -143,6 +146,7 @@ class _Verification:
                 f"the arguments and results of the modules are not recorded ({self._extractor.missing}): modules are "
                 "compared where those are, so keep the sidecar that export or tag wrote beside the file"
             )
+        self._calls = {call.id: call for call in self._document.calls}
         self._classes = {module.path: module.class_name for module in self._document.modules}
         self._folder = source.path.parent if isinstance(source, LoadedModel) else external_folder(self._model)
         self._tolerance = tolerance
@@ -188,7 +192,7 @@ class _Verification:
 
     def _compare_one(self, call_id: str) -> CallVerification:
         """A call that was not asked for."""
-        task = self._task(next(call for call in self._document.calls if call.id == call_id))
+        task = self._task(self._calls[call_id])
         run = self._runner.run({*task.places, *task.elsewhere.values()})
         return self._compare(task, run, self._whole.fetch(self._onnx_runner, task.tensors))
 
@@ -201,12 +205,13 @@ class _Verification:
         # A module may be given a tensor when it is exported and none when it runs: a mask that masks nothing, say.
         recorded = {tensor.name for tensor in call.inputs}
         try:
-            cut = self._extractor.cut(call)
+            plan = self._extractor.plan(call)
         except ExtractionError as error:
             task.refusal = error
         else:
-            boundary = [(tensor.name, tensor.value.name) for tensor in cut.outputs]
-            for tensor in cut.inputs:
+            task.plan = plan
+            boundary = [(tensor.name, tensor.value.name) for tensor in plan.outputs]
+            for tensor in plan.inputs:
                 name, place = tensor.value.name or "", self._place(call, Side.INPUT, tensor.name)
                 if tensor.is_argument and (place in self._first.seen or tensor.name not in recorded):
                     task.places.append(place)
@@ -257,9 +262,9 @@ class _Verification:
         notes: tuple[str, ...] = ()
         outputs: Sequence[tuple[str, str | None]] = [(tensor.name, tensor.tensor) for tensor in call.outputs]
         alone: dict[str, np.ndarray] = {}
-        if refusal is None:
+        if task.plan is not None:
             try:
-                submodel = self._extractor.extract(call)
+                submodel = self._extractor.extract(task.plan)
                 notes = submodel.notes
                 outputs = [(port.argument or port.name, port.tensor) for port in submodel.outputs]
                 feeds, taken = self._feeds(task, submodel.inputs, run, whole)

@@ -82,7 +82,7 @@ def test_failure_that_lasts_keeps_what_is_needed_to_put_the_old_set_back(
             with at_call(index, failing(errno.EIO), only=only, onwards=True):
                 export(folder / "model.onnx", "new")
         except ModelExportError as error:
-            if "Cannot put back" in str(error):
+            if "Cannot restore" in str(error):
                 kept += 1
                 assert list(folder.glob(".modelexport-*/commit.json"))
         with stage(folder / "model.onnx"):
