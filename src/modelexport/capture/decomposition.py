@@ -21,6 +21,7 @@ from modelexport.capture.diagnosis import in_one_line, root_cause
 from modelexport.capture.huggingface import can_export
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_PATH
+from modelexport.torch_support.call_watch import CallWatch, RunningCall
 
 # What only `generate` cares about: transformers' own exporters leave it out as well.
 _ONLY_FOR_GENERATING = "logits_to_keep"
@@ -93,26 +94,16 @@ def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
 def _watched(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """The calls that no other module makes, with their arguments by name, as they come."""
     calls: list[tuple[str, dict[str, Any]]] = []
-    paths = {id(module): path for path, module in model.named_modules()}
-    running: list[torch.nn.Module] = []
 
-    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not running and id(module) in paths:
-            calls.append((paths[id(module)], copy.deepcopy(_by_name(module, args, kwargs))))
-        running.append(module)
+    def enter(call: RunningCall[None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if call.parent is None:
+            calls.append((call.id.path, copy.deepcopy(_by_name(call.module, args, kwargs))))
 
-    def leave(module: torch.nn.Module, args: object, result: object) -> None:
-        running.pop()
+    def leave(*_: object) -> None:
+        """What a call returns does not matter here."""
 
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    try:
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(leave))
+    with CallWatch(enter, leave).watching(dict(model.named_modules())):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
