@@ -19,9 +19,10 @@ import torch
 
 from modelexport.capture.diagnosis import in_one_line, root_cause
 from modelexport.capture.huggingface import can_export
-from modelexport.errors import InputError
+from modelexport.errors import InputError, UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.torch_support.transformers_private import decompose_for_generation, holds_tensors
 
 # What only `generate` cares about: transformers' own exporters leave it out as well.
 _ONLY_FOR_GENERATING = "logits_to_keep"
@@ -65,12 +66,12 @@ def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
         raise InputError(
             f"{kind} has no stages: it does not generate; load the class of it that does, or export it without stages"
         )
-    from transformers.exporters.utils import decompose_for_generation
-
     with _watched(model) as calls:
         try:
             # With several tokens `generate` takes one step more: see `_later_step`.
-            parts = decompose_for_generation(model, dict(inputs), multi_token_decode=True)
+            parts = decompose_for_generation(model, dict(inputs))
+        except UnsupportedLibraryError:
+            raise
         except Exception as error:
             raise InputError(
                 f"{kind} cannot be taken apart into stages: generating from {', '.join(inputs) or 'nothing'} ends in "
@@ -140,9 +141,7 @@ def _without_tensors_last(inputs: dict[str, Any]) -> dict[str, Any]:
     It asks for the names after the call, by when a cache that came empty is full: names of tensors that are no inputs
     must come behind all others.
     """
-    from transformers.exporters.utils import get_leaf_tensors
-
-    return dict(sorted(inputs.items(), key=lambda item: not get_leaf_tensors(item[1])))
+    return dict(sorted(inputs.items(), key=lambda item: not holds_tensors(item[1])))
 
 
 def _own_name(path: str) -> str:

@@ -107,7 +107,8 @@ class CallWatch(Generic[Record]):
             stack.callback(self._remove_hooks)
             for path, module in modules.items():
                 self.add(path, module)
-            stack.enter_context(self._own_calls(modules))
+            paths = {id(module): path for path, module in modules.items()}
+            stack.enter_context(own_calls_through(modules.values(), self._own_call(paths)))
             yield
 
     def add(self, path: str, module: torch.nn.Module) -> None:
@@ -157,7 +158,7 @@ class CallWatch(Generic[Record]):
             if torch.compiler.is_dynamo_compiling():
                 return
             running = self.innermost
-            if running is not None and running.passed_on and running.id.path == path:
+            if running is not None and running.passed_on and running.module is module:
                 running.passed_on = False
                 return
             self.enter(path, module, args, kwargs, sys._getframe(1))
@@ -173,32 +174,13 @@ class CallWatch(Generic[Record]):
             handle.remove()
         self._handles.clear()
 
-    @contextlib.contextmanager
-    def _own_calls(self, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-        """See the calls of modules whose class has a `__call__` that runs none of torch's hooks."""
-        paths = {id(module): path for path, module in modules.items()}
-        classes = {type(module) for module in modules.values() if _has_own_call(module)}
-        originals = {cls: inspect.getattr_static(cls, "__call__") for cls in classes}
-        inherited = {cls for cls in classes if "__call__" not in vars(cls)}
-        try:
-            for cls, original in originals.items():
-                cls.__call__ = self._watched_call(original, paths)  # type: ignore[method-assign]
-            yield
-        finally:
-            for cls, original in originals.items():
-                if cls not in inherited:
-                    cls.__call__ = original  # type: ignore[method-assign]
-                elif "__call__" in vars(cls):
-                    del cls.__call__
-
-    def _watched_call(self, original: Callable[..., Any], paths: Mapping[int, str]) -> Callable[..., Any]:
-        # Not named `forward`: torch writes the frames of that name into the nodes that it records.
-        def watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _own_call(self, paths: Mapping[int, str]) -> Callable[..., Any]:
+        def call(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             path = paths.get(id(module))
             if path is None or torch.compiler.is_dynamo_compiling():
                 return original(module, *args, **kwargs)
             running = self.innermost
-            if running is not None and running.passed_on and running.id.path == path:
+            if running is not None and running.passed_on and running.module is module:
                 # A `__call__` that calls the one of its base class.
                 return original(module, *args, **kwargs)
             # Not kept in a variable: a frame that holds itself would hold its arguments until the next collection.
@@ -207,7 +189,36 @@ class CallWatch(Generic[Record]):
             self._leave(args, kwargs, result, sys._getframe())
             return result
 
-        return watched_call
+        return call
+
+
+@contextlib.contextmanager
+def own_calls_through(modules: Iterable[torch.nn.Module], around: Callable[..., Any]) -> Iterator[None]:
+    """For the time of the context, modules whose class has a `__call__` that runs no hooks are called through `around`.
+
+    It gets the original and the module first. Other modules of these classes are called through it too.
+    """
+    classes = {type(module) for module in modules if _has_own_call(module)}
+    originals = {cls: inspect.getattr_static(cls, "__call__") for cls in classes}
+    inherited = {cls for cls in classes if "__call__" not in vars(cls)}
+    try:
+        for cls, original in originals.items():
+            cls.__call__ = _calling(around, original)  # type: ignore[method-assign]
+        yield
+    finally:
+        for cls, original in originals.items():
+            if cls not in inherited:
+                cls.__call__ = original  # type: ignore[method-assign]
+            elif "__call__" in vars(cls):
+                del cls.__call__
+
+
+def _calling(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    # Not named `forward`: torch writes the frames of that name into the nodes that it records.
+    def watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return around(original, module, *args, **kwargs)
+
+    return watched_call
 
 
 def _has_own_call(module: torch.nn.Module) -> bool:

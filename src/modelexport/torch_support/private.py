@@ -11,7 +11,7 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -39,6 +39,20 @@ def find_part(path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise missing_part(path) from error
     return found
+
+
+def find_attribute(holder: Any, name: str) -> Any:
+    """An attribute of an object of a library.
+
+    Raises:
+        UnsupportedLibraryError: Objects of its class have none.
+    """
+    try:
+        return getattr(holder, name)
+    except AttributeError as error:
+        kind = type(holder)
+        owner = holder.__name__ if isinstance(holder, ModuleType) else f"{kind.__module__}.{kind.__name__}"
+        raise missing_part(f"{owner}.{name}") from error
 
 
 def missing_part(path: str) -> UnsupportedLibraryError:
@@ -78,9 +92,10 @@ def memory_of(tensor: torch.Tensor) -> int | None:
     Needed to know views of one memory: `data_ptr` is 0 for every empty tensor and the same for memory that is reused.
     """
     try:
-        return int(tensor.untyped_storage()._cdata)
+        storage = tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return None
+    return int(find_attribute(storage, "_cdata"))
 
 
 def hold_memory(tensor: torch.Tensor) -> Any:
@@ -97,12 +112,13 @@ def version_of(tensor: torch.Tensor) -> int:
     Raises:
         RuntimeError: torch does not count it: the tensor was made in inference mode.
     """
-    return tensor._version
+    return int(find_attribute(tensor, "_version"))
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that this one is a view of; None for one that is none."""
-    return tensor._base
+    base: torch.Tensor | None = find_attribute(tensor, "_base")
+    return base
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
@@ -119,17 +135,14 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether calling the module runs more than its `forward`. Public code can only add hooks."""
     shared = find_part("torch.nn.modules.module")
-    return bool(
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or shared._global_forward_pre_hooks
-        or shared._global_forward_hooks
+    return any(find_attribute(module, name) for name in ("_forward_pre_hooks", "_forward_hooks")) or any(
+        find_attribute(shared, name) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
     )
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The children by name, one that has two names under both: `named_children` gives it once."""
-    return {name: child for name, child in module._modules.items() if child is not None}
+    return {name: child for name, child in find_attribute(module, "_modules").items() if child is not None}
 
 
 # --- operators --------------------------------------------------------------------------------------------------
@@ -140,7 +153,7 @@ def is_higher_order_operator(func: object) -> bool:
     return isinstance(func, find_part("torch._ops.HigherOrderOperator"))
 
 
-def is_operator_overload(target: object) -> bool:
+def is_operator_overload(target: object) -> TypeGuard[torch._ops.OpOverload]:
     """Whether the target of an FX node is an operator with a schema."""
     return isinstance(target, find_part("torch._ops.OpOverload"))
 
