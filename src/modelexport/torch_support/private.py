@@ -8,6 +8,7 @@ up when it is used, so that a release without it fails there alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -39,6 +40,12 @@ def find_part(path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise missing_part(path) from error
     return found
+
+
+@functools.cache
+def fixed_part(path: str) -> Any:
+    """The same for a part that nothing replaces while the process runs: looked up once."""
+    return find_part(path)
 
 
 def find_attribute(holder: Any, name: str) -> Any:
@@ -101,7 +108,7 @@ def memory_of(tensor: torch.Tensor) -> int | None:
 def hold_memory(tensor: torch.Tensor) -> Any:
     """Something that keeps the memory's identity from being used again; None where `memory_of` is None."""
     try:
-        return find_part("torch.multiprocessing.reductions.StorageWeakRef")(tensor.untyped_storage())
+        return fixed_part("torch.multiprocessing.reductions.StorageWeakRef")(tensor.untyped_storage())
     except (RuntimeError, NotImplementedError):
         return None
 
@@ -126,7 +133,7 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 
     Control-flow operators call their functions with such tensors to learn the shapes of the results.
     """
-    return bool(find_part("torch._C._functorch.is_functorch_wrapped_tensor")(tensor))
+    return bool(fixed_part("torch._C._functorch.is_functorch_wrapped_tensor")(tensor))
 
 
 # --- modules ----------------------------------------------------------------------------------------------------
@@ -134,7 +141,7 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 
 def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether calling the module runs more than its `forward`. Public code can only add hooks."""
-    shared = find_part("torch.nn.modules.module")
+    shared = fixed_part("torch.nn.modules.module")
     return any(find_attribute(module, name) for name in ("_forward_pre_hooks", "_forward_hooks")) or any(
         find_attribute(shared, name) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
     )
@@ -150,12 +157,12 @@ def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 def is_higher_order_operator(func: object) -> bool:
     """Whether an operator is given functions: `cond`, `while_loop`, `scan` and the like."""
-    return isinstance(func, find_part("torch._ops.HigherOrderOperator"))
+    return isinstance(func, fixed_part("torch._ops.HigherOrderOperator"))
 
 
 def is_operator_overload(target: object) -> TypeGuard[torch._ops.OpOverload]:
     """Whether the target of an FX node is an operator with a schema."""
-    return isinstance(target, find_part("torch._ops.OpOverload"))
+    return isinstance(target, fixed_part("torch._ops.OpOverload"))
 
 
 def schema_of(operator: Any) -> Any:
@@ -165,7 +172,7 @@ def schema_of(operator: Any) -> Any:
 
 def control_flow_names() -> frozenset[str]:
     """The names under which torch offers its control-flow operators."""
-    return frozenset(name for name in dir(find_part("torch._higher_order_ops")) if not name.startswith("_"))
+    return frozenset(name for name in dir(fixed_part("torch._higher_order_ops")) if not name.startswith("_"))
 
 
 def dispatch_mode(
@@ -176,7 +183,7 @@ def dispatch_mode(
     May be entered again inside itself. torch has no public way to see operators; the class is a subclass made here, so
     that nothing is looked up when this module is imported.
     """
-    base: Any = find_part("torch.utils._python_dispatch.TorchDispatchMode")
+    base: Any = fixed_part("torch.utils._python_dispatch.TorchDispatchMode")
 
     class Mode(base):  # type: ignore[misc]  # a base that is looked up is Any
         # Otherwise torch refuses control-flow operators in a mode.
@@ -204,7 +211,7 @@ def higher_order_calls_through(around: Callable[..., Any]) -> contextlib.Abstrac
 
 def leaves_of(value: object) -> list[Any]:
     """Everything inside of tuples, lists, dicts and registered classes that is none of these."""
-    found: list[Any] = find_part("torch.utils._pytree.tree_leaves")(value)
+    found: list[Any] = fixed_part("torch.utils._pytree.tree_leaves")(value)
     return found
 
 
@@ -215,41 +222,41 @@ def tensors_among(value: object) -> list[torch.Tensor]:
 
 def flatten(value: object) -> tuple[list[Any], Any]:
     """The leaves of a value, and its structure for `unflatten`."""
-    leaves, structure = find_part("torch.utils._pytree.tree_flatten")(value)
+    leaves, structure = fixed_part("torch.utils._pytree.tree_flatten")(value)
     return leaves, structure
 
 
 def unflatten(leaves: list[Any], structure: Any) -> Any:
     """A value of that structure with these leaves."""
-    return find_part("torch.utils._pytree.tree_unflatten")(leaves, structure)
+    return fixed_part("torch.utils._pytree.tree_unflatten")(leaves, structure)
 
 
 def map_leaves(change: Callable[[Any], Any], value: object) -> Any:
     """The value with each leaf replaced by what `change` returns for it."""
-    return find_part("torch.utils._pytree.tree_map")(change, value)
+    return fixed_part("torch.utils._pytree.tree_map")(change, value)
 
 
 def leaves_with_keys(value: object) -> list[tuple[tuple[object, ...], Any]]:
     """The leaves of a value, each behind the keys, indices and attribute names that lead to it."""
-    found, _ = find_part("torch.utils._pytree.tree_flatten_with_path")(value)
+    found, _ = fixed_part("torch.utils._pytree.tree_flatten_with_path")(value)
     return [(tuple(map(_unwrapped, path)), leaf) for path, leaf in found]
 
 
 def map_leaves_with_keys(change: Callable[[tuple[object, ...], Any], Any], value: object) -> Any:
     """The value with each leaf replaced by what `change` returns for the way to it and for it."""
-    return find_part("torch.utils._pytree.tree_map_with_path")(
+    return fixed_part("torch.utils._pytree.tree_map_with_path")(
         lambda path, leaf: change(tuple(map(_unwrapped, path)), leaf), value
     )
 
 
 def _unwrapped(key: Any) -> object:
     for kind, field in (("MappingKey", "key"), ("SequenceKey", "idx"), ("GetAttrKey", "name")):
-        if isinstance(key, find_part(f"torch.utils._pytree.{kind}")):
+        if isinstance(key, fixed_part(f"torch.utils._pytree.{kind}")):
             return getattr(key, field)
     return key
 
 
 def registered_children(value: object) -> list[Any] | None:
     """What a value of a class that is registered with torch holds; None where its class is not."""
-    registered = find_part("torch.utils._pytree.SUPPORTED_NODES").get(type(value))
+    registered = fixed_part("torch.utils._pytree.SUPPORTED_NODES").get(type(value))
     return list(registered.flatten_fn(value)[0]) if registered is not None else None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from modelexport.torch_support.private import called_through, find_part
+from modelexport.torch_support.private import called_through, fixed_part
 
 
 class Tracer(Protocol):
@@ -20,14 +20,14 @@ class Tracer(Protocol):
 
 def active_tracer() -> Tracer | None:
     """The tracer that records the operators that run now; None where none does."""
-    mode = find_part("torch.fx.experimental.proxy_tensor.get_proxy_mode")()
+    mode = fixed_part("torch.fx.experimental.proxy_tensor.get_proxy_mode")()
     tracer: Tracer | None = mode.tracer if mode is not None else None
     return tracer
 
 
 def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:
     """The FX node that holds a tensor in the graph of that tracer; None where it knows none."""
-    slot = find_part("torch.fx.experimental.proxy_tensor.get_proxy_slot")(tensor, tracer, None)
+    slot = fixed_part("torch.fx.experimental.proxy_tensor.get_proxy_slot")(tensor, tracer, None)
     proxy = getattr(slot, "proxy", slot)
     node = getattr(proxy, "node", None)
     return node if isinstance(node, torch.fx.Node) else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 
-from modelexport.torch_support.private import called_through, find_part, missing_part
+from modelexport.torch_support.private import called_through, find_part, fixed_part, missing_part
 
 # A graph of TorchScript, a block in one of its nodes, a node, a value. Their classes are private and hardly typed.
 JitGraph = Any
@@ -59,22 +59,22 @@ def translation_seen(see: Callable[[dict[Any, Any]], None]) -> contextlib.Abstra
 
 def new_graph() -> JitGraph:
     """An empty graph."""
-    return find_part("torch._C.Graph")()
+    return fixed_part("torch._C.Graph")()
 
 
 def is_graph(block: JitBlock) -> bool:
     """Whether this is a whole graph, and not a block of a node."""
-    return isinstance(block, find_part("torch._C.Graph"))
+    return isinstance(block, fixed_part("torch._C.Graph"))
 
 
 def is_block(found: JitObject) -> bool:
     """Whether this is a block of a node, and not a node."""
-    return isinstance(found, find_part("torch._C.Block"))
+    return isinstance(found, fixed_part("torch._C.Block"))
 
 
 def is_tensor(value: JitObject) -> bool:
     """Whether a value of a graph is a tensor."""
-    return isinstance(value.type(), find_part("torch._C.TensorType"))
+    return isinstance(value.type(), fixed_part("torch._C.TensorType"))
 
 
 def as_onnx(graph: JitGraph, opset_version: int | None) -> onnx.ModelProto | None:
@@ -144,12 +144,12 @@ def silent_log() -> Iterator[None]:
 
 def tracing_state() -> Any:
     """The state of the trace that this thread records; None where it records none."""
-    return find_part("torch._C._get_tracing_state")()
+    return fixed_part("torch._C._get_tracing_state")()
 
 
 def set_tracing_state(state: Any) -> None:
     """Go on with a trace, or with None interrupt it."""
-    find_part("torch._C._set_tracing_state")(state)
+    fixed_part("torch._C._set_tracing_state")(state)
 
 
 class Untraced:
@@ -171,7 +171,7 @@ def traced_value(tensors: Any, place: int) -> JitObject | None:
     Where it does not know the tensor it enters it as a constant. It names a value after a variable of the frames that
     look it up: there must be none that is the tensor, which is why it is passed by its place.
     """
-    state, look_up = tracing_state(), find_part("torch._C._get_value_trace")
+    state, look_up = tracing_state(), fixed_part("torch._C._get_value_trace")
     try:
         return look_up(tensors[place])
     except RuntimeError:
