@@ -130,7 +130,7 @@ def test_file_of_a_module_with_a_call_of_its_own_is_torch_s_own(tmp_path: Path) 
     assert strip_hierarchy(onnx.load(tmp_path / "model.onnx")) == plain
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_model_with_a_scripted_child_can_be_judged(tmp_path: Path) -> None:
     class Scripting(nn.Module):
         def __init__(self) -> None:

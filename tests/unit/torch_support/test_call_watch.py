@@ -157,7 +157,7 @@ def test_call_by_a_class_s_own_call_is_seen_once(kind: type[Acting]) -> None:
     assert vars(kind).get("__call__") is before
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_scripted_module_is_not_watched_and_does_no_harm() -> None:
     scripted = torch.jit.script(nn.ReLU())
     lines = Log().run(Acting(lambda module, x: module.relu(x), relu=scripted), torch.ones(2))

@@ -24,7 +24,7 @@ from modelexport.torch_support.private_jit import JitPass
 pytestmark = [
     pytest.mark.sanity,
     # torch's own exporters call what torch says this of.
-    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated"),
 ]
 # Functions that use no part themselves.
 HELPERS = {"called_through", "find_part", "fixed_part", "find_attribute", "missing_part", "tensors_among"}
