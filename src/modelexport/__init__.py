@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         StorageError,
         StrategyIncompatibleError,
         UnknownStrategyError,
+        UnsupportedLibraryError,
         UnusableOptionError,
     )
     from modelexport.export import (
@@ -103,6 +104,7 @@ _HOMES = {
     "StrategySelector": "strategies.selection",
     "UnifiedExporter": "export",
     "UnknownStrategyError": "errors",
+    "UnsupportedLibraryError": "errors",
     "UnusableOptionError": "errors",
     "UsageBasedExporter": "export",
     "UsageBasedStrategy": "strategies.usage_based",
@@ -171,6 +173,7 @@ __all__ = [
     "StrategySelector",
     "UnifiedExporter",
     "UnknownStrategyError",
+    "UnsupportedLibraryError",
     "UnusableOptionError",
     "UsageBasedExporter",
     "UsageBasedStrategy",

@@ -12,6 +12,7 @@
     ├── ExtractionError               a module that cannot be extracted from a graph; says why and which one can be
     ├── OnnxRunError                  onnxruntime could not run a graph; quotes its message
     ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
+    ├── UnsupportedLibraryError       an installed library lacks a part that is needed; names the part
     ├── StorageError                  the result could not be written; what was there before is untouched
     └── ContractError                 a step broke its own contract: a bug, please report it
 
@@ -125,6 +126,24 @@ class OnnxRunError(ModelExportError):
 
 class FileFormatError(ModelExportError):
     """A model file or sidecar cannot be read as what it claims to be."""
+
+
+class UnsupportedLibraryError(ModelExportError):
+    """An installed library lacks a private part that this package needs.
+
+    Attributes:
+        part: The dotted path of the part.
+        version: The installed release.
+        seen_on: The releases that have it.
+    """
+
+    def __init__(self, part: str, version: str, seen_on: Sequence[str]) -> None:
+        self.part, self.version, self.seen_on = part, version, tuple(seen_on)
+        library = part.partition(".")[0]
+        super().__init__(
+            f"{library} {version} has no {part}, which this package needs here; install a release of {library} that it "
+            f"is known to work with: {', '.join(self.seen_on) or 'see the documentation'}"
+        )
 
 
 class StorageError(ModelExportError):

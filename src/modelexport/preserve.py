@@ -23,8 +23,8 @@ _CONTAINERS = (dict, collections.OrderedDict, list, set)
 
 @contextlib.contextmanager
 def preserved_state(model: torch.nn.Module) -> Iterator[None]:
-    """The modules' attributes, gradient flags, random state and torch's global modes, put back."""
-    with _random_state(), _torch_modes(), _module_state(model), warnings.catch_warnings():
+    """The modules' attributes, gradient flags, random state and torch's global modes and hooks, put back."""
+    with _random_state(), _torch_modes(), _global_hooks(), _module_state(model), warnings.catch_warnings():
         # What torch warns of while it traces is its own inner life; where warnings are errors, it would end there.
         warnings.simplefilter("ignore")
         yield
@@ -211,6 +211,27 @@ def _random_state() -> Iterator[None]:
         random.setstate(state)
         if numpy is not None:
             numpy.random.set_state(arrays)
+
+
+@contextlib.contextmanager
+def _global_hooks() -> Iterator[None]:
+    """The hooks that torch keeps for all modules: its export leaves one of its own behind when a forward fails.
+
+    torch 2.9.1 and 2.11.0 keep their hook on registered buffers then; 2.13.0 and 2.15.0 remove it.
+    """
+    tables = [table for name, table in vars(torch.nn.modules.module).items() if _is_hook_table(name, table)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, kept in zip(tables, before, strict=True):
+            if table != kept:
+                table.clear()
+                table.update(kept)
+
+
+def _is_hook_table(name: str, table: object) -> bool:
+    return name.startswith("_global_") and "_hooks" in name and isinstance(table, dict)
 
 
 @contextlib.contextmanager

@@ -19,8 +19,10 @@ import torch
 
 from modelexport.capture.diagnosis import in_one_line, root_cause
 from modelexport.capture.huggingface import can_export
-from modelexport.errors import InputError
+from modelexport.errors import InputError, UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH
+from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.torch_support.transformers_private import decompose_for_generation, holds_tensors
 
 # What only `generate` cares about: transformers' own exporters leave it out as well.
 _ONLY_FOR_GENERATING = "logits_to_keep"
@@ -64,12 +66,12 @@ def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
         raise InputError(
             f"{kind} has no stages: it does not generate; load the class of it that does, or export it without stages"
         )
-    from transformers.exporters.utils import decompose_for_generation
-
     with _watched(model) as calls:
         try:
             # With several tokens `generate` takes one step more: see `_later_step`.
-            parts = decompose_for_generation(model, dict(inputs), multi_token_decode=True)
+            parts = decompose_for_generation(model, dict(inputs))
+        except UnsupportedLibraryError:
+            raise
         except Exception as error:
             raise InputError(
                 f"{kind} cannot be taken apart into stages: generating from {', '.join(inputs) or 'nothing'} ends in "
@@ -93,26 +95,16 @@ def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
 def _watched(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """The calls that no other module makes, with their arguments by name, as they come."""
     calls: list[tuple[str, dict[str, Any]]] = []
-    paths = {id(module): path for path, module in model.named_modules()}
-    running: list[torch.nn.Module] = []
 
-    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not running and id(module) in paths:
-            calls.append((paths[id(module)], copy.deepcopy(_by_name(module, args, kwargs))))
-        running.append(module)
+    def enter(call: RunningCall[None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if call.parent is None:
+            calls.append((call.id.path, copy.deepcopy(_by_name(call.module, args, kwargs))))
 
-    def leave(module: torch.nn.Module, args: object, result: object) -> None:
-        running.pop()
+    def leave(*_: object) -> None:
+        """What a call returns does not matter here."""
 
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    try:
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(leave))
+    with CallWatch(enter, leave).watching(dict(model.named_modules())):
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -149,9 +141,7 @@ def _without_tensors_last(inputs: dict[str, Any]) -> dict[str, Any]:
     It asks for the names after the call, by when a cache that came empty is full: names of tensors that are no inputs
     must come behind all others.
     """
-    from transformers.exporters.utils import get_leaf_tensors
-
-    return dict(sorted(inputs.items(), key=lambda item: not get_leaf_tensors(item[1])))
+    return dict(sorted(inputs.items(), key=lambda item: not holds_tensors(item[1])))
 
 
 def _own_name(path: str) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from modelexport.errors import InputError
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN, buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import named_results
+from modelexport.torch_support.private import leaves_of, leaves_with_keys, map_leaves, map_leaves_with_keys
 
 AUTO = "auto"
 BATCH = "batch"
@@ -45,8 +45,7 @@ class Call:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors among the arguments, each under the way to it."""
-        leaves, _ = pytree.tree_flatten_with_path(self.bound())
-        return {_written(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return {_written(way): leaf for way, leaf in leaves_with_keys(self.bound()) if isinstance(leaf, torch.Tensor)}
 
     def resized(self, sizes: Mapping[Axis, int]) -> Call:
         """The call with other sizes: what is there is repeated, or the end of it left out."""
@@ -60,7 +59,7 @@ class Call:
 
     def replaced(self, tensors: Mapping[int, torch.Tensor]) -> Call:
         """The call with other tensors, by the identity of those that were there."""
-        args, kwargs = pytree.tree_map(lambda leaf: tensors.get(id(leaf), leaf), (self.args, self.kwargs))
+        args, kwargs = map_leaves(lambda leaf: tensors.get(id(leaf), leaf), (self.args, self.kwargs))
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def result_shapes(self) -> _Shapes | None:
@@ -80,19 +79,8 @@ class Call:
             return [(name, tuple(tensor.shape)) for name, tensor in named_results(result)]
 
 
-def _written(path: Iterable[Any]) -> str:
-    return ".".join(str(_unwrapped(key)) for key in path)
-
-
-def _unwrapped(key: Any) -> object:
-    match key:
-        case pytree.MappingKey():
-            return key.key
-        case pytree.SequenceKey():
-            return key.idx
-        case pytree.GetAttrKey():
-            return key.name
-    return key
+def _written(way: Iterable[object]) -> str:
+    return ".".join(map(str, way))
 
 
 def check_axes(named: object, call: Call) -> dict[Axis, str]:
@@ -251,13 +239,13 @@ def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:
     inputs, which are in the order of the call, against the entries of this dict.
     """
 
-    def of_leaf(path: tuple[Any, ...], leaf: object) -> dict[int, Any] | None:
+    def of_leaf(way: tuple[object, ...], leaf: object) -> dict[int, Any] | None:
         if not isinstance(leaf, torch.Tensor):
             return None
-        name = _written(path)
+        name = _written(way)
         return {axis: dimension for (of, axis), dimension in axes.items() if of == name} or None
 
-    shapes = dict(pytree.tree_map_with_path(of_leaf, call.bound()))
+    shapes = dict(map_leaves_with_keys(of_leaf, call.bound()))
     positional = inspect.signature(call.model.forward).bind_partial(*call.args).arguments
     # Those that `**kwargs` collects are one entry, under its name, which no argument has.
     return {name: shapes[name] for name in (*positional, *call.kwargs, *shapes) if name in shapes}
@@ -289,7 +277,7 @@ def axes_torch_keeps(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str] | 
         )
         if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT
     ]
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    leaves = leaves_of((call.args, call.kwargs))
     by_leaf = {id(leaf): value for leaf, value in zip(leaves, inputs, strict=False) if isinstance(leaf, torch.Tensor)}
     return {
         (name, axis): dimension

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -17,7 +15,9 @@ from modelexport.capture.capture import Capture
 from modelexport.capture.fx_evidence import FxEvidence, FxSources, axis_sizes, onnx_values
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.recorder import Recorder
+from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import CallId
+from modelexport.torch_support.private_fx import before_optimization
 
 EXPORTER = "dynamo"
 
@@ -63,6 +63,9 @@ def capture_watched(
     try:
         with recorder.watching():
             seen = see_export(export, exporter)
+    except UnsupportedLibraryError:
+        # Without hooks the evidence would be weaker, and nothing would say so.
+        raise
     except Exception:  # noqa: BLE001  tried again below, where it is raised if it is not the hooks
         # Whatever torch exports by itself is exported: should the hooks be what it fails on, the exporter's own
         # record has to do. If it fails without them too, that is the error to tell.
@@ -103,7 +106,7 @@ class CallEvidence(Protocol):
 def see_export(export: Callable[[], torch.onnx.ONNXProgram | None], exporter: str) -> SeenExport:
     """Run `export`, and look at the graph before it is optimized."""
     before: list[ir.Model] = []
-    with _seen_before_optimization(lambda graph: before.append(graph.clone())):
+    with before_optimization(lambda graph: before.append(graph.clone())):
         made = export()
     if made is None or made.exported_program is None:
         raise RuntimeError(f"the {exporter} exporter returned no program")
@@ -129,28 +132,6 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
-
-
-@contextlib.contextmanager
-def _seen_before_optimization(observe: Callable[[ir.Model], object]) -> Iterator[None]:
-    """Show the graph to `observe` at the moment torch starts to optimize it.
-
-    Optimizing afterwards ourselves would be simpler, but torch renames inputs, outputs and dynamic axes after
-    it optimizes: only its own sequence of steps gives its own result.
-    """
-    original = torch.onnx.ONNXProgram.optimize
-    thread = threading.get_ident()
-
-    def optimize(program: torch.onnx.ONNXProgram) -> None:
-        if threading.get_ident() == thread:
-            observe(program.model)
-        original(program)
-
-    torch.onnx.ONNXProgram.optimize = optimize  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        torch.onnx.ONNXProgram.optimize = original  # type: ignore[method-assign]
 
 
 def describe_program(program: torch.export.ExportedProgram, evidence: CallEvidence) -> str:

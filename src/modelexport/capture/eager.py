@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.capture.eager_graph import Body, EagerRun, Operation, SeenCall, SeenTensor
 from modelexport.capture.values import take_fingerprint
 from modelexport.hierarchy import CallId, ModuleTree, TensorInfo
 from modelexport.inputs import copied_inputs
-from modelexport.preserve import buffers_restored, fused_layers_off
+from modelexport.preserve import buffers_restored
 from modelexport.structure import named_arguments, named_results
-from modelexport.trial import Trial, try_out
+from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver
+from modelexport.torch_support.private import hold_memory, memory_of, tensors_among
 
 
 def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerRun:
@@ -28,35 +24,23 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
 
     Composite kernels run in parts, as exporters write them: attention as matrix products and a softmax.
     """
-    watch = _Watch(model, tree)
+    observer = _Observer(tree)
     given, named = copied_inputs(args, dict(kwargs))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_hooked(model.named_modules(), watch))
-        stack.enter_context(buffers_restored(model))
-        # Otherwise control flow is compiled to be run, and nobody sees what its bodies do.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(fused_layers_off())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.no_grad())
-        with watch:
+    operators = ControlFlowWatch(model, observer.calls, observer)
+    with observer.calls.watching(dict(model.named_modules())), buffers_restored(model), torch.no_grad():
+        with operators.watching():
             model(*given, **named)
-        watch.finish(model)
-    return watch.run
+        observer.finish(model)
+    return observer.run
 
 
-class _Watch(TorchDispatchMode):
+class _Observer:
     """Numbers every tensor that an operator reads or makes, and remembers who ran the operator."""
 
-    supports_higher_order_operators = True
-
-    def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, tree: ModuleTree) -> None:
         self.run = EagerRun()
-        self._model = model
+        self.calls: CallWatch[SeenCall] = CallWatch(self._enter, self._leave)
         self._tree = tree
-        self._stack: list[CallId] = []
-        self.counts: Counter[str] = Counter()
-        self._trial: Trial | None = None
         self._begun: set[CallId] = set()
         # The number of what lies at a place in memory, and how often that memory had been written to by then. Not by
         # tensor: torch wraps the results of operators that make views anew.
@@ -64,25 +48,18 @@ class _Watch(TorchDispatchMode):
         self._writes: Counter[int] = Counter()
         self._changes: dict[int, Operation] = {}
         # While these are held, no other memory gets the same identity.
-        self._memory: dict[int, StorageWeakRef] = {}
+        self._memory: dict[int, Any] = {}
         # Where operators are written down: the run's own, or those of the body that is running.
         self.operations = self.run.operations
         self._sizes: list[int] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._stack:
-            return func(*args, **(kwargs or {}))
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            return self._run_with_bodies(func, args, kwargs or {})
-        call = self._stack[-1]
-        read = _tensors((args, kwargs))
+    def see_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Write down what an operator read and made."""
+        call = self._innermost()
+        read = tensors_among((args, kwargs))
         inputs = self.numbers(read)
-        if self._trial is not None:
-            self._trial.check(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        if self._trial is not None:
-            self._trial.note(result, read)
-        made = _tensors(result)
+        result = run()
+        made = tensors_among(result)
         changed = {_place(tensor)[0] for tensor in made if any(tensor is other for other in read)}
         self._writes.update(changed)
         if made:
@@ -93,28 +70,31 @@ class _Watch(TorchDispatchMode):
             self._sizes += [tensor.numel() * tensor.element_size() for tensor in made]
         return result
 
-    def _run_with_bodies(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that is given functions, with an eye on what those do."""
-        call, given, functions = self._stack[-1], self.numbers(_tensors((args, kwargs))), _Functions(self, args)
-        result = func(*(functions.watched(place, value) for place, value in enumerate(args)), **kwargs)
-        bodies = functions.finish()
+    def see_control_flow(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[FunctionObserver], Any]
+    ) -> Any:
+        """Write down an operator that is given functions, with what those did."""
+        call, given, functions = self._innermost(), self.numbers(tensors_among((args, kwargs))), _Bodies(self)
+        result = run(functions)
+        bodies = functions.in_order()
         read = [value for body in bodies for value in _read_from_outside(body)]
-        outputs = tuple(self._new(tensor) for tensor in _tensors(result))
+        outputs = tuple(self._new(tensor) for tensor in tensors_among(result))
         self.operations.append(Operation(call, tuple(dict.fromkeys([*given, *read])), outputs, bodies))
         return result
 
-    def try_out(self, action: Callable[[], object]) -> bool:
-        """Watch something that the model does not run itself. Where that fails, nothing was seen."""
-        stack, counts, begun, calls = list(self._stack), self.counts.copy(), set(self._begun), dict(self.run.calls)
-        trial, self._trial = self._trial, Trial()
-        done = False
-        try:
-            done = try_out(self._model, action)
-        finally:
-            self._stack, self._trial = stack, trial
-            if not done:
-                self.counts, self._begun, self.run.calls = counts, begun, calls
-        return done
+    def _innermost(self) -> CallId:
+        running = self.calls.innermost
+        assert running is not None, "operators are shown while a call runs"
+        return running.id
+
+    def restorer(self) -> Callable[[], None]:
+        """Something to call when the calls seen from now on turn out not to count."""
+        begun, calls = set(self._begun), dict(self.run.calls)
+
+        def restore() -> None:
+            self._begun, self.run.calls = begun, calls
+
+        return restore
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         """The numbers of what the tensors hold now."""
@@ -140,32 +120,23 @@ class _Watch(TorchDispatchMode):
         known.append(take_fingerprint(tensor, known[viewed] if viewed is not None else None))
         place = _place(tensor)
         self._numbers[place] = (len(known) - 1, self._writes[place[0]])
-        with contextlib.suppress(RuntimeError, NotImplementedError):
-            self._memory.setdefault(place[0], StorageWeakRef(tensor.untyped_storage()))
+        if place[0] not in self._memory:
+            self._memory[place[0]] = hold_memory(tensor)
         return len(known) - 1
 
-    def enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """A call begins."""
-        call = CallId(path, self.counts[path])
-        self.counts[path] += 1
-        parent = self._stack[-1] if self._stack else None
-        inputs = self._seen(named_arguments(self._tree[path].forward_arguments, args, kwargs))
-        if call not in self._begun:
-            self._begun.add(call)
-            self.run.calls[call] = SeenCall(call, parent, inputs)
-        self._stack.append(call)
+    def _enter(self, call: RunningCall[SeenCall], args: tuple[Any, ...], kwargs: dict[str, Any]) -> SeenCall:
+        parent = call.parent.id if call.parent is not None else None
+        inputs = self._seen(named_arguments(self._tree[call.id.path].forward_arguments, args, kwargs))
+        if call.id not in self._begun:
+            self._begun.add(call.id)
+            self.run.calls[call.id] = SeenCall(call.id, parent, inputs)
+        return self.run.calls[call.id]
 
-    def leave(self, path: str, result: object) -> None:
-        """The innermost call of that module ends."""
-        if not any(call.path == path for call in self._stack):
-            return
-        # A call that ended in an exception which its caller caught never came here: it goes with this one.
-        while (call := self._stack.pop()).path != path:
-            pass
-        seen = self.run.calls[call]
+    def _leave(self, call: RunningCall[SeenCall], args: Any, kwargs: Any, result: Any) -> None:
+        seen = self.run.calls[call.id]
         seen.outputs = seen.outputs or self._seen(named_results(result))
         passed_on = {tensor.value for tensor in seen.inputs} & {tensor.value for tensor in seen.outputs}
-        self.operations.extend(Operation(call, (value,), (value,)) for value in sorted(passed_on))
+        self.operations.extend(Operation(call.id, (value,), (value,)) for value in sorted(passed_on))
 
     def finish(self, model: torch.nn.Module) -> None:
         """Note the parameters and buffers that were read, and what results weigh."""
@@ -185,76 +156,39 @@ class _Watch(TorchDispatchMode):
         )
 
 
-class _Functions:
-    """The functions that an operator is given: branches, or the condition and the body of a loop.
+class _Bodies:
+    """What the functions of one control-flow operator did, the last time each ran."""
 
-    Those that it calls are watched. One that it does not call is tried out on what another of them was given: an
-    exporter writes both branches of a decision.
-    """
-
-    def __init__(self, watch: _Watch, given: Iterable[Any]) -> None:
-        self._watch = watch
-        self._functions = [v if callable(v) and not isinstance(v, torch.Tensor) else None for v in given]
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        # How often each module had been called before a function ran for the first time.
-        self._before: dict[int, Counter[str]] = {}
-        self._after: dict[int, Counter[str]] = {}
+    def __init__(self, observer: _Observer) -> None:
+        self._observer = observer
         self._ran: dict[int, Body] = {}
+        self._restore: dict[int, Callable[[], None]] = {}
 
-    def watched(self, place: int, value: Any) -> Any:
-        """What the operator is to be given in that place: a function with an eye on it, anything else as it is."""
-        if self._functions[place] is None:
-            return value
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors((args, kwargs))):
-                # Not run on what it is given: there are no values to see.
-                return value(*args, **kwargs)
-            if self._arguments is None:
-                self._arguments = args, kwargs
-                # Exporters see the functions in this order, and number calls in it.
-                self._try_out(range(place))
-            return self._call(place, args, kwargs)
-
-        return run
-
-    def finish(self) -> tuple[Body, ...]:
-        """What the functions did; those that were not called are tried out."""
-        if self._arguments is not None:
-            self._try_out(range(len(self._functions)))
-        for place in self._ran:
-            # The one that ran last need not be the one that called most.
-            self._watch.counts |= self._after[place]
+    def in_order(self) -> tuple[Body, ...]:
+        """The bodies in the order of the operator's arguments."""
         return tuple(body for _, body in sorted(self._ran.items()))
 
-    def _try_out(self, places: Iterable[int]) -> None:
-        args, kwargs = self._arguments or ((), {})
-        for place in places:
-            if (
-                self._functions[place] is not None
-                and place not in self._before
-                and not self._watch.try_out(functools.partial(self._call, place, args, kwargs))
-            ):
-                self._ran.pop(place, None)
-
-    def _call(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watch, function = self._watch, self._functions[place]
-        assert function is not None, "only functions are called"
-        if place in self._before:
-            # Once more round the loop: an exporter sees one call of each module in it.
-            watch.counts = self._before[place].copy()
-        else:
-            self._before[place] = watch.counts.copy()
-        around, watch.operations = watch.operations, []
+    def see_function(
+        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], *, dry: bool
+    ) -> Any:
+        """Write down what one of the functions does apart from what is around it."""
+        observer = self._observer
+        if place not in self._restore:
+            self._restore[place] = observer.restorer()
+        around, observer.operations = observer.operations, []
         try:
-            given = watch.numbers(_tensors((args, kwargs)))
-            with watch:
-                result = function(*args, **kwargs)
-            results = watch.numbers(_tensors(result))
-            self._ran[place], self._after[place] = Body(given, tuple(watch.operations), results), watch.counts.copy()
+            given = observer.numbers(tensors_among((args, kwargs)))
+            result = run()
+            results = observer.numbers(tensors_among(result))
+            self._ran[place] = Body(given, tuple(observer.operations), results)
         finally:
-            watch.operations = around
+            observer.operations = around
         return result
+
+    def discard(self, place: int) -> None:
+        """Forget a function whose dry run failed, and the calls in it."""
+        self._ran.pop(place, None)
+        self._restore[place]()
 
 
 def _read_from_outside(body: Body) -> Iterator[int]:
@@ -262,49 +196,18 @@ def _read_from_outside(body: Body) -> Iterator[int]:
     yield from (v for operation in body.operations for v in operation.inputs if v not in made and v not in body.given)
 
 
-@contextlib.contextmanager
-def _hooked(modules: Iterable[tuple[str, torch.nn.Module]], watch: _Watch) -> Iterator[None]:
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    try:
-        for path, module in modules:
-            if not isinstance(module, torch.jit.ScriptModule):
-                before, after = _hooks(path, watch)
-                # Before the user's own hooks and after them: a call is all that `module(...)` does.
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-                handles.append(module.register_forward_hook(after))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _hooks(path: str, watch: _Watch) -> tuple[Callable[..., None], Callable[..., None]]:
-    def before(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        # While torch compiles a control-flow body it traces the hooks too: they must have no effect there.
-        if not torch.compiler.is_dynamo_compiling():
-            watch.enter(path, args, kwargs)
-
-    def after(module: torch.nn.Module, args: tuple[object, ...], result: object) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            watch.leave(path, result)
-
-    return before, after
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 # Identity of the memory, then where and how a tensor lies in it.
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype, bool, bool]
 
 
 def _place(tensor: torch.Tensor) -> _Place:
+    memory = memory_of(tensor)
     try:
-        memory, offset, stride = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+        place = (memory, tensor.storage_offset(), tensor.stride()) if memory is not None else None
     except (RuntimeError, NotImplementedError):
-        # Nothing of its own in memory: a wrapper around other tensors, or one of an unusual layout.
-        memory, offset, stride = id(tensor), 0, ()
+        place = None
+    # A wrapper around other tensors, or one of an unusual layout, has nothing of its own in memory.
+    memory, offset, stride = place or (id(tensor), 0, ())
     return memory, int(offset), tuple(tensor.shape), stride, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.utils import _pytree as pytree
 
 from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
@@ -29,6 +28,7 @@ from modelexport.capture.recorder import mark_serial, marks_removed, serial_of
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.structure import named_arguments, named_results
+from modelexport.torch_support.private import unflatten
 
 _NUMBERED = re.compile(r"(?P<module>.*)@(?P<count>[0-9]{1,9})", re.DOTALL)
 
@@ -200,13 +200,13 @@ def _root_call(graph: ir.Graph, program: torch.export.ExportedProgram, tree: Mod
     )
 
 
-def _stand_ins(spec: pytree.TreeSpec | None, count: int) -> tuple[Any, list[torch.Tensor]] | None:
+def _stand_ins(spec: Any, count: int) -> tuple[Any, list[torch.Tensor]] | None:
     """Something nested as `spec` says with a tensor for each leaf, and those tensors; None where their number is not
     that of the graph's ends."""
     if spec is None or spec.num_leaves != count:
         return None
     leaves = [torch.empty(0) for _ in range(count)]
-    return pytree.tree_unflatten(leaves, spec), leaves
+    return unflatten(leaves, spec), leaves
 
 
 def _ends(

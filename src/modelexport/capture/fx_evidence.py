@@ -14,12 +14,14 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from modelexport.capture.recorder import CodeNode, Pass, Recorder, TracedTensor, scope_index, serial_of
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
+from modelexport.torch_support.private import is_operator_overload, schema_of
 
 # A frame of generated code, as Python's traceback prints it: file, line, function, then the line itself.
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+, in [^\n]*\n\s+(?P<variable>\w+)(?:\s*:[^=\n]*)?\s*=[^=]')
@@ -268,7 +270,7 @@ def _is_written(traced: torch.fx.Node, seen: int) -> bool:
         held = waiting.pop()
         for user in held.users:
             serial, target = serial_of(user), user.target
-            if serial is None or serial >= seen or not isinstance(target, torch._ops.OpOverload):
+            if serial is None or serial >= seen or not is_operator_overload(target):
                 continue
             if made is not None and serial > made and any(_writes(user, target, held)):
                 return True
@@ -277,8 +279,8 @@ def _is_written(traced: torch.fx.Node, seen: int) -> bool:
     return False
 
 
-def _writes(user: torch.fx.Node, target: torch._ops.OpOverload, held: torch.fx.Node) -> Iterator[bool]:
-    for given, argument in zip(user.args, target._schema.arguments, strict=False):
+def _writes(user: torch.fx.Node, target: Any, held: torch.fx.Node) -> Iterator[bool]:
+    for given, argument in zip(user.args, schema_of(target).arguments, strict=False):
         yield given is held and argument.alias_info is not None and argument.alias_info.is_write
 
 

@@ -10,25 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-
 from modelexport.capture.jit_graph import blocks_of, outputs_of
+from modelexport.torch_support.private_jit import new_graph
 
 _MARK = "modelexport-hook-"
 # A node that is never part of a graph.
 _ANY = "modelexport::kept"
 _NUMBER = re.compile(rf"::{_MARK}(\d+)$")
-
-
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling the module runs more than its `forward`."""
-    shared = torch.nn.modules.module
-    return bool(
-        module._forward_pre_hooks
-        or module._forward_hooks
-        or shared._global_forward_pre_hooks
-        or shared._global_forward_hooks
-    )
 
 
 class HookScopes:
@@ -37,7 +25,7 @@ class HookScopes:
     def __init__(self) -> None:
         # Nodes that hold what the others had before, in a graph of their own.
         self._kept: list[Any] = []
-        self._keeper: Any = torch._C.Graph()
+        self._keeper: Any = new_graph()
 
     def begin(self, state: Any) -> Any:
         """The place in the trace from where on nodes are a hook's."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import importlib.util
 import io
 import logging
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -20,6 +19,12 @@ import torch
 from modelexport.capture.capture import Capture
 from modelexport.capture.dynamo import capture_watched, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
+from modelexport.torch_support.transformers_private import (
+    export_to_onnx,
+    has_exporters,
+    input_preparation_through,
+    register_caches,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -29,8 +34,6 @@ WITH_CACHES = "dynamo-with-caches"
 
 # What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
-# The function of transformers.exporters.utils that adds to the inputs what modules inside would compute of them.
-_PREPARATION = "precompute_export_inputs"
 
 
 def is_transformers_model(model: torch.nn.Module) -> bool:
@@ -43,7 +46,7 @@ def is_transformers_model(model: torch.nn.Module) -> bool:
 
 def can_export(model: torch.nn.Module) -> bool:
     """Whether the model is of transformers' classes, and its exporter is installed: only some releases have it."""
-    return is_transformers_model(model) and importlib.util.find_spec("transformers.exporters") is not None
+    return is_transformers_model(model) and has_exporters()
 
 
 def unsupported_options(options: Mapping[str, Any]) -> list[str]:
@@ -68,8 +71,6 @@ def capture_with_transformers(
     Raises:
         UnusableOptionError: Inputs or options that this exporter does not take.
     """
-    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-
     if args:
         raise UnusableOptionError(
             "transformers' exporter takes inputs by keyword alone.",
@@ -81,47 +82,28 @@ def capture_with_transformers(
     given = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
     if "dynamic_shapes" in given:
         given["dynamic_shapes"] = _with_dimensions(given["dynamic_shapes"], {})
-    config = OnnxConfig(**given)
 
     def export() -> torch.onnx.ONNXProgram:
         # The exporter changes caches among the inputs in place, and torch prints its progress unless told not to.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
-        with quiet, _optional_preparation():
-            program: torch.onnx.ONNXProgram = OnnxExporter().export(model, inputs, config)
-        return program
+        with quiet, input_preparation_through(_prepare_if_possible):
+            return export_to_onnx(model, inputs, given)
 
     return capture_watched(model, export, EXPORTER)
 
 
-@contextlib.contextmanager
-def _optional_preparation() -> Iterator[None]:
-    """Inputs that transformers' exporter cannot prepare go to the model as they are.
-
-    Before it traces a model, the exporter computes inputs of modules inside from those that were given, so that tracing
-    need not. Where that fails the model may be exported all the same: it runs on these inputs without.
-    """
-    from transformers.exporters import utils
-
-    prepare = getattr(utils, _PREPARATION, None)
-    if prepare is None:
-        yield
-        return
-
-    def prepare_if_possible(model: torch.nn.Module, inputs: MutableMapping[str, Any]) -> None:
-        prepared = dict(inputs)
-        try:
-            prepare(model, prepared)
-        except Exception as error:  # noqa: BLE001  whatever it is, the export decides
-            _logger.info("transformers' exporter could not prepare the inputs (%r): they are taken as they are", error)
-            return
-        inputs.update(prepared)
-
-    setattr(utils, _PREPARATION, prepare_if_possible)
+def _prepare_if_possible(
+    prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
+) -> None:
+    """Inputs that transformers' exporter cannot prepare go to the model as they are: it may be exported even so."""
+    prepared = dict(inputs)
     try:
-        yield
-    finally:
-        setattr(utils, _PREPARATION, prepare)
+        prepare(model, prepared)
+    except Exception as error:  # noqa: BLE001  whatever it is, the export decides
+        _logger.info("transformers' exporter could not prepare the inputs (%r): they are taken as they are", error)
+        return
+    inputs.update(prepared)
 
 
 def capture_with_caches(
@@ -141,9 +123,7 @@ def capture_with_caches(
         kwargs: Its example inputs by keyword.
         options: Further arguments of `torch.onnx.export`.
     """
-    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
-
-    register_cache_pytrees_for_model(model)
+    register_caches(model)
     return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=WITH_CACHES)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import onnx
 import torch
+
+from modelexport.torch_support.private_jit import JitGraph, JitPass, as_onnx, is_graph, is_tensor, pass_through
 
 
 class JitNode(NamedTuple):
@@ -43,7 +44,7 @@ class GraphWatch:
     nodes: list[JitNode] = dataclasses.field(default_factory=list)
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     merged_scopes: set[str] = dataclasses.field(default_factory=set)
-    graph: torch._C.Graph | None = None
+    graph: JitGraph | None = None
 
     def shapes(self) -> dict[int, tuple[tuple[int, ...], str]]:
         """Shape and type of the values of `graph` by their numbers in `nodes_before`, or in `nodes` without those."""
@@ -79,7 +80,7 @@ def inputs_of(node: Any) -> list[Any]:
 
 def given_to(block: Any) -> list[Any]:
     """The values that a graph or a block is given."""
-    return outputs_of(block.param_node() if isinstance(block, torch._C.Graph) else block.paramNode())
+    return outputs_of(block.param_node() if is_graph(block) else block.paramNode())
 
 
 def values_of(block: Any) -> list[Any]:
@@ -117,12 +118,6 @@ def _operators_with_blocks(text: str) -> set[str]:
     return found
 
 
-# Both start the folding and fusing of the graph, the first one in evaluation mode only.
-_FOLDING = ("_jit_pass_onnx_eval_peephole", "_jit_pass_onnx_constant_fold")
-_MERGING = "_jit_pass_cse"
-_NAMING = "_jit_pass_onnx_assign_scoped_names_for_node_and_value"
-
-
 @contextlib.contextmanager
 def watch_graph(
     opset_version: int | None, put_back: Callable[[Any], Mapping[int, str]] = lambda graph: {}
@@ -136,16 +131,16 @@ def watch_graph(
     """
     watch = GraphWatch()
 
-    def before_folding(graph: torch._C.Graph, parameters: dict[str, torch.Tensor], *rest: Any) -> None:
+    def before_folding(graph: JitGraph, parameters: dict[str, torch.Tensor], *rest: Any) -> None:
         if watch.nodes_before:
             return
         watch.nodes_before, watch.names_before = _read(graph)
-        watch.before = _as_model(graph, opset_version)
+        watch.before = as_onnx(graph, opset_version)
         # A copy: what follows changes the graph in place.
         watch.graph = graph.copy()
         watch.parameters = frozenset(parameters)
 
-    def merge(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+    def merge(original: Callable[..., Any], graph: JitGraph, *rest: Any) -> Any:
         before = graph.copy()
         changed = original(graph, *rest)
         if changed is not False:
@@ -153,11 +148,11 @@ def watch_graph(
             watch.merged_scopes.update(s for s, count in _count_scopes(before).items() if left[s] < count)
         return changed
 
-    def fold(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+    def fold(original: Callable[..., Any], graph: JitGraph, *rest: Any) -> Any:
         before_folding(graph, *rest)
         return original(graph, *rest)
 
-    def name(original: Callable[..., Any], graph: torch._C.Graph, *rest: Any) -> Any:
+    def name(original: Callable[..., Any], graph: JitGraph, *rest: Any) -> Any:
         scopes = put_back(graph)
         result = original(graph, *rest)
         nodes, watch.names = _read(graph)
@@ -167,60 +162,23 @@ def watch_graph(
         return result
 
     with contextlib.ExitStack() as stack:
-        for folding in _FOLDING:
-            stack.enter_context(wrapped(torch._C, folding, fold))
-        stack.enter_context(wrapped(torch._C, _MERGING, merge))
-        stack.enter_context(wrapped(torch._C, _NAMING, name))
+        stack.enter_context(pass_through(JitPass.EVAL_PEEPHOLE, fold))
+        stack.enter_context(pass_through(JitPass.CONSTANT_FOLD, fold))
+        stack.enter_context(pass_through(JitPass.CSE, merge))
+        stack.enter_context(pass_through(JitPass.ASSIGN_NAMES, name))
         yield watch
 
 
-@contextlib.contextmanager
-def weights_apart() -> Iterator[dict[str, bytes]]:
-    """Give the contents of weights by themselves, and keep them out of the files written within the context.
-
-    The exporter can do so, but does not offer it: it copies the weights from one form of the model to the next, and
-    parses all of it once more.
-    """
-    contents: dict[str, bytes] = {}
-    kind: Any = torch._C.Graph
-    kept, original = vars(kind)["_export_onnx"], kind._export_onnx
-    thread = threading.get_ident()
-
-    def export(graph: Any, weights: Any, opset: Any, axes: Any, defer: Any, *rest: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(graph, weights, opset, axes, defer, *rest)
-        file, deferred, *others = original(graph, weights, opset, axes, True, *rest)
-        contents.update(deferred)
-        return (file, {}, *others)
-
-    kind._export_onnx = export
-    try:
-        yield contents
-    finally:
-        kind._export_onnx = kept
-
-
-@contextlib.contextmanager
-def wrapped(module: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """A function of a module is called through `around`, which gets it first, for the time of the context."""
-    original = getattr(module, name)
-    setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
-
-
-def _count_scopes(graph: torch._C.Graph) -> Counter[str]:
+def _count_scopes(graph: JitGraph) -> Counter[str]:
     """How many nodes that compute a tensor there are under each scope."""
     return Counter(
         node.scopeName()
         for node in graph.nodes()
-        if node.inputsSize() and any(isinstance(value.type(), torch._C.TensorType) for value in outputs_of(node))
+        if node.inputsSize() and any(is_tensor(value) for value in outputs_of(node))
     )
 
 
-def _read(graph: torch._C.Graph) -> tuple[list[JitNode], dict[int, str]]:
+def _read(graph: JitGraph) -> tuple[list[JitNode], dict[int, str]]:
     nodes: list[JitNode] = []
     names: dict[int, str] = {}
     for block in blocks_of(graph):
@@ -230,27 +188,3 @@ def _read(graph: torch._C.Graph) -> tuple[list[JitNode], dict[int, str]]:
             names.update(outputs)
             nodes.append(JitNode(node.scopeName(), tuple(outputs)))
     return nodes, names
-
-
-def _as_model(graph: torch._C.Graph, opset_version: int | None) -> onnx.ModelProto | None:
-    """The graph as ONNX without its weights; None where it cannot be written at this stage."""
-    from torch.onnx import _constants
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-
-    try:
-        proto, *_ = graph._export_onnx(  # type: ignore[attr-defined]
-            {},
-            opset_version or _constants.ONNX_DEFAULT_OPSET,
-            {},
-            False,
-            GLOBALS.operator_export_type,
-            True,
-            True,
-            {},
-            True,
-            "",
-            {},
-        )
-    except RuntimeError:
-        return None
-    return onnx.load_model_from_string(proto)

@@ -16,14 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modelexport.capture.jit_graph import blocks_of, given_to, inputs_of, outputs_of, values_of, wrapped
+from modelexport.capture.jit_graph import blocks_of, given_to, inputs_of, outputs_of, values_of
 from modelexport.errors import ExportError
+from modelexport.torch_support.private_jit import (
+    JitPass,
+    is_block,
+    is_tensor,
+    pass_through,
+    traced_value,
+    translation_seen,
+)
 
-_FIRST = "_jit_pass_inline"
-_MERGING = "_jit_pass_cse"
-_TRANSLATING = "_jit_pass_onnx"
-_SYMBOLIC = "_run_symbolic_function"
-_RENUMBERING = "_jit_pass_canonicalize"
 _SMALL = 64
 # Where a printed graph defines a value.
 _DEFINED = re.compile(r"%([^\s:,()]+) :")
@@ -40,18 +43,13 @@ def traced_values(tensors: Sequence[torch.Tensor]) -> list[Any]:
         ConstantAddedError: The tracer did not know one of them, and has entered it as a constant. The trace is spoilt:
             the constant stands earlier in the graph than it would have.
     """
-    # The tracer names a value after a variable of the frames that look it up: there must be none that is the tensor.
+    # By place: the tracer names a value after a variable of the frames that look it up, and none may be the tensor.
     return [_traced_value(tensors, place) for place in range(len(tensors))]
 
 
 def _traced_value(tensors: Sequence[torch.Tensor], place: int) -> Any:
-    tracing: Any = torch._C
-    state = tracing._get_tracing_state()
-    try:
-        value = tracing._get_value_trace(tensors[place])
-    except RuntimeError:
-        # An unknown tensor that requires a gradient: the tracer refuses, and stops tracing.
-        tracing._set_tracing_state(state)
+    value = traced_value(tensors, place)
+    if value is None:
         return None
     if value.toIValue() is not None and not value.uses():
         raise ConstantAddedError
@@ -122,10 +120,10 @@ class ValueTracker:
     def watching(self) -> Iterator[None]:
         """See what the exporter does to its graph within the context."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(wrapped(torch._C, _FIRST, self._at_first))
-            stack.enter_context(wrapped(torch._C, _MERGING, self._merge))
-            stack.enter_context(wrapped(torch._C, _TRANSLATING, self._translate))
-            stack.enter_context(wrapped(torch._C, _RENUMBERING, self._renumber))
+            stack.enter_context(pass_through(JitPass.INLINE, self._at_first))
+            stack.enter_context(pass_through(JitPass.CSE, self._merge))
+            stack.enter_context(pass_through(JitPass.TO_ONNX, self._translate))
+            stack.enter_context(pass_through(JitPass.CANONICALIZE, self._renumber))
             yield
 
     def _at_first(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
@@ -151,21 +149,15 @@ class ValueTracker:
         return changed
 
     def _translate(self, original: Callable[..., Any], graph: Any, *rest: Any) -> Any:
-        from torch.onnx._internal.torchscript_exporter import utils
-
         self._settle(graph)
         inputs = {value: place for place, value in enumerate(given_to(graph))}
         table: dict[Any, Any] = {}
 
-        def see_table(translate: Callable[..., Any], graph: Any, block: Any, node: Any, *rest: Any) -> Any:
+        def see_table(seen: dict[Any, Any]) -> None:
             nonlocal table
-            # The exporter's own table of old and new values, which grows as it goes: seeing it once is enough.
-            if len(rest) > 1 and isinstance(rest[1], dict):
-                table = rest[1]
-                setattr(utils, _SYMBOLIC, translate)
-            return translate(graph, block, node, *rest)
+            table = seen
 
-        with wrapped(utils, _SYMBOLIC, see_table):
+        with translation_seen(see_table):
             result = original(graph, *rest)
         placed = given_to(result)
         for number, value in self._values.items():
@@ -325,7 +317,7 @@ def _tensors(values: Iterable[Any]) -> list[Any]:
     waiting = list(values)[::-1]
     while waiting:
         value = waiting.pop()
-        if isinstance(value.type(), torch._C.TensorType):
+        if is_tensor(value):
             found.append(value)
         else:
             waiting.extend(reversed(inputs_of(value.node())))
@@ -340,7 +332,7 @@ def _values_as_printed(graph: Any) -> Iterator[Any]:
         node = next(waiting[-1], None)
         if node is None:
             waiting.pop()
-        elif isinstance(node, torch._C.Block):
+        elif is_block(node):
             yield from given_to(node)
             waiting.append(iter(node.nodes()))
         else:

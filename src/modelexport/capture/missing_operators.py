@@ -6,11 +6,13 @@ Which operators those are, the exporter says when it fails; nothing here knows o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from modelexport.torch_support.private_jit import decompositions_of
 
 Result = TypeVar("Result")
 
@@ -74,7 +76,7 @@ class _Decomposing(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         operator = self._by_name.get(getattr(func, "__name__", ""))
-        for decompose in _decompositions(operator) if operator is not None else ():
+        for decompose in decompositions_of(operator) if operator is not None else ():
             try:
                 result = decompose(*args, **(kwargs or {}))
             except (RuntimeError, TypeError):
@@ -83,12 +85,3 @@ class _Decomposing(TorchFunctionMode):
             if result is not NotImplemented:
                 return result
         return func(*args, **(kwargs or {}))
-
-
-def _decompositions(operator: str) -> Iterator[Callable[..., Any]]:
-    from torch._decomp import decomposition_table
-    from torch._library.utils import lookup_op
-
-    for schema in torch._C._jit_get_schemas_for_operator(operator):
-        overload = lookup_op(f"{operator}.{schema.overload_name or 'default'}")
-        yield decomposition_table.get(overload, overload.decompose)

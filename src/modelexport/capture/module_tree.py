@@ -7,6 +7,7 @@ import inspect
 import torch
 
 from modelexport.hierarchy import ForwardArgument, ModuleInfo, ModuleTree, TensorInfo
+from modelexport.torch_support.private import children_of
 
 
 def read_module_tree(model: torch.nn.Module) -> ModuleTree:
@@ -55,7 +56,7 @@ def _read_module(
         forward_arguments=signatures[function],
         parameters={name: _read_tensor(p) for name, p in module.named_parameters(recurse=False)},
         buffers={name: _read_tensor(b) for name, b in module.named_buffers(recurse=False)},
-        children={name: type(child).__name__ for name, child in module._modules.items() if child is not None},
+        children={name: type(child).__name__ for name, child in children_of(module).items()},
         tied_parameters=tied,
     )
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
-from torch.fx.experimental import proxy_tensor
 
-from modelexport.hierarchy import CallId, ModuleTree, TensorInfo
+from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
 from modelexport.structure import named_arguments, named_results
+from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.torch_support.private_fx import Tracer, active_tracer, innermost_scope, node_of
 
 # torch copies `meta["custom"]` from a node to the nodes it is decomposed into, and writes none of it to ONNX.
 _CUSTOM = "custom"
 _SERIAL = "modelexport.serial"
-
-Tracer = proxy_tensor.PythonKeyTracer | proxy_tensor._GraphAppendingTracerEx
 
 
 def serial_of(node: torch.fx.Node) -> int | None:
@@ -96,7 +96,6 @@ class Pass:
     calls: dict[CallId, TracedCall] = dataclasses.field(default_factory=dict)
     owners: list[CallId | None] = dataclasses.field(default_factory=list)
     nodes: list[torch.fx.Node] = dataclasses.field(default_factory=list)
-    complete: bool = False
 
     def owner(self, serial: int) -> CallId | None:
         """The call that was running when the node with this serial number was made."""
@@ -120,99 +119,61 @@ class Recorder:
         self._modules = {info.path: model.get_submodule(info.path) for info in tree}
         self.paths_by_id = {id(module): path for path, module in self._modules.items()}
         self._current: Pass | None = None
-        self._stack: list[CallId] = []
-        self._counts: Counter[str] = Counter()
+        self._calls: CallWatch[TracedCall | None] = CallWatch(self._enter, self._leave)
         self.last: Pass | None = None
         # Code of generated graph modules by file name, then by the variable each line assigns: the record of
         # what ran inside blocks and bodies that the exporter turned into graph modules of their own.
         self.generated: dict[str, dict[str, CodeNode]] = {}
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
         # Modules that a forward put in the place of others, held so that none gets the identity of another.
         self._replacing: list[torch.nn.Module] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Hooks on every module for the time of the context; all of them removed at its end."""
-        try:
-            for path, module in self._modules.items():
-                if not isinstance(module, torch.jit.ScriptModule):
-                    self._hook(module, path)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._calls.watching(self._modules))
             for see in (self._see_generated, self._see_replaced):
-                self._handles.append(torch.nn.modules.module.register_module_forward_pre_hook(see))
+                stack.callback(torch.nn.modules.module.register_module_forward_pre_hook(see).remove)
             yield
-        finally:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
 
-    def _hook(self, module: torch.nn.Module, path: str) -> None:
-        before, after = self._hooks(path)
-        # Before the user's own hooks and after them: a call is all that `module(...)` does.
-        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-        self._handles.append(module.register_forward_hook(after))
-
-    def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        def before(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            # While torch compiles a control-flow body it traces the hooks too: they must have no effect there.
-            if not torch.compiler.is_dynamo_compiling():
-                self._enter(path, args, kwargs)
-
-        def after(module: torch.nn.Module, args: tuple[object, ...], result: object) -> None:
-            if not torch.compiler.is_dynamo_compiling():
-                self._leave(path, result)
-
-        return before, after
-
-    def _enter(self, path: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        mode = proxy_tensor.get_proxy_mode()
-        tracer = mode.tracer if mode is not None else None
-        if path == "" and not self._stack:
-            self._current = Pass(tracer, root_scope=_innermost_scope(tracer)[1])
-            self._counts.clear()
+    def _enter(
+        self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TracedCall | None:
+        tracer, path = active_tracer(), call.id.path
+        if call.parent is None:
+            # A call of a part of the model outside of all others belongs to no pass.
+            self._current = Pass(tracer, root_scope=innermost_scope(tracer)[1]) if path == ROOT_PATH else None
         current = self._current
         if current is None:
-            return
-        self._claim_new_nodes(current)
+            return None
+        parent = call.parent.id if call.parent is not None else None
+        self._claim_new_nodes(current, parent)
         scope = _scope(current) if tracer is current.tracer else None
-        call = CallId(path, self._counts[path])
-        self._counts[path] += 1
         inputs = named_arguments(self._tree[path].forward_arguments, args, kwargs)
-        current.calls[call] = TracedCall(
-            id=call,
-            parent=self._stack[-1] if self._stack else None,
+        traced = TracedCall(
+            id=call.id,
+            parent=parent,
             scope=scope,
             inputs=[_traced(name, tensor, current) for name, tensor in inputs],
             began=len(current.nodes),
         )
-        self._stack.append(call)
+        current.calls[call.id] = traced
+        return traced
 
-    def _leave(self, path: str, result: object) -> None:
-        current = self._current
-        if current is None or not any(call.path == path for call in self._stack):
+    def _leave(self, call: RunningCall[TracedCall | None], args: Any, kwargs: Any, result: Any) -> None:
+        current, traced = self._current, call.record
+        if current is None or traced is None:
             return
-        self._claim_new_nodes(current)
-        # A call that ended in an exception which its caller caught never came here: it goes with this one.
-        while True:
-            call = self._stack.pop()
-            if call.path == path:
-                break
-        outputs = named_results(result)
-        current.calls[call].outputs = [_traced(name, tensor, current) for name, tensor in outputs]
-        if not self._stack:
-            current.complete = True
+        self._claim_new_nodes(current, call.id)
+        traced.outputs = [_traced(name, tensor, current) for name, tensor in named_results(result)]
+        if call.parent is None:
             self.last = current
             self._current = None
 
-    def abandon(self) -> None:
-        """Forget a pass that ended in an exception, so that the next one starts afresh."""
-        self._stack.clear()
-        self._current = None
-
-    def _claim_new_nodes(self, current: Pass) -> None:
-        """Number the FX nodes made since the last event; they belong to the call on top of the stack."""
+    def _claim_new_nodes(self, current: Pass, owner: CallId | None) -> None:
+        """Number the FX nodes made since the last event; they belong to the call that was running."""
         if current.tracer is None:
             return
-        owner = self._stack[-1] if self._stack else None
         fresh: list[torch.fx.Node] = []
         for node in reversed(current.tracer.graph.nodes):
             if serial_of(node) is not None:
@@ -234,9 +195,9 @@ class Recorder:
             return
         self._replacing.append(module)
         self.paths_by_id[id(module)] = path
-        # Hooks before a call are gathered already for this one; that behind it is not.
-        self._hook(module, path)
-        self._enter(path, args, {})
+        # torch has gathered the hooks before this call already, but not those behind it.
+        self._calls.add(path, module)
+        self._calls.enter(path, module, args, {}, sys._getframe(1))
 
     def _see_generated(self, module: torch.nn.Module, args: object) -> None:
         if torch.compiler.is_dynamo_compiling() or not isinstance(module, torch.fx.GraphModule):
@@ -251,18 +212,9 @@ class Recorder:
         }
 
 
-def _innermost_scope(tracer: Tracer | None) -> tuple[str, str | None]:
-    """The key and name under which the exporter records what runs now."""
-    stack = getattr(tracer, "module_stack", None)
-    if not stack:
-        return "", None
-    key, (name, _) = next(reversed(stack.items()))
-    return key, name
-
-
 def _scope(current: Pass) -> tuple[str, int] | None:
     """How the exporter's record names the call that is starting: the name it came by, and its count."""
-    key, name = _innermost_scope(current.tracer)
+    key, name = innermost_scope(current.tracer)
     if name is None or current.root_scope is None:
         return None
     return name.removeprefix(current.root_scope).removeprefix("."), scope_index(key, name)
@@ -282,9 +234,5 @@ def _stack_of(node: torch.fx.Node) -> tuple[tuple[str, str], ...]:
 
 
 def _traced(name: str, tensor: torch.Tensor, current: Pass) -> TracedTensor:
-    node, tracer = None, current.tracer
-    if tracer is not None:
-        slot = proxy_tensor.get_proxy_slot(tensor, tracer, None)
-        proxy = getattr(slot, "proxy", slot)
-        node = getattr(proxy, "node", None)
+    node = node_of(tensor, current.tracer) if current.tracer is not None else None
     return TracedTensor(name, node, tuple(tensor.shape), tensor.dtype, len(current.nodes))

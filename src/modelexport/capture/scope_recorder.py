@@ -16,13 +16,21 @@ from typing import Any
 import torch
 
 from modelexport.capture.flow_boundaries import TracedSide
-from modelexport.capture.hook_scopes import HookScopes, has_hooks
-from modelexport.capture.jit_graph import JitNode, wrapped
+from modelexport.capture.hook_scopes import HookScopes
+from modelexport.capture.jit_graph import JitNode
 from modelexport.capture.jit_values import ValueTracker, traced_values
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.structure import named_arguments, named_results
+from modelexport.torch_support.call_watch import own_calls_through
+from modelexport.torch_support.private import base_of, has_forward_hooks, version_of
+from modelexport.torch_support.private_jit import (
+    Untraced,
+    module_calls_through,
+    module_labels,
+    set_tracing_state,
+    tracing_state,
+)
 
-_TRACING: Any = torch._C
 _LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
 
 
@@ -32,8 +40,12 @@ class ScopeRecorder:
     def __init__(
         self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None, inputs: list[torch.Tensor]
     ) -> None:
-        modules = ((info.path, model.get_submodule(info.path)) for info in tree)
-        self._paths = {id(module): path for path, module in modules if not isinstance(module, torch.jit.ScriptModule)}
+        modules = {info.path: model.get_submodule(info.path) for info in tree}
+        watched = {path: m for path, m in modules.items() if not isinstance(m, torch.jit.ScriptModule)}
+        self._watched = list(watched.values())
+        self._paths = {id(module): path for path, module in watched.items()}
+        # The module that is called by its class's own `__call__`, until torch runs the same call.
+        self._passed_on: torch.nn.Module | None = None
         self._tree = tree
         self._tracker = tracker
         self._numbers: dict[CallId, tuple[list[int | None], list[int | None]]] = {}
@@ -42,7 +54,7 @@ class ScopeRecorder:
         self.overwritten: set[CallId] = set()
         # Weights and copies of inputs have been written into before anything runs.
         stored = (*model.parameters(), *model.buffers(), *inputs)
-        self._versions = {id(tensor): version for tensor in stored if (version := tensor._version)}
+        self._versions = {id(tensor): version for tensor in stored if (version := version_of(tensor))}
         # The calls that are running, and where in the trace what the hooks of each one record began.
         self._stack: list[int] = []
         self._begins: list[Any] = []
@@ -58,24 +70,46 @@ class ScopeRecorder:
 
         A call is all that ``module(...)`` does: the user's own hooks belong to it. Other threads trace nothing here.
         """
-        with (
-            wrapped(torch.nn.Module, "_call_impl", self._call),
-            wrapped(torch.nn.Module, "_slow_forward", self._forward),
-        ):
+        with module_calls_through(self._call, self._forward), own_calls_through(self._watched, self._own_call):
             yield
 
+    def _own_call(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A call by a class's own `__call__`: all of it is to the tracer what hooks are, part of the caller."""
+        if self._passed_on is module:
+            return original(module, *args, **kwargs)
+        around, self._passed_on = self._passed_on, module
+        try:
+            return self._run(original, module, args, kwargs, own=True)
+        finally:
+            self._passed_on = around
+
     def _call(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._passed_on is module:
+            # The same call, which an own `__call__` has passed on.
+            self._passed_on = None
+            return original(module, *args, **kwargs)
+        return self._run(original, module, args, kwargs, own=False)
+
+    def _run(
+        self,
+        original: Callable[..., Any],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        own: bool,
+    ) -> Any:
         path = self._paths.get(id(module))
-        state = _TRACING._get_tracing_state() if path is not None else None
+        state = tracing_state() if path is not None else None
         if path is None or state is None:
             return original(module, *args, **kwargs)
         depth = len(self._stack)
-        with _Untraced(state):
+        with Untraced(state):
             self._enter(path, args, kwargs, state)
-            self._begins.append(self.hooks.begin(state) if has_hooks(module) else None)
+            self._begins.append(self.hooks.begin(state) if own or has_forward_hooks(module) else None)
         try:
             result = original(module, *args, **kwargs)
-            with _Untraced(state):
+            with Untraced(state):
                 self._label_hooks(state)
                 self._leave(result, state)
             return result
@@ -85,20 +119,20 @@ class ScopeRecorder:
 
     def _forward(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """What stands before and behind this in a call are its hooks."""
-        state = _TRACING._get_tracing_state()
+        state = tracing_state()
         if state is None or id(module) not in self._paths or not self._stack:
             return original(module, *args, **kwargs)
-        labels: dict[Any, str] = torch.jit._trace._trace_module_map or {}
+        labels = module_labels()
         label = labels.get(module)
         if label:
             # Looked up next. Only what stands behind the colons goes into names.
             labels[module] = f"{_label(self._stack[-1])}::{label.partition('::')[2]}"
         if self._begins[-1] is None:
             return original(module, *args, **kwargs)
-        with _Untraced(state):
+        with Untraced(state):
             self._label_hooks(state)
         result = original(module, *args, **kwargs)
-        with _Untraced(state):
+        with Untraced(state):
             self._begins[-1] = self.hooks.begin(state)
         return result
 
@@ -127,19 +161,19 @@ class ScopeRecorder:
             self.overwritten.add(call)
         if self._tracker is None:
             return [None] * len(tensors)
-        _TRACING._set_tracing_state(state)
+        set_tracing_state(state)
         try:
             values = traced_values([tensor for _, tensor in tensors])
         finally:
-            _TRACING._set_tracing_state(None)
+            set_tracing_state(None)
         return self._tracker.track(values)
 
     def _is_overwritten(self, tensor: torch.Tensor) -> bool:
         """Whether something has written into the tensor, or into what it is a view of, since the trace began."""
-        version = tensor._version
+        version = version_of(tensor)
         if not version:
             return False
-        base = tensor._base
+        base = base_of(tensor)
         return bool(version > self._versions.get(id(tensor if base is None else base), 0))
 
     def _leave(self, result: object, state: object) -> None:
@@ -198,19 +232,6 @@ class ScopeRecorder:
             inputs, outputs = boundary(side.inputs, numbers[0], flow[0]), boundary(side.outputs, numbers[1], flow[1])
             complete[identity] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
         return CallTree(complete)
-
-
-class _Untraced:
-    """What is done inside is not recorded: looking at a tensor's shape would be. Entered for every call of a module."""
-
-    def __init__(self, state: object) -> None:
-        self._state = state
-
-    def __enter__(self) -> None:
-        _TRACING._set_tracing_state(None)
-
-    def __exit__(self, *error: object) -> None:
-        _TRACING._set_tracing_state(self._state)
 
 
 def _label(number: int) -> str:

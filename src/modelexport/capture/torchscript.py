@@ -23,7 +23,7 @@ from onnx_ir.passes.common import CheckerPass
 from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
-from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph, weights_apart
+from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.jit_values import ConstantAddedError, ValueTracker
 from modelexport.capture.missing_operators import export_despite_missing
 from modelexport.capture.module_tree import read_module_tree
@@ -35,6 +35,8 @@ from modelexport.graph import nodes_within
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.preserve import buffers_restored
 from modelexport.structure import named_arguments, named_results
+from modelexport.torch_support.private import flatten, unflatten
+from modelexport.torch_support.private_jit import silent_log, weights_apart
 from modelexport.uncollected import uncollected
 from modelexport.wire import ExporterFile
 
@@ -212,7 +214,7 @@ def _export(
     """The file; as a model in memory where it is more than one protobuf can hold."""
     named = dict(kwargs) or None
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    with warnings.catch_warnings(), _silent_log():
+    with warnings.catch_warnings(), silent_log():
         # That this exporter is the older one, and each Python value that tracing fixes.
         warnings.simplefilter("ignore")
         if weights <= _LARGEST_IN_MEMORY:
@@ -240,19 +242,6 @@ class _Sink:
 
     def flush(self) -> None:
         """Nothing is held back."""
-
-
-@contextlib.contextmanager
-def _silent_log() -> Iterator[None]:
-    """The exporter prints the whole graph to standard output when it fails, and leaves its log switched on."""
-    log: Any = torch._C
-    enabled, write = log._jit_is_onnx_log_enabled(), log._jit_onnx_log
-    log._jit_onnx_log = lambda *_: None
-    try:
-        yield
-    finally:
-        log._jit_onnx_log = write
-        log._jit_set_onnx_log_enabled(enabled)
 
 
 @dataclasses.dataclass
@@ -288,7 +277,7 @@ def _as_function_of_tensors(
     order = {argument.name: place for place, argument in enumerate(tree[""].forward_arguments)}
     kwargs = dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
     inputs = list(named_arguments(tree[""].forward_arguments, args, kwargs))
-    leaves, structure = torch.utils._pytree.tree_flatten((args, kwargs))
+    leaves, structure = flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if len(places) != len(inputs):
         raise UnusableOptionError(
@@ -302,7 +291,7 @@ def _as_function_of_tensors(
         values = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
             values[place] = tensor
-        given, named = torch.utils._pytree.tree_unflatten(values, structure)
+        given, named = unflatten(values, structure)
         results = dict(named_results(original(*given, **named)))
         if not results:
             raise UnusableOptionError("forward returns no tensor, and a graph needs outputs.", "Return tensors.")

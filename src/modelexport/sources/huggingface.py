@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from modelexport.sources.load_errors import explain_load_error
 from modelexport.sources.model_class import choose_class, refuse_code
 from modelexport.sources.quiet import quiet
 from modelexport.sources.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
+from modelexport.torch_support.transformers_private import implementations_of, model_from_config
 
 _TAKEN = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
 _CONFIG = "config.json"
@@ -116,7 +116,7 @@ def _refuse_unknown_type(repository: Repository, written: dict[str, Any]) -> Non
 
 def _refuse_kernels(repository: Repository, config: Any, options: LoadOptions) -> None:
     """An implementation that is named like a repository is code that transformers fetches from the hub and runs."""
-    asked = (options.attn_implementation, *_implementations(config))
+    asked = (options.attn_implementation, *implementations_of(config))
     for implementation in asked:
         if isinstance(implementation, str) and "/" in implementation and not options.trust_remote_code:
             raise ModelSourceError(
@@ -125,17 +125,10 @@ def _refuse_kernels(repository: Repository, config: Any, options: LoadOptions) -
             )
 
 
-def _implementations(config: Any) -> Iterator[Any]:
-    for name in ("_attn_implementation", "_experts_implementation"):
-        found = getattr(config, name, None)
-        yield from found.values() if isinstance(found, dict) else (found,)
-
-
 def _build(model_class: Any, config: Any, options: LoadOptions, settings: dict[str, Any]) -> Any:
     if hasattr(model_class, "from_config"):
         return model_class.from_config(config, trust_remote_code=options.trust_remote_code, **settings)
-    # What auto classes call too; a plain call of the class would leave the settings out.
-    return model_class._from_config(config, **settings)
+    return model_from_config(model_class, config, settings)
 
 
 def _read(

@@ -12,6 +12,7 @@ from modelexport.preserve import buffers_restored, evaluation_mode, preserved_st
 from modelexport.sources.made_inputs_frames import NOTHING, Spoken, absent, lines, mentioned, spoken_of
 from modelexport.sources.made_inputs_origins import Operand, Origins
 from modelexport.structure import named_results
+from modelexport.torch_support.call_watch import CallWatch
 
 _MOST_WORDS = 200
 
@@ -70,11 +71,8 @@ def try_call(
     origins = Origins({**dict(zip(names, args, strict=False)), **kwargs})
     with preserved_state(model), evaluation_mode(model), buffers_restored(model), torch.no_grad():
         running = _Running(origins)
-        for module in model.modules():
-            module.register_forward_pre_hook(running.enter, with_kwargs=True)
-            module.register_forward_hook(running.leave)
         try:
-            with origins:
+            with running.calls.watching(dict(model.named_modules())), origins:
                 result = model(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  whatever a forward raises at inputs it was not made for
             return running.failure(error)
@@ -84,25 +82,23 @@ def try_call(
 
 
 class _Running:
-    """The modules that are running, each with what it was given."""
+    """The calls that are running, each with the tensors that its module was given."""
 
     def __init__(self, origins: Origins) -> None:
-        self._stack: list[tuple[torch.nn.Module, tuple[Given, ...]]] = []
+        self.calls: CallWatch[tuple[Given, ...]] = CallWatch(self._enter, self._leave)
         self._ended = 0
         self._origins = origins
 
-    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _enter(self, call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, ...]:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        self._stack.append((module, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)))
+        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
-    def leave(self, module: torch.nn.Module, *_: object) -> None:
+    def _leave(self, *_: object) -> None:
         self._ended += 1
-        # A module whose error was caught by the model never left.
-        while self._stack and self._stack.pop()[0] is not module:
-            pass
 
     def failure(self, error: Exception) -> Failure:
-        module, given = self._stack[-1] if self._stack else (None, ())
+        call = self.calls.raised_in(error)
+        module, given = (call.module, call.record or ()) if call is not None else (None, ())
         # Only words and shapes are kept of the error: its traceback would hold every tensor of the call.
         return Failure(
             type(error),

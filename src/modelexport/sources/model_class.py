@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from modelexport.errors import InputError, ModelSourceError
+from modelexport.torch_support.transformers_private import models_by_config
 
 _AUTO_PREFIX = "Auto"
 
@@ -82,7 +83,7 @@ def _auto_class(name: str) -> Any | None:
 
     found = getattr(transformers, name, None) if name.isidentifier() else None
     # What makes it one that gives models: a table from configurations to model classes.
-    return found if isinstance(found, type) and getattr(found, "_model_mapping", None) is not None else None
+    return found if isinstance(found, type) and models_by_config(found) is not None else None
 
 
 def _class_for_task(reference: str, config: Any, task: str) -> Any:
@@ -108,7 +109,7 @@ def _class_for_task(reference: str, config: Any, task: str) -> Any:
 
 def _serves(auto_class: Any, config: Any) -> bool:
     own = getattr(config, "auto_map", None) or {}
-    return type(config) in auto_class._model_mapping or auto_class.__name__ in own
+    return type(config) in models_by_config(auto_class) or auto_class.__name__ in own
 
 
 def _classes_by_task() -> dict[str, tuple[Any, ...]]:

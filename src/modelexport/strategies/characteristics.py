@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import dis
 from collections.abc import Iterator
 from types import CodeType
 
 import torch
 
 from modelexport.capture.huggingface import is_transformers_model
+from modelexport.torch_support.private import control_flow_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +68,20 @@ def characterize(model: torch.nn.Module, *, dynamic_shapes: bool = False) -> Mod
 
 
 def _uses_control_flow(module: torch.nn.Module) -> bool:
-    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    forward = getattr(type(module), "forward", None)
+    code = getattr(forward, "__code__", None)
     if code is None:
         return False
-    operators = {name for name in dir(torch._higher_order_ops) if not name.startswith("_")}
-    return any(not operators.isdisjoint(part.co_names) for part in _codes(code))
+    operators = control_flow_names()
+    # Names that are functions of Python there: `map`.
+    of_python = vars(builtins).keys() - getattr(forward, "__globals__", {}).keys()
+    return any(
+        operation.argval in operators and not (operation.opname == "LOAD_GLOBAL" and operation.argval in of_python)
+        for part in _codes(code)
+        if not operators.isdisjoint(part.co_names)
+        for operation in dis.get_instructions(part)
+        if operation.opname.startswith("LOAD_")
+    )
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from modelexport.analysis.call_index import ROOT, CallIndex, Side
@@ -23,6 +22,7 @@ from modelexport.hierarchy import ROOT_CALL, TensorInfo
 from modelexport.inputs import copied_inputs, normalize_inputs
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort.runner import require_onnxruntime
+from modelexport.torch_support.private import tensors_among, version_of
 from modelexport.verification.difference import Tolerance, compare
 from modelexport.verification.eager_run import EagerRun, as_array, run_eagerly
 from modelexport.verification.file_run import read_initializers, run_file
@@ -142,9 +142,10 @@ class _Results:
 
     def _of(self, tensor: torch.Tensor) -> Fingerprint | None:
         version, found = self._taken.get(tensor, (None, None))
-        if version != tensor._version:
+        now = version_of(tensor)
+        if version != now:
             found = _fingerprint(tensor)
-            self._taken[tensor] = (tensor._version, found)
+            self._taken[tensor] = (now, found)
         return cast("Fingerprint | None", found)
 
 
@@ -365,7 +366,7 @@ def _feeds(subject: Subject, model: torch.nn.Module, args: tuple[Any, ...], kwar
     found = GraphInputs(subject.document, model, args, kwargs, wanted)
     if not found.missing:
         return {name: as_array(tensor) for name, tensor in found.tensors.items()}
-    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = tensors_among((args, kwargs))
     if len(leaves) != len(wanted):
         raise InputError(
             f"{subject.path.name} has {len(wanted)} inputs ({', '.join(wanted)}), and {len(leaves)} tensors were "

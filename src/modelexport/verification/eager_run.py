@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.errors import InputError
-from modelexport.hierarchy import CallId, ForwardArgument
+from modelexport.hierarchy import ForwardArgument
 from modelexport.preserve import TURN, buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import named_arguments, named_results
-from modelexport.trial import Trial, try_out
+from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver
+from modelexport.torch_support.private import leaves_of, tensors_among
 
 
 @dataclasses.dataclass
@@ -89,72 +86,59 @@ def run_eagerly(
     Raises:
         InputError: The model does not run on these arguments.
     """
-    watch = _Watch(model, witness)
+    observer = _Observer(witness)
+    # The exporter numbers the calls of a branch that cannot be run here as well.
+    operators = ControlFlowWatch(model, observer.running, observer, count_failed_dry_runs=True)
     mode = contextlib.nullcontext() if training else evaluation_mode(model)
-    with TURN, preserved_state(model), buffers_restored(model), mode, _operator_by_operator():
-        handles = watch.attach()
+    with (
+        TURN,
+        preserved_state(model),
+        buffers_restored(model),
+        mode,
+        observer.running.watching(dict(model.named_modules())),
+    ):
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            with torch.no_grad(), watch:
+            with torch.no_grad(), operators.watching():
                 result = model(*args, **kwargs)
         except Exception as error:
             message = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{type(model).__name__} does not run on these inputs: {message}") from error
-        finally:
-            for handle in handles:
-                handle.remove()
-    return EagerRun(watch.calls, result)
+    return EagerRun(observer.calls, result)
 
 
-class _Watch(TorchDispatchMode):
-    """Keeps the stack of running calls, and sees every operator's result."""
+class _Observer:
+    """Keeps copies of what calls were given and returned, and shows every operator's result to the witness."""
 
-    supports_higher_order_operators = True
-
-    def __init__(self, model: torch.nn.Module, witness: Witness | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, witness: Witness | None) -> None:
         self.calls: dict[str, EagerCall] = {}
-        self._model = model
+        self.running: CallWatch[EagerCall] = CallWatch(self._enter, self._leave)
         self._witness = witness
-        self._running: list[str] = []
-        self.counts: Counter[str] = Counter()
         self._bodies = 0
-        self._trial: Trial | None = None
-        # While a hook copies a tensor: that is nobody's work.
+        # While a hook copies a tensor: no module computes that.
         self._looking = False
 
-    def attach(self) -> list[Any]:
-        handles = []
-        for path, module in self._model.named_modules():
-            # The first to see what a call is given, the last to see what it returns.
-            handles.append(module.register_forward_pre_hook(self._entering(path), with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(self._leaving, with_kwargs=True))
-        return handles
-
-    def _entering(self, path: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            call = str(CallId(path, self.counts[path]))
-            self.counts[path] += 1
-            parent = self._running[-1] if self._running else None
-            self._running.append(call)
-            with self._aside():
-                given = named_arguments(_forward_arguments(module), args, kwargs)
-                self.calls[call] = EagerCall(call, path, parent, _copies(given), in_body=self._bodies > 0)
-
-        return hook
-
-    def _leaving(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        call = self._running.pop()
+    def _enter(self, call: RunningCall[EagerCall], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EagerCall:
+        parent = str(call.parent.id) if call.parent is not None else None
+        identity = str(call.id)
         with self._aside():
-            self.calls[call].results = _copies(named_results(result))
+            given = _copies(named_arguments(_forward_arguments(call.module), args, kwargs))
+        made = EagerCall(identity, call.id.path, parent, given, in_body=self._bodies > 0)
+        self.calls[identity] = made
+        return made
+
+    def _leave(self, call: RunningCall[EagerCall], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        identity = str(call.id)
+        with self._aside():
+            self.calls[identity].results = _copies(named_results(result))
             if self._witness is None:
                 return
             # A call that returns what it was given ran no operator, but an exporter may write one for it.
-            given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
-            for leaf in pytree.tree_leaves(result):
-                if isinstance(leaf, torch.Tensor) and id(leaf) in given:
-                    self._witness(leaf, call, [leaf])
+            given = {id(leaf) for leaf in leaves_of((args, kwargs))}
+            for leaf in tensors_among(result):
+                if id(leaf) in given:
+                    self._witness(leaf, identity, [leaf])
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -164,48 +148,59 @@ class _Watch(TorchDispatchMode):
         finally:
             self._looking = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, torch._ops.HigherOrderOperator) and self._running:
-            return self._run_with_bodies(func, args, kwargs or {})
-        if self._trial is not None:
-            self._trial.check(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        if self._trial is not None:
-            self._trial.note(result, (args, kwargs))
-        if self._witness is not None and self._running and not self._looking:
-            with self._aside():
-                read = _tensors((args, kwargs))
-                for leaf in _tensors(result):
-                    if leaf.numel():
-                        # An operator that works in place returns what it read, with other values by now.
-                        self._witness(leaf, self._running[-1], [other for other in read if other is not leaf])
+    def see_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Show what an operator made to the witness."""
+        result = run()
+        if not self._looking:
+            self._show(result, tensors_among((args, kwargs)))
         return result
 
-    def _run_with_bodies(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that is given functions, with an eye on what those do."""
-        bodies = _Bodies(self, args)
+    def see_control_flow(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[FunctionObserver], Any]
+    ) -> Any:
+        """Show what a control-flow operator made to the witness, with what its functions returned as what it read."""
+        bodies = _Bodies(self)
         self._bodies += 1
         try:
-            result = func(*(bodies.watched(place, value) for place, value in enumerate(args)), **kwargs)
-            bodies.finish()
+            result = run(bodies)
         finally:
             self._bodies -= 1
-        if self._witness is not None:
-            with self._aside():
-                for leaf in _tensors(result):
-                    if leaf.numel():
-                        self._witness(leaf, self._running[-1], _tensors((args, bodies.returned)))
+        self._show(result, tensors_among((args, bodies.returned)))
         return result
 
-    def try_out(self, action: Callable[[], object]) -> None:
-        """Watch something that the model does not run itself. Where it fails, its calls did not come to an end."""
-        running, calls, trial = list(self._running), dict(self.calls), self._trial
-        self._trial = Trial()
-        try:
-            if not try_out(self._model, action):
-                self.calls = calls
-        finally:
-            self._running, self._trial = running, trial
+    def _show(self, result: Any, read: list[torch.Tensor]) -> None:
+        running = self.running.innermost
+        if self._witness is None or running is None:
+            return
+        with self._aside():
+            for leaf in tensors_among(result):
+                if leaf.numel():
+                    # An operator that works in place returns what it read, with other values by now.
+                    self._witness(leaf, str(running.id), [other for other in read if other is not leaf])
+
+
+class _Bodies:
+    """What the functions that a control-flow operator called returned in their last round."""
+
+    def __init__(self, observer: _Observer) -> None:
+        self._observer = observer
+        self._calls: dict[int, dict[str, EagerCall]] = {}
+        self.returned: dict[int, list[torch.Tensor]] = {}
+
+    def see_function(
+        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], *, dry: bool
+    ) -> Any:
+        """Keep what a function returns."""
+        if place not in self._calls:
+            self._calls[place] = dict(self._observer.calls)
+        result = run()
+        if not dry:
+            self.returned[place] = tensors_among(result)
+        return result
+
+    def discard(self, place: int) -> None:
+        """Forget a function whose dry run failed, and the calls in it."""
+        self._observer.calls = self._calls[place]
 
 
 def _forward_arguments(module: torch.nn.Module) -> tuple[ForwardArgument, ...]:
@@ -231,87 +226,3 @@ def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.resolve_neg().cpu().numpy()
-
-
-@contextlib.contextmanager
-def _operator_by_operator() -> Iterator[None]:
-    """Within, layers that torch can run as one operator run as the many they are exported as, bodies included."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        # Control flow is compiled to be run otherwise, and nobody sees what its bodies do.
-        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-# --- control flow -----------------------------------------------------------------------------------------------
-
-
-class _Bodies:
-    """The functions that one operator is given: branches, or the condition and the body of a loop.
-
-    Those that it calls are watched. One that it does not call is tried out on what another of them was given: an
-    exporter writes both branches of a decision.
-    """
-
-    def __init__(self, watch: _Watch, given: Iterable[Any]) -> None:
-        self._watch = watch
-        self._functions = [
-            value if callable(value) and not isinstance(value, torch.Tensor) else None for value in given
-        ]
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        # How often each module had been called before a function ran for the first time.
-        self._before: dict[int, Counter[str]] = {}
-        self._after: Counter[str] = Counter()
-        # What each returned in its last round.
-        self.returned: dict[int, list[torch.Tensor]] = {}
-
-    def watched(self, place: int, value: Any) -> Any:
-        """What the operator is to be given in that place: a function with an eye on it, anything else as it is."""
-        if self._functions[place] is None:
-            return value
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in _tensors((args, kwargs))):
-                # Not run on what it is given: there are no values to see.
-                return value(*args, **kwargs)
-            if self._arguments is None:
-                self._arguments = args, kwargs
-                # Exporters write the functions in this order, and number calls in it.
-                self._try_out(range(place))
-            result = self._call(place, args, kwargs)
-            self.returned[place] = _tensors(result)
-            return result
-
-        return run
-
-    def finish(self) -> None:
-        """Try out the functions that were not called."""
-        if self._arguments is not None:
-            self._try_out(range(len(self._functions)))
-        # The one that ran last need not be the one that called most.
-        self._watch.counts |= self._after
-
-    def _try_out(self, places: Iterable[int]) -> None:
-        args, kwargs = self._arguments or ((), {})
-        for place in places:
-            if self._functions[place] is not None and place not in self._before:
-                self._watch.try_out(functools.partial(self._call, place, args, kwargs))
-
-    def _call(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        function: Any = self._functions[place]
-        if place in self._before:
-            # Once more round the loop: an exporter sees one call of each module in it.
-            self._watch.counts = self._before[place].copy()
-        else:
-            self._before[place] = self._watch.counts.copy()
-        with self._watch:
-            result = function(*args, **kwargs)
-        self._after |= self._watch.counts
-        return result
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

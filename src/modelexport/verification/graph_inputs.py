@@ -12,6 +12,7 @@ from modelexport.hierarchy import ROOT_CALL, ForwardArgument
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN, buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import named_arguments, tensors_in
+from modelexport.torch_support.transformers_private import prepared_inputs
 
 # transformers' own exporter computes some arguments ahead, where forward would do it in a way that cannot be traced:
 # its files have them as inputs.
@@ -72,14 +73,10 @@ def _by_name(arguments: Sequence[ForwardArgument], args: tuple[Any, ...], kwargs
 
 def _prepared(model: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], str]:
     """The inputs as transformers' exporter has them before it traces the model, or why it cannot."""
-    try:
-        from transformers.exporters.utils import prepare_for_export
-    except ImportError as error:
-        return {}, f"{type(error).__name__}: {error}"
     _, copied = copied_inputs((), kwargs)
     with TURN, preserved_state(model), buffers_restored(model), evaluation_mode(model), torch.no_grad():
         try:
-            _, made, _ = prepare_for_export(model, copied)
+            made = prepared_inputs(model, copied)
         except Exception as error:  # noqa: BLE001  whatever a model raises: its inputs stay as they are
             return {}, " ".join(f"{type(error).__name__}: {error}".split())
     return {name: tensor for key, value in made.items() for name, tensor in tensors_in(value, key)}, ""

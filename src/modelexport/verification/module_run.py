@@ -8,13 +8,11 @@ import dataclasses
 import enum
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._ops import HigherOrderOperator
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from modelexport.document import HierarchyDocument
 from modelexport.errors import InputError
@@ -22,6 +20,9 @@ from modelexport.hierarchy import CallId
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN, buffers_restored, evaluation_mode, fused_layers_off, preserved_state
 from modelexport.structure import named_arguments, named_results
+from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.torch_support.control_flow_watch import control_flow_depth
+from modelexport.torch_support.private import hold_memory, version_of
 
 _SHOWN = 3
 _OTHER_SEED = 0x5EED
@@ -93,7 +94,8 @@ class ModuleRunner:
         self._args, self._kwargs = args, dict(kwargs)
         self.passes = 0
         self._arguments = {module.path: module.forward_arguments for module in document.modules}
-        missing = [path for path in self._arguments if path not in dict(model.named_modules())]
+        self._modules = dict(model.named_modules())
+        missing = [path for path in self._arguments if path not in self._modules]
         if missing:
             names = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
             raise InputError(
@@ -110,7 +112,6 @@ class ModuleRunner:
         Raises:
             InputError: The model cannot be run on these inputs.
         """
-        watch = _Watch(self._arguments, keep, stirred)
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with contextlib.ExitStack() as stack:
@@ -119,9 +120,9 @@ class ModuleRunner:
             stack.enter_context(evaluation_mode(self._model))
             stack.enter_context(buffers_restored(self._model))
             stack.enter_context(fused_layers_off())
-            stack.enter_context(_bodies_shown(watch))
+            observer = _Observer(self._arguments, keep, stirred, stack.enter_context(control_flow_depth()))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_hooked(self._model, watch))
+            stack.enter_context(observer.calls.watching(self._modules))
             try:
                 self._model(*args, **kwargs)
             except Exception as error:
@@ -129,7 +130,7 @@ class ModuleRunner:
                 raise InputError(
                     f"the model cannot be run on these inputs: {type(error).__name__}: {reason}"
                 ) from error
-        return watch.run
+        return observer.run
 
 
 def body_call(path: str, index: int = 0) -> str:
@@ -137,37 +138,38 @@ def body_call(path: str, index: int = 0) -> str:
     return f"{path}@body {index}"
 
 
-class _Watch:
-    def __init__(self, arguments: Mapping[str, Any], keep: Collection[Place], stirred: str | None) -> None:
+class _Observer:
+    """Keeps what crosses the boundary of each call; the record of a call is its identity in the run."""
+
+    def __init__(
+        self, arguments: Mapping[str, Any], keep: Collection[Place], stirred: str | None, depth: Callable[[], int]
+    ) -> None:
         self.run = ModuleRun()
+        self.calls: CallWatch[str] = CallWatch(self._enter, self._leave)
         self._stirred = stirred
         self._arguments = arguments
         self._keep = frozenset(keep)
-        # Paths and identities of the calls that run.
-        self._stack: list[tuple[str, str]] = []
-        self.bodies = 0
+        # How many control-flow operators are running.
+        self._depth = depth
         self._numbers: dict[tuple[object, ...], int] = {}
         self._kept: dict[int, np.ndarray] = {}
         # While these are held, no other memory gets the same identity.
-        self._memory: dict[int, StorageWeakRef] = {}
+        self._memory: dict[int, Any] = {}
 
-    def enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        counts = self.run.body_calls if self.bodies else self.run.calls
-        call = body_call(path, counts[path]) if self.bodies else str(CallId(path, counts[path]))
+    def _enter(self, running: RunningCall[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        path, in_body = running.id.path, self._depth() > 0
+        counts = self.run.body_calls if in_body else self.run.calls
+        call = body_call(path, counts[path]) if in_body else str(CallId(path, counts[path]))
         counts[path] += 1
-        self._stack.append((path, call))
         if call == self._stirred:
             for stir in (torch.manual_seed, np.random.seed, random.seed):
                 stir(_OTHER_SEED)
         self._see(call, Side.INPUT, named_arguments(self._arguments.get(path, ()), args, kwargs))
+        return call
 
-    def leave(self, path: str, result: object) -> None:
-        if not any(path == running for running, _ in self._stack):
-            return
-        # A call that ended in an exception which its caller caught never came here: it goes with this one.
-        while (ended := self._stack.pop())[0] != path:
-            pass
-        self._see(ended[1], Side.OUTPUT, named_results(result))
+    def _leave(self, running: RunningCall[str], args: Any, kwargs: Any, result: Any) -> None:
+        if running.record is not None:
+            self._see(running.record, Side.OUTPUT, named_results(result))
 
     def _see(self, call: str, side: Side, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:
@@ -186,22 +188,22 @@ class _Watch:
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The same for tensors of the same content: views of the same memory that nobody wrote to in between."""
-        try:
-            memory = StorageWeakRef(tensor.untyped_storage())
+        memory = hold_memory(tensor)
+        # Without memory of its own, or where writes are not counted, no other tensor is known to hold the same.
+        key: tuple[object, ...] = (len(self._numbers), "alone")
+        if memory is not None:
             held = self._memory.setdefault(memory.cdata, memory)
-            key: tuple[object, ...] = (
-                held.cdata,
-                tensor._version,
-                tensor.storage_offset(),
-                tuple(tensor.shape),
-                tensor.stride(),
-                tensor.dtype,
-                tensor.is_conj(),
-                tensor.is_neg(),
-            )
-        except (RuntimeError, NotImplementedError):
-            # Nothing of its own in memory, or its changes are not counted.
-            key = (len(self._numbers), "alone")
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                key = (
+                    held.cdata,
+                    version_of(tensor),
+                    tensor.storage_offset(),
+                    tuple(tensor.shape),
+                    tensor.stride(),
+                    tensor.dtype,
+                    tensor.is_conj(),
+                    tensor.is_neg(),
+                )
         return self._numbers.setdefault(key, len(self._numbers))
 
 
@@ -219,52 +221,3 @@ def content(tensor: torch.Tensor) -> np.ndarray:
         tensor = tensor.float()
     array: np.ndarray = tensor.resolve_neg().to("cpu", copy=True).contiguous().numpy()
     return array
-
-
-@contextlib.contextmanager
-def _hooked(model: torch.nn.Module, watch: _Watch) -> Iterator[None]:
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    try:
-        for path, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                before, after = _hooks(path, watch)
-                # Before the user's own hooks and after them: a call is all that `module(...)` does.
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-                handles.append(module.register_forward_hook(after))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def _bodies_shown(watch: _Watch) -> Iterator[None]:
-    """torch compiles loops and branches to run them, and that shows no calls: let them run as they are written."""
-    original: Any = HigherOrderOperator.__call__
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watch.bodies += 1
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            watch.bodies -= 1
-
-    with torch.compiler.set_stance("force_eager"):
-        HigherOrderOperator.__call__ = noted  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            HigherOrderOperator.__call__ = original  # type: ignore[method-assign]
-
-
-def _hooks(path: str, watch: _Watch) -> tuple[Callable[..., None], Callable[..., None]]:
-    def before(module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        # While torch compiles a control-flow body it traces the hooks too: they must have no effect there.
-        if not torch.compiler.is_dynamo_compiling():
-            watch.enter(path, args, kwargs)
-
-    def after(module: torch.nn.Module, args: tuple[object, ...], result: object) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            watch.leave(path, result)
-
-    return before, after

@@ -1,0 +1,242 @@
+"""Watch module calls during a forward pass: one stack of running calls, kept by forward hooks.
+
+A call is all that `module(...)` does, the user's own hooks included. A call that ends in an exception which its caller
+catches leaves the stack as well, although torch runs no hook for it: each entry holds the frame that runs the call, and
+a frame that no longer executes has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from modelexport.hierarchy import ROOT_PATH, CallId
+
+Record = TypeVar("Record")
+
+# What an own `__call__` refers to when it passes the call on to torch, whose hooks then see it.
+_PASSED_ON = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class RunningCall(Generic[Record]):
+    """A module call that has begun.
+
+    Attributes:
+        id: The module's path and how many calls of it came before.
+        module: The module.
+        parent: The call that made it; None for a call that no other watched call made.
+        frame: The frame that runs it; None once it has returned, so that nothing keeps its local variables.
+        record: What `enter` returned for it.
+        passed_on: Whether torch's hooks may still report the same call: it came by a class's own `__call__`.
+    """
+
+    id: CallId
+    module: torch.nn.Module
+    parent: RunningCall[Record] | None
+    frame: FrameType | None
+    record: Record | None = None
+    passed_on: bool = False
+
+    def is_running(self) -> bool:
+        """Whether the call has neither returned nor raised."""
+        if self.frame is None:
+            return False
+        try:
+            # The documented way to ask: an executing frame refuses. One that has ended drops its local variables.
+            self.frame.clear()
+        except RuntimeError:
+            return True
+        return False
+
+
+class CallWatch(Generic[Record]):
+    """The module calls that are running.
+
+    Args:
+        enter: Called when a call begins, with its arguments; what it returns is kept as the call's record. The
+            innermost call is the caller then.
+        leave: Called when a call returns, with its arguments and its result. The innermost call is the caller again.
+            Not called for a call that raises.
+
+    Attributes:
+        counts: How many calls of each module have begun, by path. A call of the root outside all others starts anew.
+    """
+
+    def __init__(
+        self,
+        enter: Callable[[RunningCall[Record], tuple[Any, ...], dict[str, Any]], Record],
+        leave: Callable[[RunningCall[Record], tuple[Any, ...], dict[str, Any], Any], None],
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._on_enter = enter
+        self._on_leave = leave
+        self._stack: list[RunningCall[Record]] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    @property
+    def innermost(self) -> RunningCall[Record] | None:
+        """The call that runs now, without any that it made and that have ended."""
+        while self._stack and not self._stack[-1].is_running():
+            self._stack.pop()
+        return self._stack[-1] if self._stack else None
+
+    def raised_in(self, error: BaseException) -> RunningCall[Record] | None:
+        """The innermost call that `error`, or an error that led to it, passed through on its way out of the root.
+
+        To be asked before anything else is called: calls that have ended are forgotten then.
+        """
+        frames = {id(frame) for frame in _frames(error)}
+        return next((call for call in reversed(self._stack) if id(call.frame) in frames), None)
+
+    @contextlib.contextmanager
+    def watching(self, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+        """See the calls of these modules, by path, within the context; no hook is left behind it.
+
+        Scripted modules are not seen: they take no hooks.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._remove_hooks)
+            for path, module in modules.items():
+                self.add(path, module)
+            paths = {id(module): path for path, module in modules.items()}
+            stack.enter_context(own_calls_through(modules.values(), self._own_call(paths)))
+            yield
+
+    def add(self, path: str, module: torch.nn.Module) -> None:
+        """Watch one more module until the end of `watching`."""
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        before, after = self._hooks(path)
+        # First to see the arguments and last to see the result: hooks of the user are part of the call.
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+
+    def enter(
+        self, path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> RunningCall[Record]:
+        """A call begins, run by `frame`."""
+        parent = self.innermost
+        if parent is None and path == ROOT_PATH:
+            self.counts.clear()
+        call: RunningCall[Record] = RunningCall(CallId(path, self.counts[path]), module, parent, frame)
+        self.counts[path] += 1
+        call.record = self._on_enter(call, args, kwargs)
+        self._stack.append(call)
+        return call
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Whatever is called within the context, the calls that ran before it are those that run after it."""
+        before = list(self._stack)
+        try:
+            yield
+        finally:
+            self._stack = before
+
+    def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, frame: FrameType) -> None:
+        found = next((call for call in reversed(self._stack) if call.frame is frame), None)
+        if found is None:
+            # The same call as one that came by a class's own `__call__`, or one that began before the watch.
+            return
+        # Calls above it raised, and it caught that.
+        del self._stack[self._stack.index(found) :]
+        found.frame = None
+        self._on_leave(found, args, kwargs, result)
+
+    def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        # While torch compiles the body of a control-flow operator it traces the hooks too: without effect.
+        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if torch.compiler.is_dynamo_compiling():
+                return
+            running = self.innermost
+            if running is not None and running.passed_on and running.module is module:
+                running.passed_on = False
+                return
+            self.enter(path, module, args, kwargs, sys._getframe(1))
+
+        def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            if not torch.compiler.is_dynamo_compiling():
+                self._leave(args, kwargs, result, sys._getframe(1))
+
+        return before, after
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _own_call(self, paths: Mapping[int, str]) -> Callable[..., Any]:
+        def call(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            path = paths.get(id(module))
+            if path is None or torch.compiler.is_dynamo_compiling():
+                return original(module, *args, **kwargs)
+            running = self.innermost
+            if running is not None and running.passed_on and running.module is module:
+                # A `__call__` that calls the one of its base class.
+                return original(module, *args, **kwargs)
+            # Not kept in a variable: a frame that holds itself would hold its arguments until the next collection.
+            self.enter(path, module, args, kwargs, sys._getframe()).passed_on = True
+            result = original(module, *args, **kwargs)
+            self._leave(args, kwargs, result, sys._getframe())
+            return result
+
+        return call
+
+
+@contextlib.contextmanager
+def own_calls_through(modules: Iterable[torch.nn.Module], around: Callable[..., Any]) -> Iterator[None]:
+    """For the time of the context, modules whose class has a `__call__` that runs no hooks are called through `around`.
+
+    It gets the original and the module first. Other modules of these classes are called through it too.
+    """
+    classes = {type(module) for module in modules if _has_own_call(module)}
+    originals = {cls: inspect.getattr_static(cls, "__call__") for cls in classes}
+    inherited = {cls for cls in classes if "__call__" not in vars(cls)}
+    try:
+        for cls, original in originals.items():
+            cls.__call__ = _calling(around, original)  # type: ignore[method-assign]
+        yield
+    finally:
+        for cls, original in originals.items():
+            if cls not in inherited:
+                cls.__call__ = original  # type: ignore[method-assign]
+            elif "__call__" in vars(cls):
+                del cls.__call__
+
+
+def _calling(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    # Not named `forward`: torch writes the frames of that name into the nodes that it records.
+    def watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return around(original, module, *args, **kwargs)
+
+    return watched_call
+
+
+def _has_own_call(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule):
+        return False
+    own = inspect.getattr_static(type(module), "__call__")
+    if own is inspect.getattr_static(torch.nn.Module, "__call__"):
+        return False
+    code = getattr(inspect.unwrap(own), "__code__", None)
+    return code is not None and _PASSED_ON.isdisjoint(code.co_names)
+
+
+def _frames(error: BaseException | None) -> Iterable[FrameType]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback = error.__traceback__
+        while traceback is not None:
+            yield traceback.tb_frame
+            traceback = traceback.tb_next
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,61 @@
+"""Private parts of FX tracing and of torch's dynamo exporter, each behind one function. See `private`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from modelexport.torch_support.private import called_through, fixed_part
+
+
+class Tracer(Protocol):
+    """What traces operators into an FX graph: several classes of torch, some of them private."""
+
+    graph: torch.fx.Graph
+
+
+def active_tracer() -> Tracer | None:
+    """The tracer that records the operators that run now; None where none does."""
+    mode = fixed_part("torch.fx.experimental.proxy_tensor.get_proxy_mode")()
+    tracer: Tracer | None = mode.tracer if mode is not None else None
+    return tracer
+
+
+def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:
+    """The FX node that holds a tensor in the graph of that tracer; None where it knows none."""
+    slot = fixed_part("torch.fx.experimental.proxy_tensor.get_proxy_slot")(tensor, tracer, None)
+    proxy = getattr(slot, "proxy", slot)
+    node = getattr(proxy, "node", None)
+    return node if isinstance(node, torch.fx.Node) else None
+
+
+def innermost_scope(tracer: Tracer | None) -> tuple[str, str | None]:
+    """The key and name under which the exporter records what runs now, as in `nn_module_stack`.
+
+    Not every tracer keeps such a stack; the name is None without one.
+    """
+    stack = getattr(tracer, "module_stack", None)
+    if not stack:
+        return "", None
+    key, (name, _) = next(reversed(stack.items()))
+    return key, name
+
+
+def before_optimization(observe: Callable[[Any], object]) -> contextlib.AbstractContextManager[None]:
+    """Show the ONNX graph to `observe` when torch starts to optimize it, for the time of the context.
+
+    Optimizing it ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after it
+    optimizes: only its own sequence of steps gives its own result.
+    """
+    thread = threading.get_ident()
+
+    def optimize(original: Callable[..., Any], program: torch.onnx.ONNXProgram, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            observe(program.model)
+        return original(program, *args, **kwargs)
+
+    return called_through("torch.onnx.ONNXProgram", "optimize", optimize)

@@ -1,0 +1,152 @@
+"""Modules that are called in unusual ways: the file names them, and the check against PyTorch agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from tests.support.plain import export_plainly
+from torch import nn
+
+from modelexport.capture.decomposition import _watched
+from modelexport.carriers import strip_hierarchy
+from modelexport.export import export_model
+from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.eager_run import run_eagerly
+
+pytestmark = pytest.mark.integration
+STRATEGIES = ("fx", "htp", "usage_based")
+
+
+class Risky(nn.Module):
+    """Computes something, and then gives up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"no use for {self.lin(x).shape}")
+
+
+class Catching(nn.Module):
+    """Goes on by itself where its child gives up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.risky, self.norm = Risky(), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            x = self.risky(x)
+        except ValueError:
+            x = torch.tanh(x * 2) + 0.5
+        return self.norm(x).sigmoid()
+
+
+class Averaged(nn.Module):
+    """Has a `__call__` of its own, as wrappers that keep averages of weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 2
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.averaged = Averaged()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.averaged(x + 1) - 1
+
+
+def example() -> torch.Tensor:
+    return torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
+
+
+def owners(document: Any) -> dict[str, str]:
+    return {node.op: node.module for node in document.nodes if node.op != "Constant"}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_right_model_is_accepted_when_it_catches_what_a_child_raises(strategy: str, tmp_path: Path) -> None:
+    model = Catching().eval()
+    result = export_model(model, example(), tmp_path / "model.onnx", strategy=strategy)
+    assert owners(result.document) == {
+        "Mul": "",
+        "Tanh": "",
+        "Add": "",
+        "LayerNormalization": "norm",
+        "Sigmoid": "",
+    }
+    report = judge_attributions(tmp_path / "model.onnx", model, example())
+    assert report.is_valid
+    assert report.cases == ()
+
+
+def test_what_runs_after_a_caught_exception_is_the_caller_s_work() -> None:
+    seen: list[str] = []
+    run_eagerly(Catching().eval(), (example(),), {}, witness=lambda tensor, call, read: seen.append(call))
+    # The norm's kernel has results beside the one that it returns.
+    assert list(dict.fromkeys(seen)) == ["risky.lin", "", "norm"]
+    assert [call for call in seen if call != "risky.lin"] == ["", "", "", *["norm"] * seen.count("norm"), ""]
+    calls = run_eagerly(Catching().eval(), (example(),), {}).calls
+    assert calls["risky"].results == {}
+    assert calls["norm"].parent == ""
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", [Averaged, Wrapped])
+def test_module_with_a_call_of_its_own_owns_its_work_and_has_a_boundary(
+    kind: type[nn.Module], strategy: str, tmp_path: Path
+) -> None:
+    model = kind().eval()
+    path = "averaged" if kind is Wrapped else ""
+    result = export_model(model, example(), tmp_path / "model.onnx", strategy=strategy)
+    assert owners(result.document)["Mul"] == path
+    (call,) = (call for call in result.document.calls if call.path == path)
+    assert [tensor.name for tensor in call.inputs] == ["x"]
+    assert all(tensor.tensor for tensor in (*call.inputs, *call.outputs))
+    assert len(call.outputs) == 1
+    assert judge_attributions(tmp_path / "model.onnx", model, example()).cases == ()
+
+
+def test_file_of_a_module_with_a_call_of_its_own_is_torch_s_own(tmp_path: Path) -> None:
+    model = Wrapped().eval()
+    plain = export_plainly(model, (example(),), {}, tmp_path / "plain.onnx")
+    export_model(model, example(), tmp_path / "model.onnx", strategy="fx")
+    assert strip_hierarchy(onnx.load(tmp_path / "model.onnx")) == plain
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_model_with_a_scripted_child_can_be_judged(tmp_path: Path) -> None:
+    class Scripting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.lin = torch.jit.script(nn.ReLU()), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.lin(x))
+
+    calls = run_eagerly(Scripting().eval(), (example(),), {}).calls
+    assert list(calls) == ["", "lin"]
+
+
+def test_stage_is_only_what_no_other_module_calls_after_a_caught_exception() -> None:
+    model = Catching().eval()
+    with _watched(model) as calls:
+        model(example())
+        model.norm(example())
+    assert [path for path, _ in calls] == ["", "norm"]
