@@ -91,7 +91,7 @@ def quiet() -> Iterator[None]:
 
 def build_with_inputs(candidate: Candidate, record: dict[str, Any], levels: Sequence[Level] = LEVELS) -> Built | None:
     """The smallest model that can be built and takes inputs that are made up; the outcomes go to the record."""
-    from modelexport.sources.made_inputs import make_inputs
+    from modelexport.sources.inputs.synthesis.search import make_inputs
 
     began = time.process_time()
     errors: list[str] = []

@@ -17,7 +17,7 @@ from tests.support.command import Outcome
 from tests.support.tiny_models import VOCABULARY, make_bert, make_tokenizer, save_bert
 
 from modelexport.errors import InputError
-from modelexport.sources.made_inputs import complete_inputs, make_inputs
+from modelexport.sources.inputs.synthesis.search import complete_inputs, make_inputs
 from modelexport.sources.processed_inputs import Material, process, read_material
 
 transformers = pytest.importorskip("transformers")

@@ -127,7 +127,7 @@ class ModelRequest:
             InputError: Those that are given cannot be used, or none can be made up.
         """
         from modelexport.sources.example_inputs import fill_shapes, read_inputs
-        from modelexport.sources.made_inputs import describe, make_inputs
+        from modelexport.sources.inputs.synthesis.search import describe, make_inputs
 
         if self.running["inputs"] is not None:
             return read_inputs(self.running["inputs"])
@@ -143,8 +143,8 @@ class ModelRequest:
 
     def _processed(self, reference: str, sourced: SourcedModel) -> Any:
         """What the model's own processor makes of what is given, with what else forward needs."""
-        from modelexport.sources.made_inputs import complete_inputs, describe
-        from modelexport.sources.made_inputs_facts import ModelFacts
+        from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
+        from modelexport.sources.inputs.synthesis.search import complete_inputs, describe
         from modelexport.sources.processed_inputs import process, read_material
 
         processor = None if sourced.processor is None else sourced.processor()

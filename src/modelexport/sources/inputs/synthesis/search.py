@@ -13,11 +13,11 @@ import torch
 from modelexport.errors import InputError
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN
-from modelexport.sources.made_inputs_facts import ModelFacts
-from modelexport.sources.made_inputs_proposals import propose
-from modelexport.sources.made_inputs_repairs import repairs
-from modelexport.sources.made_inputs_specs import Proposal, TensorSpec, make_tensors
-from modelexport.sources.made_inputs_trial import Failure, try_call
+from modelexport.sources.inputs.synthesis.initial_guess import propose
+from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
+from modelexport.sources.inputs.synthesis.repairs import repairs
+from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, make_tensors
+from modelexport.sources.inputs.synthesis.trial_call import Failure, try_call
 from modelexport.sources.processed_inputs import process, samples
 
 _MOST_ATTEMPTS = 160

@@ -6,11 +6,11 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from modelexport.sources.made_inputs_facts import CONVOLUTIONS, ModelFacts
-from modelexport.sources.made_inputs_origins import Operand
-from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, channels_of
-from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec, tensors
-from modelexport.sources.made_inputs_trial import Failure
+from modelexport.sources.inputs.synthesis.initial_guess import BATCH, LENGTH, channels_of
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, ModelFacts
+from modelexport.sources.inputs.synthesis.provenance import Operand
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec, tensors
+from modelexport.sources.inputs.synthesis.trial_call import Failure
 
 _FRAMES = 5
 _SIDE = 16

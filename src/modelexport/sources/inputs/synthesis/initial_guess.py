@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from modelexport.sources.made_inputs_facts import CONVOLUTIONS, TABLES, ModelFacts
-from modelexport.sources.made_inputs_specs import Kind, TensorSpec
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, TABLES, ModelFacts
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec
 
 BATCH = 2
 # A number that is rarely a size of anything else: where an error names it, it is this axis.

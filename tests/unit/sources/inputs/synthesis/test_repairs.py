@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport.sources.made_inputs import make_inputs
-from modelexport.sources.made_inputs_facts import ModelFacts
-from modelexport.sources.made_inputs_origins import Origins
-from modelexport.sources.made_inputs_repairs import repairs
-from modelexport.sources.made_inputs_specs import Kind, TensorSpec, make_tensors
-from modelexport.sources.made_inputs_trial import Failure, try_call
+from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
+from modelexport.sources.inputs.synthesis.provenance import Origins
+from modelexport.sources.inputs.synthesis.repairs import repairs
+from modelexport.sources.inputs.synthesis.search import make_inputs
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec, make_tensors
+from modelexport.sources.inputs.synthesis.trial_call import Failure, try_call
 
 
 def shapes(model: nn.Module) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 
 import modelexport
 from modelexport.errors import InputError
-from modelexport.sources.made_inputs import make_inputs
+from modelexport.sources.inputs.synthesis.search import make_inputs
 
 
 class Pictures(nn.Module):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from modelexport.sources.made_inputs_origins import Operand, Origins
+from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONDITION = re.compile(r"(?:if|elif|while)\b")

@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from modelexport.sources.made_inputs_origins import Operand
-from modelexport.sources.made_inputs_specs import Proposal, TensorSpec, tensors
-from modelexport.sources.made_inputs_trial import Failure
+from modelexport.sources.inputs.synthesis.provenance import Operand
+from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, tensors
+from modelexport.sources.inputs.synthesis.trial_call import Failure
 
 _MOST_ORIGINS = 2
 _LARGEST = 1 << 12

@@ -10,14 +10,19 @@ from typing import Any
 
 import torch
 
-from modelexport.sources.made_inputs_facts import ModelFacts
-from modelexport.sources.made_inputs_missing import absent_arguments, fitting, mentioned_arguments, one_more
-from modelexport.sources.made_inputs_modules import by_module, by_said_type, resized
-from modelexport.sources.made_inputs_operands import by_operands, by_view, by_what_changed, probes
-from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, words
-from modelexport.sources.made_inputs_ranks import by_bounds, by_rank, by_said_shape
-from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec, tensors
-from modelexport.sources.made_inputs_trial import Failure
+from modelexport.sources.inputs.synthesis.initial_guess import BATCH, LENGTH, propose, words
+from modelexport.sources.inputs.synthesis.missing_arguments import (
+    absent_arguments,
+    fitting,
+    mentioned_arguments,
+    one_more,
+)
+from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
+from modelexport.sources.inputs.synthesis.module_repairs import by_module, by_said_type, resized
+from modelexport.sources.inputs.synthesis.operand_repairs import by_operands, by_view, by_what_changed, probes
+from modelexport.sources.inputs.synthesis.rank_repairs import by_bounds, by_rank, by_said_shape
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec, tensors
+from modelexport.sources.inputs.synthesis.trial_call import Failure
 
 _MISSING = re.compile(r"missing \d+ required [\w-]+ arguments?: (?P<names>.+)")
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")

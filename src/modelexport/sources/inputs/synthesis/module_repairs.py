@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from modelexport.sources.made_inputs_facts import CONVOLUTIONS, TABLES
-from modelexport.sources.made_inputs_proposals import LENGTH
-from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec, tensors
-from modelexport.sources.made_inputs_trial import Failure
+from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, TABLES
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec, tensors
+from modelexport.sources.inputs.synthesis.trial_call import Failure
 
 # Words for a type that an operation of torch misses.
 _TYPES = ((Kind.TRUTH, ("bool",)), (Kind.NUMBERS, ("dtype", "float", "scalar type")))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from modelexport.sources.made_inputs_facts import CONVOLUTIONS, TABLES, ModelFacts
-from modelexport.sources.made_inputs_proposals import BATCH, LENGTH, propose, takes_input
-from modelexport.sources.made_inputs_specs import Kind, Proposal, TensorSpec
-from modelexport.sources.made_inputs_trial import Failure
+from modelexport.sources.inputs.synthesis.initial_guess import BATCH, LENGTH, propose, takes_input
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, TABLES, ModelFacts
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec
+from modelexport.sources.inputs.synthesis.trial_call import Failure
 
 _MOST_MENTIONED = 4
 _SIDE = 16
