@@ -1,243 +1,205 @@
-"""What an argument of a forward may be: by its signature, the configuration and the shapes of parameters."""
+"""The first guess of an argument: from its name and annotation, the configuration and the modules of the model."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+import math
 import re
 from typing import Any
 
 import torch
 
-from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, TABLES, ModelFacts
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS, ModelFacts
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec
 
 BATCH = 2
-# A number that is rarely a size of anything else: where an error names it, it is this axis.
+# A number that is rarely a size of anything else: where an error contains it, it is this axis.
 LENGTH = 7
 _SIDE = 64
-_LARGEST_SIDE = 1024
+_SIDE_OF_VOLUME = 16
+_MAX_SIDE = 1024
 _SAMPLES = 4096
 _GRID = 4
-# The words that libraries of models agree on for what an argument holds.
-_IMAGE = frozenset(["pixel", "pixels", "image", "images", "img", "sample"])
+# The words that model libraries agree on for what an argument contains.
 _VIDEO = frozenset(["video", "videos"])
+_IMAGE = frozenset(["pixel", "pixels", "image", "images", "img", "sample"]) | _VIDEO
 _FEATURES = frozenset(["features", "mel", "spectrogram"])
 _STATES = frozenset(["embeds", "states", "embeddings", "hidden"])
 _SIGNAL = frozenset(["values", "audio", "waveform", "wav", "speech"])
 _TIME = frozenset(["timestep", "timesteps"])
-_LENGTHS = ("lengths", "length", "lens")
-_LIST = re.compile(r"^(?:typing\.)?(?:Optional\[)?(?:typing\.)?[lL]ist\[torch\.\w*Tensor")
-_SAYING = _IMAGE | _VIDEO | _FEATURES | _STATES | _SIGNAL
+_FLOATS = _IMAGE | _FEATURES | _STATES | _SIGNAL
+_INDICES = frozenset(["ids", "id", "idx", "index", "indices", "tokens", "token", "codes"])
+_COUNTS = frozenset(["shapes", "sizes", "thw", "hw", "bbox", "lengths", "length", "lens"])
 
 
-def words(name: str) -> list[str]:
-    """The words an argument's name is made of."""
-    return [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name.lower()) if word]
+def guess(facts: ModelFacts, name: str) -> Any:
+    """What the argument `name` is most likely to be."""
+    parameter = facts.parameters.get(name)
+    plain = _guess_plain_value(parameter)
+    if plain is not None:
+        return plain
+    annotation = "" if parameter is None or parameter.annotation is parameter.empty else str(parameter.annotation)
+    grid = _guess_grid(name)
+    if grid is not None:
+        return grid
+    kind = _guess_kind(name, annotation)
+    return _guess_floats(facts, name) if kind is Kind.FLOATS else _guess_integers(facts, name, kind)
 
 
-def takes_input(parameter: inspect.Parameter) -> bool:
-    """Whether an argument may be an input: what has a value of its own, or says it is none, is an option."""
+def may_be_input(parameter: inspect.Parameter) -> bool:
+    """Whether an argument may be an input: one with a default value, or annotated as a bool, is an option."""
     if parameter.default is not None and parameter.default is not parameter.empty:
         return False
     if parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
         return True
-    return any(value is not False for value in _plain(parameter))
+    return bool(_guess_plain_value(parameter))
 
 
-def propose(facts: ModelFacts, name: str) -> list[Any]:
-    """What the argument `name` may be, the likeliest first."""
-    parameter = facts.parameters.get(name)
-    plain = _plain(parameter)
-    if plain:
-        return plain
-    annotation = "" if parameter is None or parameter.annotation is parameter.empty else str(parameter.annotation)
-    found = _tensors(facts, name, annotation)
-    if _LIST.search(annotation):
-        # One for each of the batch, without an axis for it.
-        return [dataclasses.replace(spec, shape=spec.shape[1:], copies=BATCH) for spec in found]
-    return found
+def channels_of(facts: ModelFacts) -> int | None:
+    """The number of channels of an image, by the configuration or the first convolution."""
+    configured = facts.number("num_channels", "in_channels", "in_chans", "num_input_channels")
+    return configured or next((m.in_channels for m in facts.modules if isinstance(m, CONVOLUTIONS)), None)
 
 
-def _plain(parameter: inspect.Parameter | None) -> list[Any]:
-    """Values for an argument that is no tensor, by its annotation."""
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name.lower()) if word] or [""]
+
+
+def _guess_plain_value(parameter: inspect.Parameter | None) -> Any:
+    """A value for an argument that is no tensor, by its annotation; None where it may be a tensor."""
     if parameter is None or parameter.annotation is parameter.empty:
-        return []
+        return None
     annotation = parameter.annotation
-    said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    said = str(annotation) if said in ("Optional", "Union", "List", "list", "Dict", "dict", "UnionType", "") else said
-    said = re.sub(r"typing\.|Optional|None|[\s|\[\]]", "", said).lower()
-    if said in ("bool", "int", "float"):
-        return [{"bool": False, "int": 1, "float": 1.0}[said]]
-    if said.startswith("dict") and "tensor" not in said:
-        return [{}]
-    if said == "listint":
-        return [[LENGTH] * BATCH, list(range(BATCH))]
-    # Lists of sizes in each direction, as many places in all as there are in a sequence.
-    sizes = re.search(r"list(?:list)?tuple(?P<ints>int(?:,int)+)", said)
-    return [[(*(1,) * sizes["ints"].count(","), LENGTH)] * BATCH] if sizes is not None else []
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    text = str(annotation) if text in ("Optional", "Union", "List", "list", "UnionType", "") else text
+    text = re.sub(r"typing\.|Optional|None|[\s|\[\]]", "", text).lower()
+    if text in ("bool", "int", "float"):
+        return {"bool": False, "int": 1, "float": 1.0}[text]
+    # Lists of sizes in each direction, whose product is the length of a sequence.
+    sizes = re.search(r"list(?:list)?tuple(?P<ints>int(?:,int)+)", text)
+    return [(*(1,) * sizes["ints"].count(","), LENGTH)] * BATCH if sizes is not None else None
 
 
-def _tensors(facts: ModelFacts, name: str, annotation: str) -> list[TensorSpec]:
-    grid = _grid(name)
-    if grid is not None:
-        return [grid]
-    kind = _kind(name, annotation)
-    if kind is Kind.NUMBERS:
-        numbers = [TensorSpec(shape) for shape in _number_shapes(facts, name)]
-        # A name that says nothing, and a model that begins with a table to look tokens up in.
-        tokens = [TensorSpec((BATCH, LENGTH), Kind.TOKENS, facts.vocabulary)] if _looks_up_first(facts) else []
-        return tokens + numbers if not _SAYING & set(words(name)) else numbers
-    if kind is not Kind.ONES and words(name)[-1] == "ids" and facts.axes is not None and not _has_table(facts):
-        # Nothing to look them up in: they are places, with a number for each direction.
-        return [TensorSpec((LENGTH, facts.axes)), TensorSpec((BATCH, LENGTH, facts.axes))]
-    shapes = _index_shapes(facts, name, kind)
-    below = facts.vocabulary if kind is Kind.TOKENS else 2
-    return [TensorSpec(shape, kind, below) for shape in shapes]
+def _guess_kind(name: str, annotation: str) -> Kind:
+    words = _words(name)
+    if "mask" in words or "masks" in words:
+        return Kind.BOOLS if "Bool" in annotation else Kind.ONES
+    if words[-1] in _INDICES:
+        return Kind.POSITIONS if "position" in words else Kind.TOKENS
+    if "Bool" in annotation:
+        return Kind.BOOLS
+    # Annotations of inputs are wrong now and then; these words stand for floats.
+    if _FLOATS & set(words):
+        return Kind.FLOATS
+    if "Long" in annotation or "Int" in annotation or _TIME & set(words) or words[-1] in _COUNTS:
+        return Kind.ONES
+    return Kind.FLOATS
 
 
-def _grid(name: str) -> TensorSpec | None:
+def _guess_integers(facts: ModelFacts, name: str, kind: Kind) -> TensorSpec:
+    words = _words(name)
+    has_embedding = any(isinstance(module, EMBEDDINGS) for module in facts.modules)
+    if words[-1] == "ids" and kind is not Kind.ONES and facts.axes is not None and not has_embedding:
+        # No embedding to look them up in: they are positions, with several coordinates each.
+        return TensorSpec((LENGTH, facts.axes), rule="coordinates")
+    patches = _patch_shape(facts) if "pixel" in words else None
+    if patches is not None and kind is not Kind.POSITIONS:
+        return TensorSpec(patches[:-1], kind, rule="mask_of_patches")
+    if _TIME & set(words):
+        return TensorSpec((BATCH,), kind, rule="timestep")
+    upper_bound = facts.vocabulary if kind is Kind.TOKENS else 2
+    return TensorSpec((BATCH, LENGTH), kind, upper_bound, rule=kind.value)
+
+
+def _guess_floats(facts: ModelFacts, name: str) -> TensorSpec:
+    words = set(_words(name))
+    width = facts.number("hidden_size", "d_model", "embed_dim", "dim") or _first_width(facts) or 16
+    patches = _patch_shape(facts) if words & (_IMAGE | _STATES) else None
+    if patches is not None:
+        return TensorSpec(patches, rule="patches")
+    if words & _IMAGE:
+        return _guess_image(facts, is_video=bool(words & _VIDEO))
+    if words & _FEATURES:
+        return TensorSpec((BATCH, _feature_size(facts), LENGTH), rule="features")
+    if words & _STATES:
+        return TensorSpec((BATCH, LENGTH, width), rule="states")
+    if words & _SIGNAL:
+        return _guess_signal(facts)
+    # The name says nothing: the first module with weights may.
+    first = next((m for m in facts.modules if next(m.parameters(recurse=False), None) is not None), None)
+    if isinstance(first, EMBEDDINGS):
+        return TensorSpec((BATCH, LENGTH), Kind.TOKENS, facts.vocabulary, rule="first_embedding")
+    parameter = facts.parameters.get(name)
+    if parameter is not None and parameter.default is None and name != next(iter(facts.parameters)):
+        # An optional argument is seldom the input of the first module.
+        return TensorSpec((BATCH, width), rule="optional")
+    shape = _input_of_first_module(facts)
+    if shape is not None:
+        return TensorSpec(shape, rule="first_module")
+    return TensorSpec((BATCH, LENGTH, width), rule="default")
+
+
+def _guess_grid(name: str) -> TensorSpec | None:
     """How many patches images have in each direction, where they are given as lists of patches."""
-    said = words(name)
-    if said[-1] == "thw":
-        return TensorSpec((1, 3), Kind.ONES, rows=((1, _GRID, _GRID),))
-    if said[-1] == "hw" or said[-2:] == ["spatial", "shapes"]:
-        return TensorSpec((BATCH, 2), Kind.ONES, rows=((_GRID, _GRID),) * BATCH)
+    words = _words(name)
+    if words[-1] == "thw":
+        return TensorSpec((1, 3), Kind.ONES, rows=((1, _GRID, _GRID),), rule="grid")
+    if words[-1] == "hw" or words[-2:] == ["spatial", "shapes"]:
+        return TensorSpec((BATCH, 2), Kind.ONES, rows=((_GRID, _GRID),) * BATCH, rule="grid")
     return None
 
 
-def _patch_shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
-    """Images as lists of patches, where a required argument tells how they lie; none otherwise."""
-    grids = [_grid(name) for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
+def _patch_shape(facts: ModelFacts) -> tuple[int, ...] | None:
+    """The shape of images as lists of patches, where a required argument tells how the patches lie."""
+    grids = [_guess_grid(name) for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
     grid = next((spec for spec in grids if spec is not None), None)
     if grid is None:
-        return []
-    patches = _GRID * _GRID
-    return [(patches, _patch_width(facts)) if len(grid.rows) == 1 else (BATCH, patches, _patch_width(facts))]
-
-
-def _patch_width(facts: ModelFacts) -> int:
+        return None
     channels = facts.number("in_channels", "num_channels", "in_chans") or 3
     side = facts.number("patch_size") or 1
-    return channels * side * side * (facts.number("temporal_patch_size") or 1)
+    width = channels * side * side * (facts.number("temporal_patch_size") or 1)
+    patches = math.prod(grid.rows[0])
+    return (patches, width) if len(grid.rows) == 1 else (BATCH, patches, width)
 
 
-def _kind(name: str, annotation: str) -> Kind:
-    said = words(name)
-    last = said[-1] if said else ""
-    if "mask" in said or "masks" in said:
-        return Kind.TRUTH if "Bool" in annotation else Kind.ONES
-    if last in ("ids", "id", "idx", "index", "indices", "tokens", "token", "codes"):
-        return Kind.POSITIONS if "position" in said else Kind.TOKENS
-    if "Bool" in annotation:
-        return Kind.TRUTH
-    # Annotations of inputs are wrong now and then; what these words stand for is made of numbers.
-    if _SAYING & set(said):
-        return Kind.NUMBERS
-    if "Long" in annotation or "Int" in annotation:
-        return Kind.ONES
-    if _TIME & set(said) or last in ("shapes", "sizes", "thw", "hw", "bbox", *_LENGTHS):
-        return Kind.ONES
-    return Kind.NUMBERS
+def _guess_image(facts: ModelFacts, is_video: bool) -> TensorSpec:
+    found = facts.sizes("image_size", "img_size", "input_size", "sample_size", "crop_size") or (_SIDE, _SIDE)
+    image = (channels_of(facts) or 3, min(found[0], _MAX_SIDE), min(found[-1], _MAX_SIDE))
+    if is_video:
+        frames = facts.number("num_frames", "frames_per_clip", "tubelet_size") or 2
+        return TensorSpec((BATCH, frames, *image), rule="video")
+    return TensorSpec((BATCH, *image), rule="image")
 
 
-def _index_shapes(facts: ModelFacts, name: str, kind: Kind) -> list[tuple[int, ...]]:
-    if "pixel" in words(name) and kind is not Kind.POSITIONS:
-        patches = _patch_shapes(facts)
-        if patches:
-            return [patches[0][:-1]]
-        side = _image_side(facts)
-        return [(BATCH, *side), (BATCH, LENGTH), (BATCH, 1, *side)]
-    if _TIME & set(words(name)):
-        return [(BATCH,), ()]
-    if words(name)[-1] in _LENGTHS:
-        return [(BATCH,), (BATCH, LENGTH)]
-    if words(name)[-1] == "bbox":
-        return [(BATCH, LENGTH, 4)]
-    return [(BATCH, LENGTH), (BATCH,), (BATCH, LENGTH, LENGTH)]
-
-
-def _number_shapes(facts: ModelFacts, name: str) -> list[tuple[int, ...]]:
-    said = words(name)
-    width = facts.number("hidden_size", "d_model", "embed_dim", "dim") or _first_width(facts) or 16
-    states = (BATCH, LENGTH, width)
-    if _IMAGE & set(said):
-        return _patch_shapes(facts) + _image_shapes(facts, bool(_VIDEO & set(said)))
-    if _VIDEO & set(said):
-        return _image_shapes(facts, video=True)
-    if _FEATURES & set(said):
-        return _feature_shapes(facts)
-    if _STATES & set(said):
-        return [*_patch_shapes(facts), states]
-    if _SIGNAL & set(said):
-        return _signal_shapes(facts)
-    parameter = facts.parameters.get(name)
-    if parameter is not None and parameter.default is None and name != next(iter(facts.parameters)):
-        # What may be left out is seldom what the first module takes.
-        return [(BATCH, width), states, (BATCH,), *_weight_shapes(facts)]
-    return [*_weight_shapes(facts), states, (BATCH, width), (BATCH,)]
-
-
-def _image_side(facts: ModelFacts) -> tuple[int, int]:
-    found = facts.sizes("image_size", "img_size", "input_size", "sample_size", "crop_size")
-    side = (_SIDE, _SIDE) if found is None else (found[0], found[-1])
-    return min(side[0], _LARGEST_SIDE), min(side[1], _LARGEST_SIDE)
-
-
-def _image_shapes(facts: ModelFacts, video: bool) -> list[tuple[int, ...]]:
-    channels = channels_of(facts) or 3
-    height, width = _image_side(facts)
-    frames = facts.number("num_frames", "frames_per_clip", "tubelet_size") or 2
-    image = (BATCH, channels, height, width)
-    clip = (BATCH, frames, channels, height, width)
-    flat = (_GRID * _GRID, _patch_width(facts))
-    return [clip, image, flat] if video else [image, clip, flat, (BATCH, LENGTH, flat[-1])]
-
-
-def _feature_shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
-    bins = facts.number(
-        "num_mel_bins", "n_mels", "num_mels", "feature_size", "input_feat_per_channel", "feature_projection_input_dim"
+def _feature_size(facts: ModelFacts) -> int:
+    bins = ("num_mel_bins", "n_mels", "num_mels", "feature_size", "input_feat_per_channel")
+    return (
+        facts.number(*bins, "feature_projection_input_dim", "input_dim", "feature_dim", "input_size")
+        or _first_width(facts)
+        or 16
     )
-    bins = bins or facts.number("input_dim", "feature_dim", "input_size") or _first_width(facts) or 16
-    return [(BATCH, bins, LENGTH), (BATCH, LENGTH, bins), (BATCH, 1, LENGTH, bins), (BATCH, 1, bins, LENGTH)]
 
 
-def _signal_shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
-    length = facts.number("context_length", "max_length", "seq_length") or LENGTH
+def _guess_signal(facts: ModelFacts) -> TensorSpec:
     columns = facts.number("num_input_channels", "num_mel_bins", "input_size")
-    series = [(BATCH, length), (BATCH, length, columns or 1)]
-    signal = [(BATCH, _SAMPLES), (BATCH, 1, _SAMPLES)]
-    return series[::-1] + signal if columns else signal + series
+    if columns is None:
+        return TensorSpec((BATCH, _SAMPLES), rule="signal")
+    length = facts.number("context_length", "max_length", "seq_length") or LENGTH
+    return TensorSpec((BATCH, length, columns), rule="series")
 
 
 def _first_width(facts: ModelFacts) -> int | None:
     return next((module.in_features for module in facts.modules if isinstance(module, torch.nn.Linear)), None)
 
 
-def channels_of(facts: ModelFacts) -> int | None:
-    """How many channels images have, by the configuration or the first convolution."""
-    said = facts.number("num_channels", "in_channels", "in_chans", "num_input_channels")
-    return said or next((module.in_channels for module in facts.modules if isinstance(module, CONVOLUTIONS)), None)
-
-
-def _weight_shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
-    """What the first module with weights takes."""
+def _input_of_first_module(facts: ModelFacts) -> tuple[int, ...] | None:
+    """The input shape of the first convolution, recurrent or linear layer."""
     for module in facts.modules:
         if isinstance(module, CONVOLUTIONS):
             rank = module.weight.dim() - 2
-            sides = (_SIDE, 32, 28, 224) if rank < 3 else (16, 32)
-            return [(BATCH, module.in_channels, *(side,) * rank) for side in sides]
+            return (BATCH, module.in_channels, *(_SIDE if rank < 3 else _SIDE_OF_VOLUME,) * rank)
         if isinstance(module, torch.nn.RNNBase):
-            return [(BATCH, LENGTH, module.input_size)]
+            return (BATCH, LENGTH, module.input_size)
         if isinstance(module, torch.nn.Linear):
-            return [(BATCH, module.in_features), (BATCH, LENGTH, module.in_features)]
-    return []
-
-
-def _has_table(facts: ModelFacts) -> bool:
-    return any(isinstance(module, TABLES) for module in facts.modules)
-
-
-def _looks_up_first(facts: ModelFacts) -> bool:
-    weighted = (m for m in facts.modules if next(m.parameters(recurse=False), None) is not None)
-    return isinstance(next(weighted, None), TABLES)
+            return (BATCH, module.in_features)
+    return None

@@ -1,4 +1,4 @@
-"""Other types and sizes for arguments, by what the module wants that was running when a call failed."""
+"""Repairs by the module that was running when a call failed: its weights tell the type, rank and size of its input."""
 
 from __future__ import annotations
 
@@ -7,58 +7,129 @@ from collections.abc import Iterator
 
 import torch
 
+from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
-from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, TABLES
-from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec, tensors
-from modelexport.sources.inputs.synthesis.trial_call import Failure
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS
+from modelexport.sources.inputs.synthesis.size_repairs import resize
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
 
-# Words for a type that an operation of torch misses.
-_TYPES = ((Kind.TRUTH, ("bool",)), (Kind.NUMBERS, ("dtype", "float", "scalar type")))
-_MOST_SENSIBLE_SIZE = 1 << 14
+# Rounding inside the model hides the exact size: sizes near the computed one are tried too.
+_NEARBY = (0, 1, -1, 2, -2, 3, 4)
 
 
-def by_module(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
-    """With what the module wants that was running when it failed."""
-    module = failure.module
-    if module is None or not failure.given:
+@dataclasses.dataclass(frozen=True)
+class _Mismatch:
+    """A size that a module fixes and its input does not have.
+
+    Attributes:
+        shape: The shape of the input.
+        axis: The axis of the input whose size is fixed.
+        size: That size.
+        rank: The rank of the input, where that is fixed too.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    size: int
+    rank: int | None
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether the rank is wrong."""
+        return self.rank is not None and len(self.shape) != self.rank
+
+    @property
+    def is_size(self) -> bool:
+        """Whether the rank fits and the size is wrong."""
+        fits = not self.is_rank and -len(self.shape) <= self.axis < len(self.shape)
+        return fits and self.shape[self.axis] != self.size
+
+
+def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give tokens to an embedding that got floats, and floats to a module with weights that got integers."""
+    module, given = attempt.failure.module, attempt.failure.given
+    if module is None or not given:
         return
-    shape, dtype = failure.given[0]
-    if isinstance(module, TABLES):
-        if dtype.is_floating_point:
-            yield from _retyped(proposal, shape, Kind.TOKENS, module.num_embeddings)
-        else:
-            yield from _lowered(proposal, module.num_embeddings)
+    shape, dtype = given[0]
+    if isinstance(module, EMBEDDINGS):
+        kind, upper_bound = Kind.TOKENS, module.num_embeddings
+    else:
+        kind, upper_bound = Kind.FLOATS, 2
+    if dtype.is_floating_point is not (kind is Kind.FLOATS):
+        others = [(name, spec) for name, spec in attempt.tensors.items() if spec.kind is not kind]
+        for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
+            yield attempt.replace(**{name: dataclasses.replace(spec, kind=kind, upper_bound=upper_bound)})
+
+
+def shorten_for_embedding(attempt: Attempt) -> Iterator[Proposal]:
+    """Shorten all arguments to the size of an embedding that was indexed out of its range: positions are looked up."""
+    module, given = attempt.failure.module, attempt.failure.given
+    if isinstance(module, EMBEDDINGS) and given and not given[0][1].is_floating_point:
+        longest = module.num_embeddings
+        yield attempt.replace(
+            **{
+                name: spec.resized({axis: longest for axis, size in enumerate(spec.shape) if axis and size > longest})
+                for name, spec in attempt.tensors.items()
+            }
+        )
+
+
+def change_rank_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an argument the rank and channels that a convolution takes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or mismatch.rank is None or not mismatch.is_rank:
         return
-    if not dtype.is_floating_point:
-        yield from _retyped(proposal, shape, Kind.NUMBERS, 2)
-    wanted = _wanted(module)
-    if wanted is None:
+    for name, spec in attempt.tensors.items():
+        if spec.shape and (spec.shape == mismatch.shape or len(spec.shape) != mismatch.rank):
+            inner = (spec.shape[-1],) * (mismatch.rank - 2)
+            yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size, *inner))})
+
+
+def change_size_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an argument the size that the module takes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or not mismatch.is_size:
         return
-    axis, size, rank = wanted
-    if rank is not None and len(shape) != rank:
-        yield from _reranked(proposal, shape, rank, size)
+    direct = _direct_argument(attempt, mismatch)
+    if direct is not None:
+        axis = mismatch.axis % len(mismatch.shape)
+        yield attempt.replace(**{direct: attempt.tensors[direct].resized({axis: mismatch.size})})
         return
-    if shape and -len(shape) <= axis < len(shape) and shape[axis] != size:
-        straight = _straight(proposal, failure, shape)
-        if straight is not None and rank is None and len(shape) < 4:
-            yield {**proposal, straight: proposal[straight].resized({axis % len(shape): size})}
-            return
-        if rank is None and len(shape) > 3:
-            yield from _flattened(proposal, shape, size)
-        yield from resized(proposal, shape[axis], size)
-        yield from _scaled(proposal, size / shape[axis])
+    yield from resize(attempt, mismatch.shape[mismatch.axis], mismatch.size)
 
 
-def _straight(proposal: Proposal, failure: Failure, shape: tuple[int, ...]) -> str | None:
-    """The argument that a module was given as it is."""
-    operand = failure.operands[0] if failure.operands else None
-    if operand is None or len(operand.origins) != 1 or operand.shape != shape:
-        return None
-    spec = dict(tensors(proposal)).get(operand.origins[0])
-    return operand.origins[0] if spec is not None and spec.shape == shape else None
+def flatten_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Remove axes of an argument that goes straight to a module which takes any number of them."""
+    mismatch = _mismatch(attempt)
+    if mismatch is not None and mismatch.is_size and mismatch.rank is None and len(mismatch.shape) > 3:
+        for name, spec in attempt.tensors.items():
+            if spec.shape == mismatch.shape:
+                yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size))})
+                yield attempt.replace(**{name: spec.reshaped((spec.shape[0], LENGTH, mismatch.size))})
 
 
-def _wanted(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
+def scale_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Scale the inner axes of an argument that the module gets flattened, by the ratio of the sizes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or not mismatch.is_size or _direct_argument(attempt, mismatch) is not None:
+        return
+    for name, spec in attempt.tensors.items():
+        inner = len(spec.shape) - 2
+        if inner < 1 or spec.kind is not Kind.FLOATS:
+            continue
+        factor = (mismatch.size / mismatch.shape[mismatch.axis]) ** (1 / inner)
+        for offset in _NEARBY:
+            axes = {axis: round(spec.shape[axis] * factor) + offset for axis in range(2, len(spec.shape))}
+            yield attempt.replace(**{name: spec.resized(axes)})
+
+
+def _mismatch(attempt: Attempt) -> _Mismatch | None:
+    module, given = attempt.failure.module, attempt.failure.given
+    fixed = None if module is None or not given else _fixed_size(module)
+    return None if fixed is None else _Mismatch(given[0][0], *fixed)
+
+
+def _fixed_size(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
     """The axis of its input whose size a module fixes, that size, and the rank of the input where it is fixed too."""
     if isinstance(module, CONVOLUTIONS):
         return 1, module.in_channels, module.weight.dim()
@@ -74,86 +145,10 @@ def _wanted(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
     return None
 
 
-def _retyped(proposal: Proposal, shape: tuple[int, ...], kind: Kind, below: int) -> Iterator[Proposal]:
-    others = [(name, spec) for name, spec in tensors(proposal) if spec.kind is not kind]
-    for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
-        yield {**proposal, name: dataclasses.replace(spec, kind=kind, below=below)}
-
-
-def by_said_type(proposal: Proposal, failure: Failure) -> Iterator[Proposal]:
-    """With another type where the error speaks of types: truth where it asks for it, or numbers."""
-    said = failure.words.lower()
-    kinds = [kind for kind, wanted in _TYPES if any(word in said for word in wanted)]
-    is_index = "indices must" in said
-    kinds = [Kind.TRUTH, Kind.TOKENS] if is_index else kinds
-    wrong = [operand for operand in failure.operands if operand.dtype.is_floating_point is is_index]
-    for name in dict.fromkeys(name for operand in wrong for name in operand.origins):
-        spec = proposal.get(name)
-        if isinstance(spec, TensorSpec) and not spec.rows:
-            yield from (
-                {**proposal, name: dataclasses.replace(spec, kind=kind)} for kind in kinds if kind is not spec.kind
-            )
-
-
-def _lowered(proposal: Proposal, below: int) -> Iterator[Proposal]:
-    """With smaller numbers, or fewer of them where a position is looked up."""
-    high = [(name, spec) for name, spec in tensors(proposal) if spec.kind is Kind.TOKENS and spec.below > below]
-    if high:
-        yield {**proposal, **{name: dataclasses.replace(spec, below=below) for name, spec in high}}
-    ones = [(name, spec) for name, spec in tensors(proposal) if spec.kind is Kind.ONES]
-    for name, spec in ones:
-        yield {**proposal, name: dataclasses.replace(spec, kind=Kind.TOKENS, below=1)}
-    long = {
-        name: spec.resized({axis: below for axis, size in enumerate(spec.shape) if axis and size > below})
-        for name, spec in tensors(proposal)
-    }
-    yield {**proposal, **long}
-
-
-def _reranked(proposal: Proposal, shape: tuple[int, ...], rank: int, channels: int) -> Iterator[Proposal]:
-    for name, spec in tensors(proposal):
-        if not spec.shape or (spec.shape != shape and len(spec.shape) == rank):
-            continue
-        wanted = (spec.shape[0], channels, *(spec.shape[-1],) * (rank - 2))
-        yield {**proposal, name: dataclasses.replace(spec, shape=wanted)}
-        if len(spec.shape) > 1:
-            yield {**proposal, name: dataclasses.replace(spec, shape=(*spec.shape[:1], *spec.shape[2:]))}
-
-
-def _flattened(proposal: Proposal, shape: tuple[int, ...], size: int) -> Iterator[Proposal]:
-    """With fewer axes where an argument goes straight to a module that takes any number of them."""
-    for name, spec in tensors(proposal):
-        if spec.shape == shape:
-            for wanted in ((shape[0], size), (shape[0], LENGTH, size)):
-                yield {**proposal, name: dataclasses.replace(spec, shape=wanted)}
-
-
-def resized(proposal: Proposal, size: int, wanted: int) -> Iterator[Proposal]:
-    """With `wanted` where `size` was: on all such axes of a tensor, of all tensors, then on one axis at a time."""
-    if not 0 < wanted <= _MOST_SENSIBLE_SIZE:
-        return
-    changed = {}
-    for name, spec in tensors(proposal):
-        axes = [axis for axis, given in enumerate(spec.shape) if given == size and (axis or len(spec.shape) == 1)]
-        if axes:
-            changed[name] = spec.resized(dict.fromkeys(axes, wanted))
-            yield {**proposal, name: changed[name]}
-    if len(changed) > 1:
-        yield {**proposal, **changed}
-    for name, spec in tensors(proposal):
-        axes = [axis for axis, given in enumerate(spec.shape) if given == size]
-        if len(axes) > 1:
-            for axis in reversed(axes):
-                yield {**proposal, name: spec.resized({axis: wanted})}
-
-
-def _scaled(proposal: Proposal, ratio: float) -> Iterator[Proposal]:
-    """With the inner axes of a tensor scaled: a module that sees them flattened wants `ratio` times as much."""
-    for name, spec in tensors(proposal):
-        inner = len(spec.shape) - 2
-        if inner < 1 or spec.kind is not Kind.NUMBERS:
-            continue
-        factor = ratio ** (1 / inner)
-        for nudge in (0, 1, -1, 2, -2, 3, 4):
-            axes = {axis: round(spec.shape[axis] * factor) + nudge for axis in range(2, len(spec.shape))}
-            yield {**proposal, name: spec.resized(axes)}
+def _direct_argument(attempt: Attempt, mismatch: _Mismatch) -> str | None:
+    """The argument that a module without a fixed rank got unchanged."""
+    operand = attempt.failure.operands[0] if attempt.failure.operands else None
+    if mismatch.rank is not None or len(mismatch.shape) > 3 or operand is None or operand.shape != mismatch.shape:
+        return None
+    name = operand.origins[0] if len(operand.origins) == 1 else ""
+    return name if name in attempt.tensors and attempt.tensors[name].shape == mismatch.shape else None

@@ -1,4 +1,4 @@
-"""One real call of a model with made-up inputs, and what is known when it fails."""
+"""One real call of a model with synthesized inputs, and what is known when it fails."""
 
 from __future__ import annotations
 

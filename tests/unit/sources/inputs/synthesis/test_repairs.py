@@ -1,23 +1,24 @@
-"""Which argument is to blame for what failed is found through the operations and lines of code between them."""
+"""Each repair finds the inputs of a model that fails in its way."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from modelexport.sources.inputs.synthesis import make_example_inputs
+from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
-from modelexport.sources.inputs.synthesis.provenance import Origins
 from modelexport.sources.inputs.synthesis.repairs import repairs
-from modelexport.sources.inputs.synthesis.search import make_inputs
-from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec, make_tensors
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec, create_arguments
 from modelexport.sources.inputs.synthesis.trial_call import Failure, try_call
 
 
 def shapes(model: nn.Module) -> dict[str, Any]:
-    inputs = make_inputs(model.eval())
+    inputs = make_example_inputs(model.eval())
     assert isinstance(inputs, dict)
     return {name: tuple(value.shape) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
 
@@ -26,58 +27,6 @@ def failure_of(model: nn.Module, **inputs: Any) -> Failure:
     failure = try_call(model, (), inputs)
     assert failure is not None
     return failure
-
-
-class Joined(nn.Module):
-    """Mixes two arguments, then fails on one of them alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Linear(4, 8)
-        self.right = nn.Linear(5, 8)
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return self.left(a) + self.right((b * 2).flatten(1))
-
-
-def test_operands_of_what_failed_know_the_arguments_they_are_made_of() -> None:
-    failure = failure_of(Joined(), a=torch.ones(2, 4), b=torch.ones(2, 3, 2))
-    assert [(operand.shape, operand.origins) for operand in failure.operands[:2]] == [((2, 6), ("b",)), ((8, 5), ())]
-    assert failure.suspects == ("b",)
-
-
-def test_what_gave_a_tensor_its_size_comes_first() -> None:
-    origins = Origins({"small": (small := torch.ones(2, 1)), "large": (large := torch.ones(2, 6))})
-    with origins:
-        mixed = small * large
-    assert origins.of(mixed) == ("large", "small")
-    assert origins.of(torch.ones(1)) == ()
-
-
-def test_tensors_in_lists_and_mappings_are_followed() -> None:
-    inside, listed = torch.ones(2), torch.ones(3)
-    origins = Origins({"pair": {"left": inside}, "rows": [listed]})
-    assert origins.of(inside) == ("pair.left",)
-    assert origins.of(listed) == ("rows",)
-
-
-class Guarded(nn.Module):
-    """Raises an error that names nothing, under a condition over several lines that does."""
-
-    def forward(self, query: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        if (
-            # Any number of axes but five.
-            other.dim() != 5
-        ):
-            raise ValueError("that will not do")
-        return query
-
-
-def test_condition_of_a_raised_error_tells_the_argument() -> None:
-    failure = failure_of(Guarded(), query=torch.ones(1), other=torch.ones(1))
-    assert failure.suspects == ("other",)
-    assert "other" in failure.names
-    assert "query" not in failure.names
 
 
 class Video(nn.Module):
@@ -99,7 +48,7 @@ class Video(nn.Module):
         return self.conv(hidden_states).mean((2, 3, 4)) + text
 
 
-def test_axes_are_added_to_the_argument_that_lacks_them() -> None:
+def test_rank_is_changed_of_the_argument_that_the_code_unpacks() -> None:
     assert shapes(Video("frames first")) == {"text_states": (2, 7, 6), "hidden_states": (2, 5, 4, 16, 16)}
     assert shapes(Video("permuted")) == {"text_states": (2, 7, 6), "hidden_states": (2, 4, 5, 16, 16)}
 
@@ -117,7 +66,7 @@ class Patches(nn.Module):
         return self.embed(cut.permute(0, 2, 4, 1, 3, 5).flatten(3))
 
 
-def test_channels_are_told_by_the_width_of_a_patch() -> None:
+def test_channels_are_scaled_until_the_operands_match() -> None:
     assert shapes(Patches()) == {"hidden_states": (2, 6, 16, 16)}
 
 
@@ -132,29 +81,10 @@ class Wrapped(nn.Module):
         return nn.functional.conv3d(sample, self.weight)
 
 
-def test_rank_is_told_by_the_weights_of_the_operation() -> None:
+def test_rank_is_taken_from_the_weights_of_the_operation() -> None:
     shape = shapes(Wrapped())["sample"]
     assert len(shape) == 5
     assert shape[1] == 3
-
-
-class Places(nn.Module):
-    """Wants places with a number for each direction, which its configuration has a list for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = {"axes_dims": [4, 2, 2]}
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, hidden_states: torch.Tensor, img_ids: torch.Tensor | None = None) -> torch.Tensor:
-        turned = [img_ids[:, axis, None].expand(-1, size) for axis, size in enumerate(self.config["axes_dims"])]
-        if img_ids.shape[1] != len(turned):
-            raise ValueError("too many directions")
-        return self.layer(hidden_states) * torch.cat(turned, -1)
-
-
-def test_places_have_a_number_for_each_direction() -> None:
-    assert shapes(Places()) == {"hidden_states": (2, 7, 8), "img_ids": (7, 3)}
 
 
 class Said(nn.Module):
@@ -166,7 +96,7 @@ class Said(nn.Module):
         return position_ids.float()
 
 
-def test_shape_that_the_error_asks_for_is_taken() -> None:
+def test_shape_is_taken_from_the_message() -> None:
     assert shapes(Said()) == {"position_ids": (2, 7, 3)}
 
 
@@ -179,7 +109,7 @@ class SaidInWords(nn.Module):
         return position_ids.float()
 
 
-def test_words_of_a_shape_are_sizes_that_are_usual() -> None:
+def test_name_in_the_shape_of_a_message_stands_for_a_usual_size() -> None:
     assert shapes(SaidInWords()) == {"position_ids": (7, 4)}
 
 
@@ -196,52 +126,8 @@ class SaidForImages(nn.Module):
         return pixel_values * 2
 
 
-def test_words_for_images_are_their_channels_and_sides() -> None:
+def test_names_of_image_axes_in_a_message_stand_for_channels_and_sides() -> None:
     assert shapes(SaidForImages()) == {"pixel_values": (2, 2, 4, 32, 32)}
-
-
-class Masked(nn.Module):
-    """Takes a mask that only truth will do for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.where(mask[..., None], self.layer(states), 0.0)
-
-
-def test_type_that_the_error_asks_for_is_taken() -> None:
-    inputs = make_inputs(Masked())
-    assert isinstance(inputs, dict)
-    assert inputs["mask"].dtype is torch.bool
-
-
-class Listed(nn.Module):
-    """Takes lists: of tensors without a batch, of sizes, and numbers that its signature does not require."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 5)
-
-    def forward(
-        self,
-        rows: list[torch.Tensor],
-        sizes: list[tuple[int, int, int]] | None = None,
-        width: int | None = None,
-        fast: bool = False,
-    ) -> torch.Tensor:
-        states = torch.stack([self.layer(row) for row in rows])
-        return states.reshape(len(sizes), -1, width * 5)
-
-
-def test_lists_and_numbers_are_made_by_their_annotations() -> None:
-    inputs = make_inputs(Listed())
-    assert isinstance(inputs, dict)
-    assert sorted(inputs) == ["rows", "sizes", "width"]
-    assert [row.dim() for row in inputs["rows"]] == [1, 1]
-    assert inputs["sizes"] == [(1, 1, 7)] * 2
-    assert inputs["width"] == 1
 
 
 class Summed(nn.Module):
@@ -257,7 +143,7 @@ class Summed(nn.Module):
         return self.layer(torch.cat([self.first(pooled), turned], 1))
 
 
-def test_size_is_told_by_what_becomes_of_another() -> None:
+def test_size_is_extrapolated_from_two_calls_that_failed_at_one_place() -> None:
     assert shapes(Summed()) == {"pooled": (2, 64), "conditions": (2, 3)}
 
 
@@ -272,26 +158,8 @@ class Skipping(nn.Module):
         return self.first(sample).mean((2, 3)) + self.second(pose).mean((2, 3, 4))
 
 
-def test_convolution_that_gets_nothing_tells_what_it_takes() -> None:
+def test_missing_input_of_a_convolution_gets_its_channels_and_rank() -> None:
     assert shapes(Skipping())["pose"] == (2, 5, 16, 16, 16)
-
-
-class WithOptions(nn.Module):
-    """Hands on options that it takes for given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, states: torch.Tensor, options: dict[str, Any] | None = None) -> torch.Tensor:
-        return self.turned(self.layer(states), **options)
-
-    def turned(self, states: torch.Tensor, by: int = 1) -> torch.Tensor:
-        return states * by
-
-
-def test_options_are_empty_where_they_have_to_be_a_mapping() -> None:
-    assert shapes(WithOptions())["options"] == {}
 
 
 class Demanding(nn.Module):
@@ -303,44 +171,9 @@ class Demanding(nn.Module):
         return text.sum() + image
 
 
-def test_argument_that_is_too_small_grows() -> None:
+def test_argument_that_is_too_small_is_enlarged() -> None:
     found = shapes(Demanding())
     assert found["image"] == (2, 3, 256, 256)
-
-
-class PackedPatches(nn.Module):
-    """Images as lists of patches, with a mask for those that are there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = {"patch_size": 2, "num_channels": 3}
-        self.layer = nn.Linear(12, 4)
-
-    def forward(
-        self, pixel_values: torch.Tensor, pixel_attention_mask: torch.Tensor, spatial_shapes: torch.LongTensor
-    ) -> torch.Tensor:
-        return self.layer(pixel_values).sum() * pixel_attention_mask.sum() * spatial_shapes.sum()
-
-
-def test_mask_of_patches_has_a_place_for_each() -> None:
-    found = shapes(PackedPatches())
-    assert found["pixel_attention_mask"] == found["pixel_values"][:2] == (2, 16)
-
-
-class Chosen(nn.Module):
-    """Takes numbers of things it has few of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.kinds = nn.Parameter(torch.randn(3, 4))
-
-    def forward(self, states: torch.Tensor, which: list[int]) -> torch.Tensor:
-        return self.layer(states) + sum(self.kinds[kind] for kind in which)
-
-
-def test_list_of_numbers_may_be_one_of_places() -> None:
-    assert shapes(Chosen())["which"] == [0, 1]
 
 
 class Sized(nn.Module):
@@ -366,7 +199,7 @@ class Sized(nn.Module):
         return sum(torch.arange(end=size, start=0).sum() for size in sizes)
 
 
-def test_all_that_is_missing_in_a_line_is_given_at_once() -> None:
+def test_arguments_that_are_none_in_one_line_are_added_together() -> None:
     model = Sized()
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -387,79 +220,12 @@ class Corners(nn.Module):
         return self.layer(joined[..., None].expand(-1, -1, 8).flatten(1))
 
 
-def test_arguments_of_one_shape_change_together() -> None:
+def test_concatenated_arguments_of_one_shape_are_resized_together() -> None:
     model = Corners()
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     assert sum(shape[1] for shape in shapes(model).values()) == 6
     assert len(calls) < 12
-
-
-class Spread(nn.Module):
-    """Spreads an argument over one axis, that has more of them by its name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 4, 1)
-
-    def forward(self, sample: torch.Tensor, fps: torch.Tensor) -> torch.Tensor:
-        return self.layer(sample).mean((1, 2, 3)) + fps.expand(sample.shape[0])
-
-
-def test_rank_is_told_by_what_an_argument_is_spread_over() -> None:
-    assert len(shapes(Spread())["fps"]) == 1
-
-
-class Scaled(nn.Module):
-    """Takes a number of which few are known, and says which."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, states: torch.Tensor, scale: int) -> torch.Tensor:
-        if scale not in (3, 6):
-            raise ValueError(f"no way for scale {scale}; there are: [3, 6]")
-        return self.layer(states) * scale
-
-
-def test_number_that_the_error_offers_is_taken() -> None:
-    assert shapes(Scaled())["scale"] == 3
-
-
-class Dropping(nn.Module):
-    """Takes something by which tokens are picked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, states: torch.Tensor, drop: torch.Tensor) -> torch.Tensor:
-        states = self.layer(states)
-        states[drop] *= 2
-        return states
-
-
-def test_indices_are_no_floating_point_numbers() -> None:
-    inputs = make_inputs(Dropping())
-    assert isinstance(inputs, dict)
-    assert not inputs["drop"].is_floating_point()
-
-
-class LaidOut(nn.Module):
-    """Makes several numbers of each, and lays them out in rows of a length that is theirs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 6 * 8)
-
-    def forward(self, pooled: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
-        turned = meta.reshape(-1)[:, None].expand(-1, 8)
-        return self.first(pooled) * turned.reshape(-1, 6 * 8)
-
-
-def test_numbers_fit_the_shape_they_are_laid_out_in() -> None:
-    assert shapes(LaidOut()) == {"pooled": (2, 16), "meta": (2, 6)}
 
 
 class Grumbling(nn.Module):
@@ -492,7 +258,7 @@ class Grumbling(nn.Module):
     ],
     ids=lambda error: str(error)[:30],
 )
-def test_whatever_is_said_what_to_try_next_can_be_made(complaint: Exception) -> None:
+def test_proposals_of_repairs_can_be_created_whatever_the_message_says(complaint: Exception) -> None:
     model = Grumbling(complaint)
     proposal: dict[str, Any] = {
         "states": TensorSpec((2, 3, 8, 8)),
@@ -500,26 +266,15 @@ def test_whatever_is_said_what_to_try_next_can_be_made(complaint: Exception) -> 
         "position_ids": TensorSpec((), Kind.POSITIONS),
         "n": 1,
     }
-    failure = failure_of(model, **make_tensors(proposal, torch.float32, frozenset()))
+    failure = failure_of(model, **create_arguments(proposal, torch.float32, frozenset()))
     assert set(failure.suspects) == {"states", "timestep", "position_ids"}
-    for _, changed in repairs(ModelFacts.read(model), proposal, failure, [(proposal, failure)]):
+    attempt = Attempt(ModelFacts.read(model), proposal, failure)
+    for _, _, changed in repairs(dataclasses.replace(attempt, earlier=[attempt])):
         if all(value.is_bounded for value in changed.values() if isinstance(value, TensorSpec)):
-            make_tensors(changed, torch.float32, frozenset())
+            create_arguments(changed, torch.float32, frozenset())
 
 
-class Turned(nn.Module):
-    """Takes a number for each direction, where one for each place would be usual."""
-
-    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        places = position_ids[:, :, None] if position_ids.dim() == 2 else position_ids
-        return places[:, :, 0] * 2 + places[:, :, 1]
-
-
-def test_axis_that_the_code_asks_for_is_added() -> None:
-    assert shapes(Turned()) == {"position_ids": (2, 7, 2)}
-
-
-def test_model_of_diffusers_that_takes_videos_runs_on_what_is_made_up() -> None:
+def test_diffusers_model_that_takes_videos_accepts_synthesized_inputs() -> None:
     diffusers = pytest.importorskip("diffusers")
     model = diffusers.WanTransformer3DModel(
         num_attention_heads=2,
