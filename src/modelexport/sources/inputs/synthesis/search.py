@@ -21,9 +21,11 @@ from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpe
 from modelexport.sources.inputs.synthesis.trial_call import try_call
 from modelexport.sources.processed_inputs import process, samples
 
-# The budget is a number of calls and not a time, so that the result does not depend on the machine.
+# The budget is a number of calls and not a time, so that the result does not depend on the machine. A large model gets
+# fewer calls, because each takes longer.
 _MAX_CALLS = 160
-_MAX_COMPLETION_CALLS = 24
+_MIN_CALLS = 24
+_MAX_CALLED_PARAMETERS = 20_000_000_000
 _MAX_CALLS_WITHOUT_NEW_ANSWER = 40
 _MAX_SHOWN = 2
 _ADVICE = "give them with --input-shape name=1x16, --inputs file.npz or --input-text (in Python, as example_inputs)"
@@ -88,7 +90,7 @@ def synthesize_inputs(
         raise InputError(f"{type(model).__name__} has no forward, so it cannot be called: choose one of its modules")
     facts = ModelFacts.read(model)
     with TURN:
-        found, attempts = _search(model, facts, _first_proposals(model, facts, processor), _MAX_CALLS, without)
+        found, attempts = _search(model, facts, _first_proposals(model, facts, processor), max_calls(model), without)
     if found is None:
         raise InputError(_report(model, attempts))
     return found
@@ -100,15 +102,21 @@ def complete_inputs(model: torch.nn.Module, given: Mapping[str, Any]) -> Inputs:
     Where none are found, the given arguments are returned unchanged: the export will report what is wrong with them.
     """
     with TURN:
-        found, _ = _search(model, ModelFacts.read(model), [("given", dict(given))], _MAX_COMPLETION_CALLS, ())
+        found, _ = _search(model, ModelFacts.read(model), [("given", dict(given))], _MIN_CALLS, ())
     return dict(given) if found is None else found.inputs
+
+
+def max_calls(model: torch.nn.Module) -> int:
+    """The number of calls that are tried at most: fewer for a model with many parameters."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return max(_MIN_CALLS, min(_MAX_CALLS, _MAX_CALLED_PARAMETERS // max(parameters, 1)))
 
 
 def _search(
     model: torch.nn.Module,
     facts: ModelFacts,
     first: Iterable[tuple[str, Proposal]],
-    max_calls: int,
+    budget: int,
     without: Collection[str],
 ) -> tuple[SynthesizedInputs | None, list[Attempt]]:
     """Try proposals until forward accepts one; the failed attempts are returned with it."""
@@ -118,7 +126,7 @@ def _search(
         queue.add(_Candidate(4 * place, proposal, (source,)), ())
     attempts: list[Attempt] = []
     first_seen: dict[str, int] = {}
-    while len(attempts) < max_calls and (candidate := queue.pop()) is not None:
+    while len(attempts) < budget and (candidate := queue.pop()) is not None:
         # The same answers again and again: nothing that is tried makes a difference.
         if len(attempts) - max(first_seen.values(), default=0) > _MAX_CALLS_WITHOUT_NEW_ANSWER:
             break

@@ -92,8 +92,9 @@ def probe_sizes(attempt: Attempt) -> Iterator[Proposal]:
     """Halve one size of an argument that an operand was computed from, for `extrapolate_size` to see the effect."""
     for name in attempt.failure.suspects[:_MAX_SUSPECTS] if attempt.failure.operands else ():
         spec = attempt.tensors.get(name)
-        for axis in range(len(spec.shape) - 1, 0, -1) if spec is not None else ():
-            yield attempt.replace(**{name: spec.resized({axis: spec.shape[axis] // 2 or 2})})
+        if spec is not None:
+            for axis in range(len(spec.shape) - 1, 0, -1):
+                yield attempt.replace(**{name: spec.resized({axis: spec.shape[axis] // 2 or 2})})
 
 
 def extrapolate_size(attempt: Attempt) -> Iterator[Proposal]:

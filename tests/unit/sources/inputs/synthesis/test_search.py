@@ -15,6 +15,7 @@ from torch import nn
 import modelexport
 from modelexport.errors import InputError
 from modelexport.sources.inputs.synthesis import make_example_inputs, synthesize_inputs
+from modelexport.sources.inputs.synthesis.search import max_calls
 
 
 class Pictures(nn.Module):
@@ -181,6 +182,11 @@ def test_budget_is_counted_in_calls_and_not_in_time(monkeypatch: pytest.MonkeyPa
     for clock in ("process_time", "thread_time", "monotonic", "perf_counter", "time"):
         monkeypatch.setattr(time, clock, lambda: next(hours))
     assert synthesize_inputs(Pictures(3, 32)).calls > 1
+
+
+def test_large_model_is_called_less_often() -> None:
+    sizes = [nn.Linear(width, width, device="meta") for width in (10, 20_000, 100_000)]
+    assert [max_calls(model) for model in sizes] == [160, 49, 24]
 
 
 class Secretive(nn.Module):
