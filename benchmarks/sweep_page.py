@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +13,8 @@ _INTRODUCTION = """# The sweep
 
 Every model type of transformers that has a base model, every family of timm and every model class of diffusers, as they
 are installed: built small from its configuration (numbers capped by rules that know no architecture), given inputs
-that `modelexport` makes up, and exported by each way there is. `make sweep` runs it and writes this page; a run goes on
-where the last one stopped, and the order is shuffled, so that a part of it is a fair sample of the whole.
+that `modelexport` synthesizes, and exported by each way there is. `make sweep` runs it and writes this page; a run goes
+on where the last one stopped, and the order is shuffled, so that a part of it is a fair sample of the whole.
 """
 
 _NOTES = """
@@ -37,7 +37,8 @@ def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
     """
     limits = sorted({record["limit"] for record in records if "limit" in record})
     notes = _NOTES.format(limits=" or ".join(map(str, limits)))
-    parts = [_INTRODUCTION, *_shares(records, exist), notes, *_written(records), *_failures(records), *_cases(records)]
+    parts = [_INTRODUCTION, *_shares(records, exist), notes, *_written(records), *_rules(records)]
+    parts += [*_failures(records), *_cases(records)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -151,11 +152,30 @@ def _most(entry: tuple[str, int]) -> int:
     return -entry[1]
 
 
+def _rules(records: Sequence[Record]) -> list[str]:
+    table = rule_table(records)
+    return ["\n## Which rules found the inputs\n", *table] if table else []
+
+
+def rule_table(records: Sequence[Record]) -> list[str]:
+    """How many models each rule of the input synthesis helped to win: those that led to the accepted inputs count."""
+    found = [record["forward"] for record in records if "rules" in record.get("forward", {})]
+    lines = []
+    for kind, rules_of in (
+        ("first proposal", lambda forward: forward["rules"][:1]),
+        ("guess of an argument", lambda forward: forward["guesses"].values()),
+        ("repair", lambda forward: forward["rules"][1:]),
+    ):
+        models = Counter(rule for forward in found for rule in set(rules_of(forward)))
+        lines += [f"| {kind} | `{rule}` | {count} |" for rule, count in sorted(models.items(), key=_most)]
+    return ["| | rule | models |", "|---|---|---|", *lines] if lines else []
+
+
 def _failures(records: Sequence[Record]) -> list[str]:
     lines = []
     for title, step in (
         ("What ours could not export, by cause", "ours"),
-        ("What runs no forward pass on made-up inputs, by cause", "forward"),
+        ("What runs no forward pass on synthesized inputs, by cause", "forward"),
         ("What cannot be built small, by cause", "built"),
     ):
         causes: dict[str, list[Record]] = defaultdict(list)

@@ -13,7 +13,7 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,18 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def build_with_inputs(candidate: Candidate, record: dict[str, Any], levels: Sequence[Level] = LEVELS) -> Built | None:
-    """The smallest model that can be built and takes inputs that are made up; the outcomes go to the record."""
-    from modelexport.sources.made_inputs import make_inputs
+def build_with_inputs(
+    candidate: Candidate, record: dict[str, Any], levels: Sequence[Level] = LEVELS, without: Collection[str] = ()
+) -> Built | None:
+    """The smallest model that can be built and accepts synthesized inputs; the outcomes go to the record.
+
+    Args:
+        candidate: The model.
+        record: Gets what was built, the inputs, and the rules that found them.
+        levels: How small, the smallest first.
+        without: Names of repairs that the synthesis does not use.
+    """
+    from modelexport.sources.inputs.synthesis import synthesize_inputs
 
     began = time.process_time()
     errors: list[str] = []
@@ -104,14 +113,20 @@ def build_with_inputs(candidate: Candidate, record: dict[str, Any], levels: Sequ
             continue
         record["built"] = {"how": how, "parameters": sum(p.numel() for p in model.parameters())}
         try:
-            inputs = make_inputs(model)
+            found = synthesize_inputs(model, without=without)
         except Exception as error:  # noqa: BLE001  the next size may do
             without_inputs.append(f"{how}: {describe(error)}")
             if len(without_inputs) == _MOST_WITHOUT_INPUTS or time.process_time() - began > _MOST_SECONDS:
                 break
             continue
+        inputs = found.inputs
         args, kwargs = normalize_inputs(inputs, None)
-        record["forward"] = {"inputs": sorted(map(str, inputs)) if isinstance(inputs, dict) else len(args)}
+        record["forward"] = {
+            "inputs": sorted(map(str, inputs)) if isinstance(inputs, dict) else len(args),
+            "rules": found.rules,
+            "guesses": dict(found.guesses),
+            "calls": found.calls,
+        }
         return Built(model, args, kwargs)
     if "built" in record:
         record["forward"] = {"error": without_inputs[0].partition(": ")[2]}

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from modelexport.loading import LoadedModel, load
     from modelexport.reading import ModelFile, read_model
     from modelexport.result import ExportResult, ProgressEvent
-    from modelexport.sources.made_inputs import make_example_inputs
+    from modelexport.sources.inputs.synthesis.search import make_example_inputs
     from modelexport.stages import export_stages
     from modelexport.strategies.base import CaptureRequest, Strategy
     from modelexport.strategies.characteristics import ModelCharacteristics
@@ -118,7 +118,7 @@ _HOMES = {
     "extract_module": "analysis.extraction",
     "extract_module_subgraph": "analysis.extraction",
     "load": "loading",
-    "make_example_inputs": "sources.made_inputs",
+    "make_example_inputs": "sources.inputs.synthesis.search",
     "read_model": "reading",
     "register_strategy": "strategies.registry",
     "retag": "analysis.retagging",

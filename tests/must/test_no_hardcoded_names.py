@@ -26,6 +26,9 @@ GUARDED = (
     *(ROOT / f"{name}.py" for name in ("resolution", "projection", "numbering", "tags", "graph", "document")),
 )
 
+# Whatever creates example inputs.
+INPUT_MODULES = (*sorted(ROOT.glob("sources/*_inputs*.py")), *sorted(ROOT.glob("sources/inputs/**/*.py")))
+
 # The one list of class names there is: the default of what callers may change (MUST-002).
 THE_DEFAULT_VIEW = "DEFAULT_TORCH_NN_EXCEPTIONS"
 # Words that are also the name of something, with why they may be written.
@@ -187,8 +190,8 @@ def test_no_name_is_written_down_where_owners_tags_and_strategies_are_decided(fi
     assert findings(file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("sources/*_inputs*.py")), ids=lambda file: file.name)
-def test_inputs_are_made_up_without_the_name_of_an_architecture(file: Path) -> None:
+@pytest.mark.parametrize("file", INPUT_MODULES, ids=lambda file: file.name)
+def test_inputs_are_synthesized_without_the_name_of_an_architecture(file: Path) -> None:
     """Words for what an argument holds are what libraries agree on; which model it is must not matter."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     prose = {id(node) for node in _prose_and_defaults(tree)}

@@ -35,7 +35,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from modelexport.cli.main import run
 run()
 """
-# For a model that takes no inputs that could be made up for it.
+# For a model that takes no inputs that could be synthesized for it.
 NO_INPUTS = ("--no-optimize",)
 
 

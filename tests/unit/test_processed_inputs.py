@@ -17,7 +17,7 @@ from tests.support.command import Outcome
 from tests.support.tiny_models import VOCABULARY, make_bert, make_tokenizer, save_bert
 
 from modelexport.errors import InputError
-from modelexport.sources.made_inputs import complete_inputs, make_inputs
+from modelexport.sources.inputs.synthesis import complete_inputs, make_example_inputs
 from modelexport.sources.processed_inputs import Material, process, read_material
 
 transformers = pytest.importorskip("transformers")
@@ -64,14 +64,14 @@ def test_what_forward_does_not_take_is_left_out(tokenizer: Any) -> None:
 
 
 def test_inputs_are_made_up_from_what_the_processor_gives(tokenizer: Any, bert: Any) -> None:
-    inputs = make_inputs(bert, tokenizer)
+    inputs = make_example_inputs(bert, tokenizer)
     assert isinstance(inputs, dict)
     assert set(inputs) == {"input_ids", "attention_mask", "token_type_ids"}
     assert inputs["input_ids"][0, 0] == VOCABULARY.index("[CLS]")
 
 
 def test_processor_whose_inputs_forward_refuses_is_passed_over(tokenizer: Any) -> None:
-    inputs = make_inputs(torch.nn.Linear(3, 2), tokenizer)
+    inputs = make_example_inputs(torch.nn.Linear(3, 2), tokenizer)
     assert isinstance(inputs, dict)
     assert inputs["input"].shape == (2, 3)
 
@@ -131,7 +131,7 @@ def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
     pictures.new("RGB", (5, 30), (255, 0, 0)).save(paths[1])
     made = process(processor, read_material(processor, [], paths, []), TAKEN)
     assert made["pixel_values"].shape == (2, 3, 8, 8)
-    inputs = make_inputs(_small_vit().half(), processor)
+    inputs = make_example_inputs(_small_vit().half(), processor)
     assert isinstance(inputs, dict)
     assert inputs["pixel_values"].shape == (2, 3, 8, 8)
     assert inputs["pixel_values"].dtype is torch.float16
@@ -205,7 +205,7 @@ def test_export_takes_texts(command: Callable[..., Outcome], folder: Path, tmp_p
     texts = ("--input-text", "the cat sat", "--input-text", "the cat")
     outcome = command("export", folder, tmp_path / "bert.onnx", *texts)
     assert outcome.code == 0, outcome.stderr
-    assert "made up" not in outcome.stderr
+    assert "synthesized" not in outcome.stderr
     names = ("input_ids", "token_type_ids", "attention_mask")
     assert inputs_of(tmp_path / "bert.onnx") == {name: [2, 5] for name in names}
     verified = command("verify", tmp_path / "bert.onnx", "--model", folder, *texts)
@@ -215,8 +215,8 @@ def test_export_takes_texts(command: Callable[..., Outcome], folder: Path, tmp_p
 def test_export_says_what_was_made_up(command: Callable[..., Outcome], folder: Path, tmp_path: Path) -> None:
     outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx")
     assert outcome.code == 0, outcome.stderr
-    line = next(line for line in outcome.stderr.splitlines() if line.startswith("inputs made up: "))
-    assert line == f"inputs made up: x {'x'.join(map(str, inputs_of(tmp_path / 'net.onnx')['x']))} float32"
+    line = next(line for line in outcome.stderr.splitlines() if line.startswith("synthesized inputs: "))
+    assert line == f"synthesized inputs: x {'x'.join(map(str, inputs_of(tmp_path / 'net.onnx')['x']))} float32"
     outcome = command("verify", tmp_path / "net.onnx", "--model", "tests.support.factories:net")
     assert line in outcome.stderr.splitlines(), "the same each time"
 

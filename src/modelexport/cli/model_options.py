@@ -151,13 +151,14 @@ class ModelRequest:
         return sourced
 
     def choose_inputs(self, reference: str, sourced: SourcedModel) -> Any:
-        """The example inputs: those that are given, else those that came with the model, else made up, and said so.
+        """The example inputs: those that are given, else those that came with the model, else synthesized ones,
+        which are printed.
 
         Raises:
-            InputError: Those that are given cannot be used, or none can be made up.
+            InputError: Those that are given cannot be used, or none can be synthesized.
         """
         from modelexport.sources.example_inputs import fill_shapes, read_inputs
-        from modelexport.sources.made_inputs import describe, make_inputs
+        from modelexport.sources.inputs.synthesis import describe, make_example_inputs
 
         if self.running["inputs"] is not None:
             return read_inputs(self.running["inputs"])
@@ -167,14 +168,14 @@ class ModelRequest:
             return self._processed(reference, sourced)
         if sourced.example_inputs is not None:
             return sourced.example_inputs
-        made = make_inputs(sourced.model, _processor_to_try(sourced))
-        message_console().print(printable(f"inputs made up: {describe(made) or 'none'}"), markup=False)
+        made = make_example_inputs(sourced.model, _processor_to_try(sourced))
+        message_console().print(printable(f"synthesized inputs: {describe(made) or 'none'}"), markup=False)
         return made
 
     def _processed(self, reference: str, sourced: SourcedModel) -> Any:
         """What the model's own processor makes of what is given, with what else forward needs."""
-        from modelexport.sources.made_inputs import complete_inputs, describe
-        from modelexport.sources.made_inputs_facts import ModelFacts
+        from modelexport.sources.inputs.synthesis import complete_inputs, describe
+        from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
         from modelexport.sources.processed_inputs import process, read_material
 
         processor = None if sourced.processor is None else sourced.processor()
@@ -190,7 +191,7 @@ class ModelRequest:
         inputs = complete_inputs(sourced.model, given)
         added = {name: inputs[name] for name in inputs if name not in given} if isinstance(inputs, dict) else {}
         if added:
-            message_console().print(printable(f"inputs made up: {describe(added)}"), markup=False)
+            message_console().print(printable(f"synthesized inputs: {describe(added)}"), markup=False)
         return inputs
 
 
@@ -199,7 +200,7 @@ def _written(option: str) -> str:
 
 
 def _processor_to_try(sourced: SourcedModel) -> Any | None:
-    """The model's own processor; where it cannot be loaded, inputs can still be made up without it."""
+    """The model's own processor; where it cannot be loaded, inputs can still be synthesized without it."""
     try:
         return None if sourced.processor is None else sourced.processor()
     except ModelExportError as error:

@@ -65,7 +65,7 @@ def test_model_reference_that_leads_to_no_model_is_one_line_that_names_it(
         ("net.onnx", ("--inputs", "single.npy"), "single.npy"),
         ("net.onnx", ("--inputs", "pickled.npz"), "pickled.npz"),
         ("net.onnx", ("--inputs", "good.npz", "--input-shape", "x=2x3x4x4"), "--inputs and --input-shape"),
-        ("net.onnx", NO_INPUTS, "no example inputs could be made up for Unwilling"),
+        ("net.onnx", NO_INPUTS, "no example inputs could be synthesized for Unwilling"),
     ],
 )
 def test_argument_that_cannot_be_used_is_one_line_that_names_it(

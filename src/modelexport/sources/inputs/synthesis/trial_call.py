@@ -1,4 +1,4 @@
-"""One real call of a model with made-up inputs, and what is known when it fails."""
+"""One real call of a model with synthesized inputs, and what is known when it fails."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from modelexport.preserve import buffers_restored, evaluation_mode, preserved_state
-from modelexport.sources.made_inputs_frames import NOTHING, Spoken, absent, lines, mentioned, spoken_of
-from modelexport.sources.made_inputs_origins import Operand, Origins
+from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
+from modelexport.sources.inputs.synthesis.traceback_hints import NOTHING, Spoken, absent, lines, mentioned, spoken_of
 from modelexport.structure import named_results
 from modelexport.torch_support.call_watch import CallWatch
 

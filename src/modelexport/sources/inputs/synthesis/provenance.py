@@ -1,4 +1,4 @@
-"""Which arguments the tensors of a call are made of, and the operation that failed with what it was given."""
+"""The arguments of a call that each tensor was computed from, and the operands of the operation that failed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-_MOST_DEEP = 3
+_MAX_DEPTH = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A tensor that an operation was given.
+    """A tensor that was passed to an operation.
 
     Attributes:
         shape: Its shape.
-        origins: The arguments of the model it was made of, those that gave it its size first; none for a weight.
+        origins: The arguments of the model that it was computed from, those that determine its size first; none for a
+            weight.
         dtype: Its type.
     """
 
@@ -29,7 +30,7 @@ class Operand:
 
 
 class Origins(TorchFunctionMode):
-    """Follows the arguments of a call through the operations of torch that run while it is entered."""
+    """Tracks the arguments of a call through the torch operations that run while it is active."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         super().__init__()
@@ -39,23 +40,23 @@ class Origins(TorchFunctionMode):
             self._origins[id(tensor)] = (weakref.ref(tensor), (name,))
 
     def of(self, tensor: torch.Tensor) -> tuple[str, ...]:
-        """The arguments a tensor is made of."""
+        """The arguments that a tensor was computed from."""
         reference, names = self._origins.get(id(tensor), (None, ()))
-        # Another tensor may have come to lie where one was that is gone.
+        # Another tensor may have been allocated where a freed one was.
         return names if reference is not None and reference() is tensor else ()
 
     def operand(self, tensor: torch.Tensor) -> Operand:
-        """What is known of a tensor."""
+        """The tensor as an operand."""
         return Operand(tuple(tensor.shape), self.of(tensor), tensor.dtype)
 
     def operands(self, error: Exception) -> tuple[Operand, ...]:
-        """What the operation was given that raised this error."""
+        """The operands of the operation that raised this error."""
         return self._failed[1] if self._failed is not None and self._failed[0] is error else ()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run the operation; what it returns is made of what it was given."""
+        """Run the operation; its results have the origins of its operands."""
         given = list(tensors_in([*args, *(kwargs or {}).values()]))
         try:
             result = func(*args, **(kwargs or {}))
@@ -65,7 +66,7 @@ class Origins(TorchFunctionMode):
             raise
         known = [(tensor.numel(), names) for tensor in given if (names := self.of(tensor))]
         if known:
-            # The larger operand is the one that the others were spread over.
+            # The other operands were broadcast to the size of the largest.
             known.sort(key=_size, reverse=True)
             ordered = tuple(dict.fromkeys(name for _, names in known for name in names))
             for tensor in tensors_in(result):
@@ -74,7 +75,7 @@ class Origins(TorchFunctionMode):
 
 
 def _named(parts: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of arguments: those of a list by its name, those of a mapping with a dot before their own."""
+    """The tensors of the arguments: those of a list by its name, those of a mapping as `argument.key`."""
     for name, value in parts.items():
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{name}", value
@@ -88,11 +89,11 @@ def _size(known: tuple[int, tuple[str, ...]]) -> int:
     return known[0]
 
 
-def tensors_in(value: object, deep: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors in a value, or in lists and mappings of it."""
+def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in a value, nested lists and mappings included."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif deep <= _MOST_DEEP and isinstance(value, list | tuple | dict):
+    elif depth <= _MAX_DEPTH and isinstance(value, list | tuple | dict):
         parts: Iterable[object] = value.values() if isinstance(value, dict) else value
         for part in parts:
-            yield from tensors_in(part, deep + 1)
+            yield from tensors_in(part, depth + 1)

@@ -1,4 +1,4 @@
-"""What a model says about itself: how its forward is called, its configuration, and its modules."""
+"""What a model tells about itself: the signature of its forward, its configuration and its modules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-_MOST_PARTS = 1000
-# Modules that fix the channels and the rank of what they take, and those that look numbers up in a table.
+_MAX_PARTS = 1000
+# Modules that fix the channels and the rank of their input, and those that look token numbers up.
 CONVOLUTIONS = (
     torch.nn.Conv1d,
     torch.nn.Conv2d,
@@ -19,12 +19,12 @@ CONVOLUTIONS = (
     torch.nn.ConvTranspose2d,
     torch.nn.ConvTranspose3d,
 )
-TABLES = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    """What a model says about itself: how it is called, its configuration, and the shapes of its parameters."""
+    """What a model tells about itself: the signature of its forward, its configuration and its modules."""
 
     parameters: Mapping[str, inspect.Parameter]
     positional: tuple[str, ...]
@@ -35,7 +35,7 @@ class ModelFacts:
 
     @classmethod
     def read(cls, model: torch.nn.Module) -> ModelFacts:
-        """The facts of a model."""
+        """Read the facts of a model."""
         taken = inspect.signature(model.forward).parameters
         parameters = {name: p for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         if not parameters:
@@ -54,12 +54,8 @@ class ModelFacts:
 
     def number(self, *keys: str) -> int | None:
         """The first whole number in the configuration that has one of these names, the outermost first."""
-        return next((number for key in keys for number in self.numbers(key)), None)
-
-    def numbers(self, key: str) -> list[int]:
-        """All whole numbers in the configuration that have this name, the outermost first."""
-        found = (value for name, value in self.config if name == key)
-        return list(dict.fromkeys(v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0))
+        found = (value for key in keys for name, value in self.config if name == key)
+        return next((v for v in found if isinstance(v, int) and not isinstance(v, bool) and v > 0), None)
 
     def sizes(self, *keys: str) -> tuple[int, ...] | None:
         """The first size or sizes in the configuration under one of these names: `64`, `[64, 64]`, `{"height": 64}`."""
@@ -72,12 +68,12 @@ class ModelFacts:
 
     @property
     def axes(self) -> int | None:
-        """How many numbers a place has, where the configuration has a list with an entry for each."""
+        """The number of coordinates of a position, where the configuration has a list with an entry for each."""
         named = (value for name, value in self.config if "axes" in name.split("_"))
         return next((len(value) for value in named if isinstance(value, list | tuple) and len(value) > 1), None)
 
     def special_tokens(self) -> dict[str, int]:
-        """The numbers of tokens with a meaning of their own, by the names the configuration has for them."""
+        """The special tokens, by their names in the configuration."""
         found: dict[str, int] = {}
         for name, value in self.config:
             if name.endswith(("token_id", "token_index")) and isinstance(value, int) and value >= 0:
@@ -86,8 +82,10 @@ class ModelFacts:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
-        return self.number("vocab_size") or next((m.num_embeddings for m in self.modules if isinstance(m, TABLES)), 2)
+        """The size of the vocabulary."""
+        return self.number("vocab_size") or next(
+            (m.num_embeddings for m in self.modules if isinstance(m, EMBEDDINGS)), 2
+        )
 
 
 def _configuration(model: torch.nn.Module) -> object:
@@ -101,7 +99,7 @@ def _configuration(model: torch.nn.Module) -> object:
 def _entries(config: object) -> Iterator[tuple[str, Any]]:
     """The entries of a configuration and those nested in it, level by level."""
     level, seen = [_as_mapping(config)], 0
-    while level and seen < _MOST_PARTS:
+    while level and seen < _MAX_PARTS:
         below: list[Mapping[Any, Any]] = []
         for mapping in level:
             seen += 1

@@ -1,9 +1,11 @@
-"""Inputs made up for models that came without any: accepted by forward, the same each time, and nothing left behind."""
+"""Synthesized inputs are accepted by forward and the same each time, and the model is left as it was."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from torch import nn
 
 import modelexport
 from modelexport.errors import InputError
-from modelexport.sources.made_inputs import make_inputs
+from modelexport.sources.inputs.synthesis import make_example_inputs, synthesize_inputs
+from modelexport.sources.inputs.synthesis.search import max_calls
 
 
 class Pictures(nn.Module):
@@ -79,7 +82,7 @@ class AskedFor(nn.Module):
 
 
 def called(model: nn.Module) -> Any:
-    inputs = make_inputs(model)
+    inputs = make_example_inputs(model)
     with torch.no_grad():
         return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
@@ -112,37 +115,37 @@ def called(model: nn.Module) -> Any:
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_forward_accepts_what_is_made_up(model: nn.Module) -> None:
+def test_forward_accepts_synthesized_inputs(model: nn.Module) -> None:
     assert called(model.eval()) is not None
 
 
 def test_argument_without_a_default_is_keyword_and_one_that_cannot_be_is_positional() -> None:
-    assert sorted(make_inputs(Towers())) == ["item", "user"]
-    assert [tuple(x.shape) for x in make_inputs(OnlyPositional())] == [(2, 3)]
+    assert sorted(make_example_inputs(Towers())) == ["item", "user"]
+    assert [tuple(x.shape) for x in make_example_inputs(OnlyPositional())] == [(2, 3)]
 
 
 def test_argument_that_the_error_names_is_added_and_options_are_left_alone() -> None:
-    assert sorted(make_inputs(AskedFor())) == ["context", "query"]
+    assert sorted(make_example_inputs(AskedFor())) == ["context", "query"]
 
 
 def test_size_that_only_the_last_layer_tells_is_found() -> None:
-    shape = make_inputs(Pictures(3, 100))["x"].shape  # type: ignore[call-overload]
+    shape = make_example_inputs(Pictures(3, 100))["x"].shape  # type: ignore[call-overload]
     # Pooling rounds down: a few sizes give the same number of features.
     assert shape[1] == 3
     assert 100 <= shape[2] == shape[3] <= 103
 
 
 def test_same_model_gets_the_same_inputs_whatever_the_random_state() -> None:
-    first = make_inputs(Towers())
+    first = make_example_inputs(Towers())
     torch.manual_seed(99)
-    second = make_inputs(Towers())
+    second = make_example_inputs(Towers())
     assert isinstance(first, dict)
     assert isinstance(second, dict)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_inputs_have_the_type_of_the_weights() -> None:
-    inputs = make_inputs(nn.Linear(4, 2).double())
+    inputs = make_example_inputs(nn.Linear(4, 2).double())
     assert isinstance(inputs, dict)
     assert inputs["input"].dtype is torch.float64
 
@@ -153,13 +156,37 @@ def test_model_and_torch_are_left_as_they_were() -> None:
     flags = [module.training for module in model.modules()]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state, python_state = torch.random.get_rng_state(), random.getstate()
-    make_inputs(model)
+    make_example_inputs(model)
     assert [module.training for module in model.modules()] == flags
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)
     assert random.getstate() == python_state
     assert torch.is_grad_enabled()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_rules_on_the_path_to_the_inputs_are_recorded() -> None:
+    found = synthesize_inputs(Towers())
+    assert found.rules == ("signature", "change_kind_for_module")
+    assert found.guesses == {"user": "first_module", "item": "first_module"}
+    assert found.calls == 2
+
+
+def test_rule_that_is_left_out_finds_nothing() -> None:
+    with pytest.raises(InputError):
+        synthesize_inputs(Towers(), without=["change_kind_for_module"])
+
+
+def test_budget_is_counted_in_calls_and_not_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(0, 3600)
+    for clock in ("process_time", "thread_time", "monotonic", "perf_counter", "time"):
+        monkeypatch.setattr(time, clock, lambda: next(hours))
+    assert synthesize_inputs(Pictures(3, 32)).calls > 1
+
+
+def test_large_model_is_called_less_often() -> None:
+    sizes = [nn.Linear(width, width, device="meta") for width in (10, 20_000, 100_000)]
+    assert [max_calls(model) for model in sizes] == [160, 49, 24]
 
 
 class Secretive(nn.Module):
@@ -175,8 +202,8 @@ class Secretive(nn.Module):
         return self.layer(x) + extra
 
 
-def test_argument_that_nobody_speaks_of_is_tried_in_the_end() -> None:
-    assert sorted(make_inputs(Secretive())) == ["extra", "x"]
+def test_argument_that_nothing_refers_to_is_added_last() -> None:
+    assert sorted(make_example_inputs(Secretive())) == ["extra", "x"]
 
 
 class Trajectories(nn.Module):
@@ -197,8 +224,8 @@ class Trajectories(nn.Module):
         return self.layers["a"](a) + self.layers["b"](b) + self.layers["c"](c) + self.times(when)
 
 
-def test_module_that_gets_nothing_tells_what_it_takes() -> None:
-    inputs = make_inputs(Trajectories())
+def test_missing_input_of_a_module_gets_the_size_of_its_weights() -> None:
+    inputs = make_example_inputs(Trajectories())
     assert isinstance(inputs, dict)
     assert {name: tensor.shape[-1] for name, tensor in inputs.items() if name != "when"} == {"a": 3, "b": 5, "c": 2}
     assert inputs["when"].dtype is torch.int64
@@ -244,13 +271,13 @@ class Clips(nn.Module):
         return self.conv(hidden_states).reshape(batch, frames - 1, -1)
 
 
-def test_number_of_axes_is_told_by_the_code_that_takes_them_apart() -> None:
-    assert make_inputs(Clips())["hidden_states"].shape == (2, 4, 5, 16, 16)  # type: ignore[call-overload]
+def test_rank_is_taken_from_the_code_that_unpacks_the_shape() -> None:
+    assert make_example_inputs(Clips())["hidden_states"].shape == (2, 4, 5, 16, 16)  # type: ignore[call-overload]
 
 
 def test_size_is_told_by_what_became_of_it() -> None:
-    assert make_inputs(Halving())["x"].shape == (2, 3, 12, 12)  # type: ignore[call-overload]
-    assert make_inputs(Positions())["states"].shape == (2, 11, 5)  # type: ignore[call-overload]
+    assert make_example_inputs(Halving())["x"].shape == (2, 3, 12, 12)  # type: ignore[call-overload]
+    assert make_example_inputs(Positions())["states"].shape == (2, 11, 5)  # type: ignore[call-overload]
 
 
 class Refusing(nn.Module):
@@ -260,10 +287,10 @@ class Refusing(nn.Module):
 
 def test_error_says_what_was_tried_what_forward_answered_and_what_to_give() -> None:
     with pytest.raises(InputError) as caught:
-        make_inputs(Refusing())
+        make_example_inputs(Refusing())
     message = str(caught.value)
     assert "Refusing" in message
-    assert "x 2x7x16 numbers: RuntimeError: only on Tuesdays" in message
+    assert "x 2x7x16 floats: RuntimeError: only on Tuesdays" in message
     assert "--input-shape" in message
     assert "--inputs" in message
     assert len(message.splitlines()) == 1
@@ -278,11 +305,11 @@ class Silent(nn.Module):
 
 def test_forward_that_returns_no_tensor_is_no_success() -> None:
     with pytest.raises(InputError, match="without a tensor"):
-        make_inputs(Silent())
+        make_example_inputs(Silent())
 
 
-def test_it_is_offered_as_make_example_inputs() -> None:
-    assert modelexport.make_example_inputs is make_inputs
+def test_public_name_is_make_example_inputs() -> None:
+    assert modelexport.make_example_inputs is make_example_inputs
 
 
 # --- transformers --------------------------------------------------------------------------------------------------
@@ -345,7 +372,7 @@ CASES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_transformers_models_run_on_what_is_made_up(case: str) -> None:
+def test_transformers_models_accept_synthesized_inputs(case: str) -> None:
     transformers = pytest.importorskip("transformers")
     name, settings, wanted = CASES[case]
     if name == "Qwen2_5_VLVision":
@@ -355,32 +382,7 @@ def test_transformers_models_run_on_what_is_made_up(case: str) -> None:
         model = models.Qwen2_5_VisionTransformerPretrainedModel(config)
     else:
         model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings))
-    inputs = make_inputs(model.eval())
+    inputs = make_example_inputs(model.eval())
     assert wanted <= set(inputs)
     with torch.no_grad():
         model(**inputs)
-
-
-def test_placeholder_tokens_are_put_in_where_images_go() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlavaConfig(
-        text_config=transformers.LlamaConfig(**{**TINY, "num_key_value_heads": 2}),
-        vision_config=transformers.CLIPVisionConfig(**TINY),
-        image_token_id=33,
-    )
-
-    class WithImages(nn.Module):
-        """Takes an image always."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = config
-            self.inner = transformers.LlavaModel(config)
-
-        def forward(self, input_ids: torch.LongTensor, pixel_values: torch.FloatTensor) -> torch.Tensor:
-            return self.inner(input_ids=input_ids, pixel_values=pixel_values).last_hidden_state
-
-    inputs = make_inputs(WithImages().eval())
-    assert isinstance(inputs, dict)
-    # Two images of four patches each.
-    assert int((inputs["input_ids"] == 33).sum()) == 8

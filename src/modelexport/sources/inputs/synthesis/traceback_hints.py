@@ -1,4 +1,4 @@
-"""What the lines of code speak of that led to an error: names, and the tensors behind them."""
+"""What the traceback of an error tells: the names in its lines of code, and the tensors they refer to."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 import torch
 
-from modelexport.sources.made_inputs_origins import Operand, Origins
+from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONDITION = re.compile(r"(?:if|elif|while)\b")
-_MOST_LINES_UP = 40
+_MAX_LINES_UP = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Spoken:
-    """What the innermost line of code speaks of that has to do with the arguments of the model.
+    """The innermost line of the traceback that refers to tensors computed from the arguments of the model.
 
     Attributes:
         line: The line, and the condition it stands under.
-        tensors: The tensors it names.
+        tensors: The tensors it refers to.
     """
 
     line: str = ""
@@ -34,7 +34,7 @@ NOTHING = Spoken()
 
 
 def mentioned(error: Exception) -> Iterator[str]:
-    """Names in the error's words, then in the lines of code that led to it, the innermost first."""
+    """The names in the message of the error, then those in the lines of its traceback, the innermost first."""
     yield from _NAME.findall(str(error))
     for frame, line in _steps(error):
         yield from _NAME.findall(_statement(frame.f_code, *line))
@@ -42,14 +42,14 @@ def mentioned(error: Exception) -> Iterator[str]:
 
 
 def absent(error: Exception) -> Iterator[str]:
-    """Names in the lines of code that led to an error of what was nothing there, the innermost first."""
+    """The names of local variables that are None in the lines of the traceback, the innermost first."""
     for frame, line in _steps(error):
         text = f"{_statement(frame.f_code, *line)} {_condition(frame.f_code, line[0])}"
         yield from (name for name in _NAME.findall(text) if frame.f_locals.get(name, text) is None)
 
 
 def spoken_of(error: Exception, origins: Origins) -> Spoken:
-    """The innermost line that speaks of tensors which are made of the arguments of the model."""
+    """Find the innermost line that refers to tensors computed from the arguments of the model."""
     for frame, line in _steps(error):
         text = f"{_statement(frame.f_code, *line)} {_condition(frame.f_code, line[0])}"
         values = [frame.f_locals.get(name) for name in dict.fromkeys(_NAME.findall(text))]
@@ -60,7 +60,7 @@ def spoken_of(error: Exception, origins: Origins) -> Spoken:
 
 
 def lines(error: Exception) -> list[int]:
-    """The lines of code that were running, from the outermost in."""
+    """The line numbers of the traceback, the outermost first."""
     return [line for _, (line, _) in reversed(_steps(error))]
 
 
@@ -83,13 +83,13 @@ def _statement(code: types.CodeType, line: int, instruction: int) -> str:
 
 
 def _condition(code: types.CodeType, line: int) -> str:
-    """The condition that a line which raises an error stands under."""
+    """The condition of the block that a `raise` statement stands in."""
     text = linecache.getline(code.co_filename, line)
     if not text.lstrip().startswith("raise"):
         return ""
     lines: list[str] = []
     indent = _indent(text)
-    for number in range(line - 1, max(code.co_firstlineno, line - _MOST_LINES_UP), -1):
+    for number in range(line - 1, max(code.co_firstlineno, line - _MAX_LINES_UP), -1):
         above = linecache.getline(code.co_filename, number)
         if not above.strip() or (_indent(above) >= indent and not lines):
             continue

@@ -1,0 +1,1 @@
+"""Where the example inputs of a model come from."""

@@ -1,0 +1,154 @@
+"""Repairs by the module that was running when a call failed: its weights tell the type, rank and size of its input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from modelexport.sources.inputs.synthesis.attempt import Attempt
+from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS
+from modelexport.sources.inputs.synthesis.size_repairs import resize
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
+
+# Rounding inside the model hides the exact size: sizes near the computed one are tried too.
+_NEARBY = (0, 1, -1, 2, -2, 3, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mismatch:
+    """A size that a module fixes and its input does not have.
+
+    Attributes:
+        shape: The shape of the input.
+        axis: The axis of the input whose size is fixed.
+        size: That size.
+        rank: The rank of the input, where that is fixed too.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    size: int
+    rank: int | None
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether the rank is wrong."""
+        return self.rank is not None and len(self.shape) != self.rank
+
+    @property
+    def is_size(self) -> bool:
+        """Whether the rank fits and the size is wrong."""
+        fits = not self.is_rank and -len(self.shape) <= self.axis < len(self.shape)
+        return fits and self.shape[self.axis] != self.size
+
+
+def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give tokens to an embedding that got floats, and floats to a module with weights that got integers."""
+    module, given = attempt.failure.module, attempt.failure.given
+    if module is None or not given:
+        return
+    shape, dtype = given[0]
+    if isinstance(module, EMBEDDINGS):
+        kind, upper_bound = Kind.TOKENS, module.num_embeddings
+    else:
+        kind, upper_bound = Kind.FLOATS, 2
+    if dtype.is_floating_point is not (kind is Kind.FLOATS):
+        others = [(name, spec) for name, spec in attempt.tensors.items() if spec.kind is not kind]
+        for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
+            yield attempt.replace(**{name: dataclasses.replace(spec, kind=kind, upper_bound=upper_bound)})
+
+
+def shorten_for_embedding(attempt: Attempt) -> Iterator[Proposal]:
+    """Shorten all arguments to the size of an embedding that was indexed out of its range: positions are looked up."""
+    module, given = attempt.failure.module, attempt.failure.given
+    if isinstance(module, EMBEDDINGS) and given and not given[0][1].is_floating_point:
+        longest = module.num_embeddings
+        yield attempt.replace(
+            **{
+                name: spec.resized({axis: longest for axis, size in enumerate(spec.shape) if axis and size > longest})
+                for name, spec in attempt.tensors.items()
+            }
+        )
+
+
+def change_rank_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an argument the rank and channels that a convolution takes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or mismatch.rank is None or not mismatch.is_rank:
+        return
+    for name, spec in attempt.tensors.items():
+        if spec.shape and (spec.shape == mismatch.shape or len(spec.shape) != mismatch.rank):
+            inner = (spec.shape[-1],) * (mismatch.rank - 2)
+            yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size, *inner))})
+
+
+def change_size_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an argument the size that the module takes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or not mismatch.is_size:
+        return
+    direct = _direct_argument(attempt, mismatch)
+    if direct is not None:
+        axis = mismatch.axis % len(mismatch.shape)
+        yield attempt.replace(**{direct: attempt.tensors[direct].resized({axis: mismatch.size})})
+        return
+    yield from resize(attempt, mismatch.shape[mismatch.axis], mismatch.size)
+
+
+def flatten_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Remove axes of an argument that goes straight to a module which takes any number of them."""
+    mismatch = _mismatch(attempt)
+    if mismatch is not None and mismatch.is_size and mismatch.rank is None and len(mismatch.shape) > 3:
+        for name, spec in attempt.tensors.items():
+            if spec.shape == mismatch.shape:
+                yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size))})
+                yield attempt.replace(**{name: spec.reshaped((spec.shape[0], LENGTH, mismatch.size))})
+
+
+def scale_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Scale the inner axes of an argument that the module gets flattened, by the ratio of the sizes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or not mismatch.is_size or _direct_argument(attempt, mismatch) is not None:
+        return
+    for name, spec in attempt.tensors.items():
+        inner = len(spec.shape) - 2
+        if inner < 1 or spec.kind is not Kind.FLOATS:
+            continue
+        factor = (mismatch.size / mismatch.shape[mismatch.axis]) ** (1 / inner)
+        for offset in _NEARBY:
+            axes = {axis: round(spec.shape[axis] * factor) + offset for axis in range(2, len(spec.shape))}
+            yield attempt.replace(**{name: spec.resized(axes)})
+
+
+def _mismatch(attempt: Attempt) -> _Mismatch | None:
+    module, given = attempt.failure.module, attempt.failure.given
+    fixed = None if module is None or not given else _fixed_size(module)
+    return None if fixed is None else _Mismatch(given[0][0], *fixed)
+
+
+def _fixed_size(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
+    """The axis of its input whose size a module fixes, that size, and the rank of the input where it is fixed too."""
+    if isinstance(module, CONVOLUTIONS):
+        return 1, module.in_channels, module.weight.dim()
+    if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
+        return 1, module.num_features, None
+    if isinstance(module, torch.nn.Linear):
+        return -1, module.in_features, None
+    if isinstance(module, torch.nn.RNNBase):
+        return -1, module.input_size, None
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dim() == 1:
+        return -1, weight.shape[0], None
+    return None
+
+
+def _direct_argument(attempt: Attempt, mismatch: _Mismatch) -> str | None:
+    """The argument that a module without a fixed rank got unchanged."""
+    operand = attempt.failure.operands[0] if attempt.failure.operands else None
+    if mismatch.rank is not None or len(mismatch.shape) > 3 or operand is None or operand.shape != mismatch.shape:
+        return None
+    name = operand.origins[0] if len(operand.origins) == 1 else ""
+    return name if name in attempt.tensors and attempt.tensors[name].shape == mismatch.shape else None

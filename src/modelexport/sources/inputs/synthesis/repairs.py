@@ -1,0 +1,91 @@
+"""The rules that repair a call which failed: each one proposes other arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+
+from modelexport.sources.inputs.synthesis.attempt import Attempt
+from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
+from modelexport.sources.inputs.synthesis.missing_arguments import (
+    add_any_argument,
+    add_arguments_that_are_none,
+    add_named_arguments,
+)
+from modelexport.sources.inputs.synthesis.module_repairs import (
+    change_kind_for_module,
+    change_rank_for_module,
+    change_size_for_module,
+    flatten_for_module,
+    scale_for_module,
+    shorten_for_embedding,
+)
+from modelexport.sources.inputs.synthesis.rank_repairs import change_rank, take_shape_from_message
+from modelexport.sources.inputs.synthesis.size_repairs import (
+    extrapolate_size,
+    match_operands,
+    probe_sizes,
+    scale_by_message,
+    take_size_from_message,
+)
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
+
+_TOO_SMALL = re.compile(r"too small|can't be greater than actual input|smaller than|should be less than")
+_OTHER_LENGTHS = (8, 16, 64, 128, 1)
+
+
+def enlarge(attempt: Attempt) -> Iterator[Proposal]:
+    """Enlarge the inner axes of an argument, where the error says that something is too small."""
+    for name, spec in attempt.tensors.items() if _TOO_SMALL.search(attempt.failure.words) else ():
+        if name in attempt.failure.suspects and spec.kind is Kind.FLOATS and len(spec.shape) > 2:
+            inner = range(2, len(spec.shape))
+            for factor in (2, 4, 16):
+                yield attempt.replace(**{name: spec.resized({axis: factor * spec.shape[axis] for axis in inner})})
+
+
+def change_length(attempt: Attempt) -> Iterator[Proposal]:
+    """Try other lengths of sequences."""
+    for length in _OTHER_LENGTHS:
+        yield attempt.replace(
+            **{
+                name: spec.resized({axis: length for axis, size in enumerate(spec.shape) if size == LENGTH})
+                for name, spec in attempt.tensors.items()
+            }
+        )
+
+
+# In the order in which they are applied. The number is the distance of a proposal from the one that failed: 0 is what
+# the error asks for, 4 what nothing suggests. Every rule has found inputs for a model of the sweep or for a module of
+# the tests: see docs/decisions/014-synthesis-rules-that-earn-their-lines.md before adding one.
+REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
+    (0, extrapolate_size),
+    (0, add_arguments_that_are_none),
+    (1, change_kind_for_module),
+    (1, shorten_for_embedding),
+    (1, change_rank_for_module),
+    (1, flatten_for_module),
+    (1, change_size_for_module),
+    (1, scale_for_module),
+    (1, take_shape_from_message),
+    (1, change_rank),
+    (1, enlarge),
+    (1, match_operands),
+    (1, add_named_arguments),
+    (2, take_size_from_message),
+    (2, probe_sizes),
+    (3, scale_by_message),
+    (4, change_length),
+    (4, add_any_argument),
+)
+
+
+def repairs(attempt: Attempt, without: Collection[str] = ()) -> Iterator[tuple[str, int, Proposal]]:
+    """Proposals to try next, each with the name of its rule and its distance from the proposal that failed.
+
+    Where it is known which arguments went into what failed, changing another one is a step farther.
+    """
+    suspects = set(attempt.failure.suspects)
+    for distance, rule in REPAIRS:
+        for changed in rule(attempt) if rule.__name__ not in without else ():
+            touched = {name for name, value in attempt.proposal.items() if changed.get(name) is not value}
+            yield rule.__name__, distance + (bool(suspects) and not touched <= suspects), changed

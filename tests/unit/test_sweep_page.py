@@ -1,0 +1,35 @@
+"""The page of the sweep says which rules found the inputs of its models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.sweep_candidates import Candidate
+from benchmarks.sweep_page import page, rule_table
+from benchmarks.sweep_steps import build_with_inputs
+
+
+def test_rules_that_found_the_inputs_of_a_model_are_on_the_page() -> None:
+    pytest.importorskip("transformers")
+    record: dict[str, Any] = {"name": "transformers:clip", "source": "transformers"}
+    assert build_with_inputs(Candidate("transformers", "clip"), record) is not None
+    assert record["forward"]["rules"] == ("dummy_inputs", "add_arguments_that_are_none")
+    text = page([record], {"transformers": 1})
+    for row in (
+        "| first proposal | `dummy_inputs` | 1 |",
+        "| guess of an argument | `image` | 1 |",
+        "| repair | `add_arguments_that_are_none` | 1 |",
+    ):
+        assert row in text
+
+
+def test_rule_that_is_used_twice_wins_one_model() -> None:
+    forward = {"rules": ["signature", "match_operands", "match_operands"], "guesses": {"a": "image", "b": "image"}}
+    assert rule_table([{"forward": forward}, {"forward": {"error": "no"}}, {}]) == [
+        "| | rule | models |",
+        "|---|---|---|",
+        "| first proposal | `signature` | 1 |",
+        "| guess of an argument | `image` | 1 |",
+        "| repair | `match_operands` | 1 |",
+    ]
