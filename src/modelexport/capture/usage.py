@@ -24,7 +24,7 @@ from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.graph import graph_bodies, identified_nodes, weight_bytes
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
-from modelexport.resolution import complete
+from modelexport.ownership import infer_missing
 from modelexport.runtime.bodies import run_bodies
 from modelexport.structure import named_arguments
 
@@ -127,7 +127,7 @@ def attribute_by_usage(
     matched_owners = matching.attributions()
     identities = {node: identity for identity, node in identified_nodes(graph)}
     matched_owners.update(attribute_bodies(matching, inner, identities, calls))
-    owners = complete(graph, matched_owners, calls)
+    owners = infer_missing(graph, matched_owners, calls)
     telling = [
         node
         for node in graph.graph
