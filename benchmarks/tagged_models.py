@@ -10,8 +10,9 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from modelexport.artifact import sidecar_path
-from modelexport.attribution import Attribution, Kind, recorded_by_exporter
+from modelexport.attribution import Attribution, Kind
 from modelexport.carriers import write_stores
+from modelexport.confidence import recorded_by_exporter
 from modelexport.document import build_document, encode_document
 from modelexport.graph import graph_hash, identified_tensors
 from modelexport.hierarchy import (

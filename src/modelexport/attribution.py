@@ -45,8 +45,3 @@ class Attribution(msgspec.Struct, frozen=True):
     reason: str
     contributors: tuple[CallId, ...] = ()
     context: tuple[CallId, ...] = ()
-
-
-def recorded_by_exporter(call: CallId) -> Attribution:
-    """The attribution of a node for which the exporter recorded the call."""
-    return Attribution(call, Kind.EXACT, 1.0, "the exporter recorded this call for the node")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -211,10 +211,8 @@ def build_document(
     calls: CallTree,
     nodes: Iterable[tuple[str, str, Attribution]],
     graph_tensors: Iterable[GraphTensor] = (),
-    tensors: Mapping[str, str] | None = None,
-    stand_in: Callable[[CallId, BoundaryTensor], str | None] | None = None,
     axes: Mapping[str, str] | None = None,
-    folded: Mapping[str, Attribution] | None = None,
+    folded: Mapping[str, CallId] | None = None,
 ) -> HierarchyDocument:
     """The document of one export.
 
@@ -224,13 +222,11 @@ def build_document(
         graph_hash: The digest of the graph.
         view: Which modules show in tags.
         tree: The modules.
-        calls: The module calls.
+        calls: The module calls, with boundary tensors of the graph.
         nodes: Identity, operation and attribution of each node.
         graph_tensors: The tensors of the graph.
-        tensors: The graph's tensor for each boundary tensor of `calls`; None where those are the graph's own.
-        stand_in: What the graph has in place of an input of a call that it no longer has.
         axes: The dynamic axis whose size a tensor holds, by the tensor's identity.
-        folded: Whose the nodes were that made a constant of the graph, by its name.
+        folded: The calls whose nodes computed a folded constant of the graph, by its name.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
@@ -243,7 +239,7 @@ def build_document(
         graph_hash=graph_hash,
         tag_view=view,
         modules=tuple(_module_record(module, scheme) for module in tree),
-        calls=tuple(_call_record(call, tags[call.id], tensors, stand_in) for call in calls),
+        calls=tuple(_call_record(call, tags[call.id]) for call in calls),
         nodes=records,
         tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
     )
@@ -254,11 +250,11 @@ def tensor_records(
     nodes: Iterable[NodeRecord],
     tree: ModuleTree,
     axes: Mapping[str, str],
-    folded: Mapping[str, Attribution] | None = None,
+    folded: Mapping[str, CallId] | None = None,
 ) -> tuple[TensorRecord, ...]:
     """Who makes and who reads each tensor, from who owns the nodes that do."""
     owners = {node.id: (node.module, *node.contributors) for node in nodes}
-    makers = {name: str(found.owner) for name, found in (folded or {}).items()}
+    producers = {name: str(call) for name, call in (folded or {}).items()}
     stored = {
         f"{path}.{name}" if path else name: info
         for module in tree
@@ -268,7 +264,7 @@ def tensor_records(
     return tuple(
         TensorRecord(
             id=tensor.id,
-            producer=owners[tensor.producer][0] if tensor.producer is not None else makers.get(tensor.id),
+            producer=owners[tensor.producer][0] if tensor.producer is not None else producers.get(tensor.id),
             consumers=tuple(dict.fromkeys(call for node in tensor.consumers for call in owners[node])),
             source=tensor.source,
             parameter=tensor.id
@@ -302,30 +298,15 @@ def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
     )
 
 
-def _call_record(
-    call: ModuleCall,
-    tag: str,
-    tensors: Mapping[str, str] | None,
-    stand_in: Callable[[CallId, BoundaryTensor], str | None] | None,
-) -> CallRecord:
-    def in_graph(boundary: tuple[BoundaryTensor, ...], *, entering: bool) -> tuple[BoundaryTensor, ...]:
-        if tensors is None:
-            return boundary
-        found = []
-        for given in boundary:
-            name = tensors.get(given.tensor) if given.tensor is not None else None
-            other = stand_in(call.id, given) if name is None and entering and stand_in is not None else None
-            found.append(BoundaryTensor(given.name, name, given.info, other))
-        return tuple(found)
-
+def _call_record(call: ModuleCall, tag: str) -> CallRecord:
     return CallRecord(
         id=str(call.id),
         path=call.path,
         index=call.index,
         tag=tag,
         parent=str(call.parent) if call.parent is not None else None,
-        inputs=in_graph(call.inputs, entering=True),
-        outputs=in_graph(call.outputs, entering=False),
+        inputs=call.inputs,
+        outputs=call.outputs,
     )
 
 

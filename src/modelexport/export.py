@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import functools
 import inspect
@@ -28,13 +27,10 @@ from modelexport.document import build_document
 from modelexport.errors import ContractError, InputError
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.inputs import normalize_inputs
-from modelexport.no_ops import removed_no_ops
+from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
 from modelexport.pipeline import Observer, Pipeline
 from modelexport.preserve import TURN, evaluation_mode, preserved_state
-from modelexport.projection import Projection, project
-from modelexport.resolution import ResolutionPolicy, add_contexts, complete
 from modelexport.result import AttemptReport, ExportResult
-from modelexport.stand_ins import find_stand_ins
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
 from modelexport.strategies.registry import AUTO, StrategyRegistry
@@ -127,7 +123,7 @@ def export_model(
         view = TagView.create(torch_nn_exceptions, include, exclude)
         _check_model(model)
         kept_apart = boundary_paths(read_module_tree(model), boundaries) if boundaries != () else frozenset()
-        policy = ResolutionPolicy(advanced_resolution, kept_apart)
+        policy = InferencePolicy(advanced_resolution, kept_apart)
         sizes_vary = any(value is not None for value in (dynamic, *(torch_options.get(name) for name in _DYNAMIC)))
         found = StrategySelector(registry).candidates(strategy, exporter, model, dynamic_shapes=sizes_vary)
         _check_options(torch_options, dynamic)
@@ -143,9 +139,9 @@ def export_model(
         note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
         _check_dumps(dumps, capture, served)
     with run.step("attribute"):
-        traced = complete(capture.traced, capture.recorded, capture.calls, policy)
+        owners = infer_missing(capture.traced, capture.recorded, capture.calls, policy)
     with run.step("project"):
-        projection = _project(capture, traced, policy)
+        projection = _project(capture, owners, policy)
     with run.step("document") as note:
         tagged = _document(capture, projection, served.strategy, view)
         note.detail = f"{len(tagged.document.nodes)} nodes"
@@ -231,22 +227,13 @@ def _check_dumps(dumps: Iterable[str], capture: Capture, served: AttemptReport) 
 
 
 @uncollected()
-def _project(capture: Capture, traced: Mapping[ir.Node, Attribution], policy: ResolutionPolicy) -> Projection:
+def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: InferencePolicy) -> Projection:
+    """The owners in the final graph; `owners` are those in the graph before optimization."""
     if capture.traced is capture.model:
-        projection = Projection(traced)
-    else:
-        projection = project(capture.traced, traced, capture.model, capture.calls, capture.recorded_finally, policy)
-        # Weights keep their names, also where the first graph was written without them.
-        weights = {name: name for name in capture.model.graph.initializers}
-        tensors = {**weights, **(projection.tensors or {})}
-        crossing = (tensor.tensor for call in capture.calls for tensor in (*call.inputs, *call.outputs))
-        tensors |= removed_no_ops(
-            capture.traced, capture.model, tensors, (name for name in crossing if name is not None)
-        )
-        projection = dataclasses.replace(projection, tensors=tensors)
-    if not policy.advanced:
-        return projection
-    return dataclasses.replace(projection, attributions=add_contexts(capture.model, projection.attributions))
+        return Projection(add_contexts(capture.model, owners) if policy.advanced else owners, capture.calls)
+    return project(
+        capture.traced, owners, capture.model, capture.calls, recorded=capture.recorded_finally, policy=policy
+    )
 
 
 @uncollected()
@@ -256,7 +243,7 @@ def _document(
     strategy: str,
     view: TagView,
 ) -> Tagged:
-    model, final, tensors = capture.model, projection.attributions, projection.tensors
+    model, final = capture.model, projection.attributions
     nodes = identified_nodes(model)
     unowned = [identity for identity, node in nodes if node not in final]
     if unowned:
@@ -267,24 +254,15 @@ def _document(
         graph_hash=graph_hash(model),
         view=view,
         tree=capture.tree,
-        calls=capture.calls,
+        calls=projection.calls,
         nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
         graph_tensors=identified_tensors(model, nodes),
-        tensors=tensors,
-        folded=projection.constants,
-        axes=_axes(capture, tensors),
-        stand_in=None if tensors is None else find_stand_ins(capture.traced, model, tensors, capture.calls, final),
+        folded={name: found.owner for name, found in projection.constants.items()},
+        axes=projection.renamed(capture.axis_sizes),
     )
     if capture.file is None:
         return Tagged(model, document)
     return Tagged(capture.file.skeleton(), document, capture.file)
-
-
-def _axes(capture: Capture, tensors: Mapping[str, str] | None) -> dict[str, str]:
-    """The final graph's tensors that hold the size of a dynamic axis, each with the axis' name."""
-    if tensors is None:
-        return dict(capture.axis_sizes)
-    return {tensors[name]: axis for name, axis in capture.axis_sizes.items() if name in tensors}
 
 
 @final

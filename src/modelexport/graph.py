@@ -45,6 +45,13 @@ def nodes_within(graph: ir.Graph) -> Iterator[ir.Node]:
             waiting.extend(subgraph for _, subgraph in graph_bodies(node))
 
 
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """The inputs, initializers and node outputs of a graph by name, those of its subgraphs aside."""
+    values = [*graph.inputs, *graph.initializers.values()]
+    values.extend(value for node in graph for value in node.outputs)
+    return {value.name: value for value in values if value.name}
+
+
 def identified_nodes(model: ir.Model) -> list[tuple[str, ir.Node]]:
     """Every node of the model with its id, in order: main graph, its subgraphs, then local functions.
 
@@ -157,6 +164,7 @@ def identified_tensors(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | N
     """
     nodes = identified_nodes(model) if nodes is None else nodes
     identities = {node: identity for identity, node in nodes}
+    positions = {node: position for position, (_, node) in enumerate(nodes)}
     prefixes: dict[ir.Graph, tuple[str, str | None]] = {model.graph: ("", None)}
     prefixes.update({f.graph: (_function_prefix(*key), None) for key, f in model.functions.items()})
     for identity, node in nodes:
@@ -166,10 +174,13 @@ def identified_tensors(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | N
     def add(value: ir.Value, prefix: str, source: Literal["node", "input", "weight"], producer: str | None) -> None:
         if not value.name:
             return
-        consumers = dict.fromkeys(identities[use.node] for use in value.uses() if use.node in identities)
+        consumers = {use.node for use in value.uses() if use.node in positions}
+        # onnx_ir lists uses in the order in which they came about.
+        ordered = sorted(consumers, key=positions.__getitem__) if len(consumers) > 1 else consumers
+        names = dict.fromkeys(identities[node] for node in ordered)
         if value in owned:
-            consumers[owned[value]] = None
-        found.append(GraphTensor(prefix + value.name, value, source, producer, tuple(consumers), value in outputs))
+            names[owned[value]] = None
+        found.append(GraphTensor(prefix + value.name, value, source, producer, tuple(names), value in outputs))
 
     owned = {value: owner for graph, (_, owner) in prefixes.items() if owner for value in graph.outputs}
     outputs = {value for graph, (_, owner) in prefixes.items() if owner is None for value in graph.outputs}

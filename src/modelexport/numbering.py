@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -14,11 +14,16 @@ class ValueNumbers:
 
     Two values have the same number when the same operation with the same attributes made them from values of
     the same numbers, or when they are constants of the same content: those that common-subexpression
-    elimination may merge. What a node with a body makes, or one without inputs that is no constant (random
+    elimination may merge. The output of a node with a subgraph, or of one without inputs that is no constant (random
     numbers), is equal to nothing but itself.
+
+    Args:
+        model: The model.
+        passed_on: For outputs of nodes that return their input, that input: both get the same number.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, passed_on: Mapping[ir.Value, ir.Value] | None = None) -> None:
+        self._passed_on = passed_on or {}
         self._numbers: dict[ir.Value, int] = {}
         self._keys: dict[object, int] = {}
         self._dynamic: dict[ir.Value, bool] = {}
@@ -73,6 +78,10 @@ class ValueNumbers:
                 waiting.extend(bodies)
 
     def _number_node(self, node: ir.Node, has_bodies: bool) -> None:
+        if self._passed_on and node.outputs and node.outputs[0] in self._passed_on:
+            result, source = node.outputs[0], self._passed_on[node.outputs[0]]
+            self._numbers[result], self._dynamic[result] = self.of(source), self.is_dynamic(source)
+            return
         dynamic = has_bodies or any(self.is_dynamic(value) for value in node.inputs if value is not None)
         if has_bodies or not node.inputs:
             key: object = ("alone", node)

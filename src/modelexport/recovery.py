@@ -13,6 +13,7 @@ from typing import Literal, cast
 import onnx
 import onnx_ir as ir
 
+from modelexport import confidence
 from modelexport.carriers import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string
 from modelexport.document import (
     SCHEMA_VERSION,
@@ -49,11 +50,6 @@ UNKNOWN_CLASS = "unknown"
 # A module that no node names: it holds others, or all its nodes are gone. Such ones have no segment in tags.
 _SILENT_CLASS = "silent.unknown"
 _VIEW = TagView(exclude=(_SILENT_CLASS,))
-_CONFIDENCE: dict[str, float] = {"exact": 1.0, "fused": 0.95, "merged": 0.95, "folded": 0.95, "inferred": 0.5}
-_TORCH_CONFIDENCE = 0.7
-_NAME_CONFIDENCE = 0.6
-_NEIGHBOUR_CONFIDENCE = 0.5
-_ROOT_CONFIDENCE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +189,7 @@ def _ours(
     contributor_tags: tuple[str, ...] = (),
     method: str = "",
 ) -> _Clue | None:
-    if not tag.startswith("/") or kind not in _CONFIDENCE or module.count(".") > MAX_DEPTH:
+    if not tag.startswith("/") or kind not in confidence.STORED or module.count(".") > MAX_DEPTH:
         return None
     owner = CallId.parse(module)
     # After fusion torch's metadata is often of another module than the owner.
@@ -360,7 +356,7 @@ class _Draft:
     def node_record(self, identity: str, op: str, clue: _Clue | None, inferred: _Inferred | None) -> NodeRecord:
         """The record of a node: what it says itself, or what its neighbours let us think."""
         if clue is None:
-            found = inferred if inferred is not None else _Inferred(ROOT_CALL, _ROOT_CONFIDENCE, _NOTHING)
+            found = inferred if inferred is not None else _Inferred(ROOT_CALL, *confidence.nothing_in_file())
             tag = self.tag(found.owner)
             return NodeRecord(identity, op, str(found.owner), tag, "inferred", found.confidence, found.reason)
         contributors: dict[str, None] = {}
@@ -370,21 +366,18 @@ class _Draft:
                 self.lost_contributors += 1
             elif call != clue.owner:
                 contributors[str(call)] = None
-        confidence, reason = _judgement(clue)
+        certainty, reason = _judgement(clue)
         return NodeRecord(
-            identity, op, str(clue.owner), self.tag(clue.owner), clue.kind, confidence, reason, tuple(contributors)
+            identity, op, str(clue.owner), self.tag(clue.owner), clue.kind, certainty, reason, tuple(contributors)
         )
-
-
-_NOTHING = "nothing in the file says who ran it, and nothing around it is known"
 
 
 def _judgement(clue: _Clue) -> tuple[float, str]:
     if clue.origin == "torch metadata":
-        return _TORCH_CONFIDENCE, "torch's metadata names this module; its optimizer may have changed whose work it is"
+        return confidence.named_by_torch()
     if clue.origin == "scoped names":
-        return _NAME_CONFIDENCE, "the scope in the node's name reads as this module; such names can be ambiguous"
-    return _CONFIDENCE[clue.kind], f"the node's own {clue.origin} names this call; why was in the sidecar"
+        return confidence.named_by_scope()
+    return confidence.stored_in_node(clue.kind, clue.origin)
 
 
 # --- nodes that say nothing ------------------------------------------------------------------------------------
@@ -427,8 +420,7 @@ def _from_neighbours(
     for position, (identity, _) in enumerate(nodes):
         owner = around((above[position], below[position])) if owners[position] is None else None
         if owner is not None:
-            reason = "nothing in the file says who ran it; the innermost call around the nearest nodes that are known"
-            inferred[identity] = _Inferred(owner, _NEIGHBOUR_CONFIDENCE, reason)
+            inferred[identity] = _Inferred(owner, *confidence.nearest_nodes())
     return inferred
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
 from tests.conftest import Exporter
 from tests.support import rewriting
+from tests.support.extraction_check import eager_truth, judge_extractions
 
 import modelexport
+from modelexport.analysis.extraction import Extractor
 from modelexport.analysis.retagging import RetagReport, retag
 
 pytestmark = pytest.mark.integration
@@ -41,6 +44,7 @@ def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_thei
     assert verdict.strangers == []
     assert report.document.coverage == 1.0
     assert report.exact + report.projected + report.inferred == verdict.nodes
+    assert report.tensors_kept <= report.tensors_before
 
 
 @pytest.mark.xdist_group("bert")
@@ -72,13 +76,74 @@ def test_activation_fused_into_a_convolution_is_named_beside_convolution_and_nor
         assert {"Conv2d", "BatchNorm2d", "ReLU"} <= {modules[call.path] for call in calls}, classes[node.module]
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed sizes", "dynamic axes"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in rewriting.MODELS])
+def test_document_is_the_same_after_a_copy_is_retagged(
+    exported: Exporter, tmp_path: Path, name: str, dynamic: bool
+) -> None:
+    ours = exported(name, dynamic=dynamic)
+    report = retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path)
+    # A copy was made by another tool and from other evidence.
+    changed = {"strategy": report.document.strategy, "exporter": report.document.exporter}
+    assert report.document == msgspec.structs.replace(ours.document, **changed)
+    assert report.tensors_kept == report.tensors_before
+
+
+def plain_copy(source: Path, target: Path) -> Path:
+    onnx.save(modelexport.strip_hierarchy(onnx.load(source)), target)
+    return target
+
+
 @pytest.mark.xdist_group("bert")
-def test_retagging_an_untouched_file_changes_nothing(exported: Exporter, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.onnx"
-    onnx.save(modelexport.strip_hierarchy(onnx.load(exported("bert").path)), copy)
-    report = retag(copy, exported("bert").path)
-    assert report.document.nodes == exported("bert").document.nodes
-    assert [c.outputs for c in report.document.calls] == [c.outputs for c in exported("bert").document.calls]
+@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.xdist_group("gpt2"))])
+def test_calls_whose_arguments_were_replaced_extract_from_a_retagged_copy_as_from_the_export(
+    exported: Exporter, tmp_path: Path, name: str
+) -> None:
+    ours = exported(name, dynamic=True)
+    retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path)
+    assert any(tensor.stand_in is not None for call in ours.document.calls for tensor in call.inputs)
+    truth = eager_truth(ours.specimen.model, ours.args, ours.kwargs)
+    of_export, of_copy = (judge_extractions(p, truth, ours.feeds) for p in (ours.path, tmp_path / "copy.onnx"))
+    assert of_copy == of_export
+    assert any(outcome.status == "equal" and not outcome.complete for outcome in of_copy)
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.parametrize("tool", ["quantize_dynamic", "onnxruntime basic", "onnxruntime extended"])
+def test_boundaries_that_the_export_kept_outlast_quantization_and_optimization(
+    exported: Exporter, tmp_path: Path, tool: str
+) -> None:
+    ours = exported("bert", dynamic=True)
+    rewriting.rewrite(tool, ours.path, tmp_path / "rewritten.onnx", ours.feeds)
+    report = retag(tmp_path / "rewritten.onnx", ours.path, tmp_path / "retagged.onnx")
+    replaced = [known_inputs(document)[1] for document in (ours.document, report.document)]
+    assert replaced[0]
+    assert replaced[1] >= replaced[0]
+    if tool != "onnxruntime extended":
+        # Fusion removes tensors that nothing replaces.
+        assert known_inputs(report.document)[0] == known_inputs(ours.document)[0]
+        refused = [refused_calls(path) for path in (ours.path, tmp_path / "retagged.onnx")]
+        assert refused[1] == refused[0]
+
+
+def known_inputs(document: modelexport.HierarchyDocument) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """The arguments of calls that the graph has, and those that another tensor replaces."""
+    arguments = [(call.id, tensor) for call in document.calls for tensor in call.inputs]
+    return (
+        {(call, tensor.name) for call, tensor in arguments if tensor.tensor is not None},
+        {(call, tensor.name) for call, tensor in arguments if tensor.stand_in is not None},
+    )
+
+
+def refused_calls(path: Path) -> set[str]:
+    extractor = Extractor(path)
+    refused = set()
+    for call in extractor.document.calls:
+        try:
+            extractor.extract(call)
+        except modelexport.ExtractionError:
+            refused.add(call.id)
+    return refused
 
 
 @pytest.mark.xdist_group("bert")

@@ -13,7 +13,7 @@ from tests.conftest import Exporter
 from tests.support import zoo
 
 import modelexport
-from modelexport.attribution import recorded_by_exporter
+from modelexport.confidence import recorded_by_exporter
 from modelexport.document import HierarchyDocument, build_document
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy import ROOT_CALL, CallTree, ModuleInfo, ModuleTree

@@ -23,7 +23,8 @@ ROOT = Path(modelexport.__file__).parent
 GUARDED = (
     *sorted(ROOT.glob("capture/**/*.py")),
     *sorted(ROOT.glob("strategies/**/*.py")),
-    *(ROOT / f"{name}.py" for name in ("resolution", "projection", "numbering", "tags", "graph", "document")),
+    *sorted(ROOT.glob("ownership/**/*.py")),
+    *(ROOT / f"{name}.py" for name in ("confidence", "numbering", "tags", "graph", "document")),
 )
 
 # Whatever creates example inputs.

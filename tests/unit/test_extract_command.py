@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import modelexport
 from modelexport.analysis.submodel_file import file_names, write_submodel
 from modelexport.artifact import sidecar_path
-from modelexport.attribution import recorded_by_exporter
 from modelexport.carriers import write_stores
 from modelexport.cli.main import app
+from modelexport.confidence import recorded_by_exporter
 from modelexport.document import build_document, encode_document
 from modelexport.errors import ExtractionError, InputError
 from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation

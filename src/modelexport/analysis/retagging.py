@@ -22,8 +22,7 @@ from modelexport.graph import graph_hash, identified_nodes, identified_tensors, 
 from modelexport.hierarchy import CallId, CallTree, ModuleCall
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.loading import LoadedModel, load
-from modelexport.projection import Projection, project
-from modelexport.resolution import add_contexts
+from modelexport.ownership import Projection, project
 from modelexport.schemas import json_schema
 
 STRATEGY = "retag"
@@ -39,8 +38,8 @@ class RetagReport:
     Attributes:
         files: What was written.
         document: The hierarchy of the rewritten graph.
-        tensors_kept: How many tensors of the tagged graph the rewritten one still has.
-        tensors_before: How many the tagged graph has.
+        tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
+        tensors_before: How many node outputs the tagged graph has.
         by_value: Whether tensors were known by what they hold, and not by name.
     """
 
@@ -95,8 +94,8 @@ class PrintedRetagging(msgspec.Struct, frozen=True):
         inferred: Nodes whose owner is reasoned from data flow.
         kinds: Nodes by kind of attribution.
         coverage: The part of the nodes that has an owner.
-        tensors_kept: How many tensors of the tagged graph the rewritten one still has.
-        tensors_before: How many the tagged graph has.
+        tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
+        tensors_before: How many node outputs the tagged graph has.
         by_value: Whether tensors were known by what they hold, and not by name.
     """
 
@@ -147,20 +146,19 @@ def retag(
         StorageError: The files could not be written.
     """
     target = artifact.check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
-    first = load(tagged)
-    before = _document_of(first)
+    original = load(tagged)
+    original_document = _document_of(original)
     given = read_finished(rewritten, target, overwrite=overwrite)
-    calls = call_tree(before)
-    owners = _owners(first, before)
-    tensors = _made_tensors(first.model)
-    same = _same_by_value(first, before, given, inputs, limits) if by_value else None
-    if same is None:
-        _check_related(tensors, first, given)
-    projection = project(first.model, owners, given.graph, calls, same=same)
-    document = _document(given, before, calls, projection)
+    owners = _owners(original, original_document)
+    outputs = _node_outputs(original.model)
+    names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
+    if names is None:
+        _check_related(outputs, original, given)
+    projection = project(original.model, owners, given.graph, call_tree(original_document), names=names)
+    document = _document(given, original_document, projection)
     files = write_finished(given, document, target, overwrite=overwrite)
-    kept = _made_tensors(given.graph) & set((projection.tensors or {}).values())
-    return RetagReport(files, document, len(kept), len(tensors), by_value)
+    kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
+    return RetagReport(files, document, len(kept), len(outputs), by_value)
 
 
 def _document_of(tagged: LoadedModel) -> HierarchyDocument:
@@ -197,26 +195,27 @@ def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node
     }
 
 
-def _made_tensors(model: ir.Model) -> set[str]:
+def _node_outputs(model: ir.Model) -> set[str]:
     return {value.name for node in model.graph for value in node.outputs if value.name}
 
 
-def _check_related(tensors: set[str], tagged: LoadedModel, given: FinishedFile) -> None:
-    if tensors and tensors.isdisjoint(_made_tensors(given.graph)):
+def _check_related(outputs: set[str], tagged: LoadedModel, given: FinishedFile) -> None:
+    if outputs and outputs.isdisjoint(_node_outputs(given.graph)):
         raise InputError(
             f"{given.path} makes no tensor of {tagged.path}: it was made of another model, or by a tool that renames "
             "every tensor; with --by-value tensors are known by what they hold"
         )
 
 
-def _same_by_value(
+def _names_by_value(
     tagged: LoadedModel,
-    before: HierarchyDocument,
+    document: HierarchyDocument,
     given: FinishedFile,
     inputs: Mapping[str, npt.NDArray[Any]] | None,
     limits: RunLimits,
 ) -> dict[ir.Value, str]:
-    root = next((call for call in before.calls if call.parent is None), None)
+    """For tensors of the rewritten graph the names of the tensors of the tagged graph with the same values."""
+    root = next((call for call in document.calls if call.parent is None), None)
     arguments = {tensor.tensor: tensor.name for tensor in root.inputs if tensor.tensor} if root is not None else {}
     found = same_tensors(
         tagged.model, tagged.path, given.graph, given.path, inputs=inputs, arguments=arguments, limits=limits
@@ -224,20 +223,24 @@ def _same_by_value(
     return {value: original.name for value, original in found.items() if original.name}
 
 
-def _document(
-    given: FinishedFile, before: HierarchyDocument, calls: CallTree, projection: Projection
-) -> HierarchyDocument:
-    found = add_contexts(given.graph, projection.attributions)
+def _document(given: FinishedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
     nodes = identified_nodes(given.graph)
+    axes = {tensor.id: tensor.axis for tensor in original.tensors if tensor.axis is not None}
+    constants = {
+        tensor.id: CallId.parse(tensor.producer)
+        for tensor in original.tensors
+        if tensor.source == "weight" and tensor.producer is not None
+    }
+    folded = {name: found.owner for name, found in projection.constants.items()}
     return build_document(
         strategy=STRATEGY,
         exporter=given.producer,
         graph_hash=graph_hash(given.graph),
-        view=before.tag_view,
-        tree=before.tree(),
-        calls=calls,
-        nodes=[(identity, operation(node), found[node]) for identity, node in nodes],
+        view=original.tag_view,
+        tree=original.tree(),
+        calls=projection.calls,
+        nodes=[(identity, operation(node), projection.attributions[node]) for identity, node in nodes],
         graph_tensors=identified_tensors(given.graph, nodes),
-        tensors=projection.tensors,
-        folded=projection.constants,
+        folded={**projection.renamed(constants), **folded},
+        axes=projection.renamed(axes),
     )

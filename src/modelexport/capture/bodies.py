@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.attribution import Attribution, Kind
-from modelexport.capture.correspondence import READS_WEIGHT, Correspondence, common_owner
+from modelexport import confidence
+from modelexport.attribution import Attribution
+from modelexport.capture.correspondence import Correspondence
 from modelexport.capture.eager_graph import Body, EagerGraph, Operation
 from modelexport.fingerprints import Fingerprint, ValueIndex
 from modelexport.graph import graph_bodies
@@ -127,7 +128,6 @@ def _by_weights(
         read = {number for weight in weights for number in around.found.get(weight, ())}
         owners = set().union(*(readers.get(number, set()) for number in read))
         if len(owners) == 1:
-            reason = "it reads a weight that only this call read"
-            yield node, Attribution(owners.pop(), Kind.INFERRED, READS_WEIGHT, reason)
+            yield node, confidence.only_consumer_of_weight(owners.pop())
         else:
-            yield node, common_owner(owners or ran, "it is in a body, whose values nobody sees", calls)
+            yield node, confidence.one_of_candidates(owners or ran, confidence.UNSEEN_SUBGRAPH, calls)

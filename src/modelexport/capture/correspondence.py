@@ -12,20 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from modelexport import confidence
 from modelexport.attribution import Attribution, Kind
 from modelexport.capture.eager_graph import EagerGraph, Operation
 from modelexport.fingerprints import Fingerprint, ValueIndex
 from modelexport.graph import graph_bodies
 from modelexport.hierarchy import CallId, CallTree
-
-# What each confidence stands for is in docs/attribution.md.
-COMPUTED = 0.9
-PASSED_ON = 0.85
-COMPUTED_FROM_SAME = 0.75
-SERVES_SEVERAL = 0.8
-ALL_AROUND = 0.8
-READS_WEIGHT = 0.7
-SEVERAL_CANDIDATES = 0.5
+from modelexport.ownership import VisitBudget, downstream
 
 
 class Correspondence:
@@ -83,6 +76,7 @@ class Correspondence:
             self._pair(node)
             if all(v.is_initializer() or v.producer() in self._constant for v in self._reads[node]):
                 self._constant.add(node)
+        self._budget = VisitBudget.for_graph(len(self._nodes))
         self._served: set[ir.Node] = set()
         returned = _results(graph, results)
         for node in reversed(self._nodes):
@@ -231,39 +225,25 @@ class Correspondence:
         if node in self._unchanging:
             # The end of what came before, the beginning of what comes after, or a call that did nothing in between.
             around = [*callers, *self._makers([node]), *self._callers(self._group(node)[1])]
-            return self._common(around, "it passes on a value as it is")
+            return self._common(around, confidence.PASSED_ON)
         if len(callers) == 1 and node in self._passing:
-            reason = "it passes on a value in the layout that this call gave it"
-            return Attribution(owner, Kind.INFERRED, PASSED_ON, reason)
+            return confidence.laid_out_by(owner)
         if len(callers) == 1:
             return self._computed_by(owner, node, numbers)
         single_output = sum(value in self._counterparts for value in node.outputs) == 1
         alone = all(self._sharers[number] == 1 for number in numbers)
         if single_output and alone and node in self._served:
-            return Attribution(
-                owner,
-                Kind.MERGED,
-                SERVES_SEVERAL,
-                "several calls made its value, and its readers are those of all of them; this call came first",
-                tuple(sorted(callers[1:])),
-            )
-        return self._common(callers, "its value is what several calls made")
+            return confidence.merged_by_value(owner, callers[1:])
+        return self._common(callers, confidence.EQUAL_VALUES)
 
     def _computed_by(self, owner: CallId, node: ir.Node, numbers: list[int]) -> Attribution:
         region = self.eager.region(numbers, self._found_by(self._reads[node]), self._survivors)
         fused = set(self._callers(n for n in region if n not in self.eager.passing)) - {owner}
         if fused:
-            return Attribution(
-                owner,
-                Kind.FUSED,
-                SERVES_SEVERAL,
-                "its value is what this call computed; what it reads is what the contributors were given",
-                tuple(sorted(fused)),
-            )
+            return confidence.fused_by_value(owner, fused)
         if any((known := self.tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
-            return Attribution(owner, Kind.INFERRED, COMPUTED, "its value is what this call computed")
-        reason = "its value, which alone says little, is what this call computed from the same inputs"
-        return Attribution(owner, Kind.INFERRED, COMPUTED_FROM_SAME, reason)
+            return confidence.computed_by_value(owner)
+        return confidence.computed_from_same_inputs(owner)
 
     def _makers(self, nodes: Iterable[ir.Node]) -> list[CallId]:
         """The calls that made what these nodes pass on, if they do."""
@@ -285,7 +265,7 @@ class Correspondence:
         return list(dict.fromkeys(self.eager.call(number) for number in numbers))
 
     def _common(self, callers: Iterable[CallId], evidence: str) -> Attribution:
-        return common_owner(callers, evidence, self._calls)
+        return confidence.one_of_candidates(callers, evidence, self._calls)
 
     def _by_region(self, node: ir.Node, known: Mapping[ir.Node, Attribution]) -> Attribution | None:
         """The owner of a node whose value nobody computed: whoever ran what lies between the matched tensors.
@@ -310,23 +290,18 @@ class Correspondence:
             decided = decided or self._by_weights(node, callers)
             if decided is not None:
                 return decided
-        return self._common(callers, "eager PyTorch has no such value")
+        return self._common(callers, confidence.NO_SUCH_VALUE)
 
     def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[int]]:
-        group: dict[ir.Node, None] = {node: None}
-        starts: dict[int, None] = {}
-        waiting = [node]
-        while waiting:
-            for value in waiting.pop().outputs:
-                for consumer in self._consumers.get(value, ()):
-                    if consumer in group:
-                        continue
-                    group[consumer] = None
-                    numbers = self.counterparts(consumer)
-                    starts.update(dict.fromkeys(numbers))
-                    if not numbers:
-                        waiting.append(consumer)
-        return list(group), list(starts)
+        """The node with its consumers, until each is matched; and the operators that those stand for."""
+
+        def consumers(member: ir.Node) -> Iterable[ir.Node]:
+            if member is not node and self.counterparts(member):
+                return ()
+            return (consumer for value in member.outputs for consumer in self._consumers.get(value, ()))
+
+        group = downstream(node, consumers, self._budget)
+        return group, list(dict.fromkeys(number for member in group[1:] for number in self.counterparts(member)))
 
     def _by_weights(self, node: ir.Node, among: Sequence[CallId] | None) -> Attribution | None:
         """The owner of a node by the weights it reads, if just one of the calls in question read them."""
@@ -341,7 +316,7 @@ class Correspondence:
             readers &= set(among)
         if len(readers) != 1:
             return None
-        return Attribution(readers.pop(), Kind.INFERRED, READS_WEIGHT, "it reads a weight that only this call read")
+        return confidence.only_consumer_of_weight(readers.pop())
 
 
 def _merged_with(ends: Sequence[Attribution], callers: Iterable[CallId]) -> Attribution | None:
@@ -351,28 +326,7 @@ def _merged_with(ends: Sequence[Attribution], callers: Iterable[CallId]) -> Attr
         return None
     if any((end.owner, end.kind, end.contributors) != (first.owner, first.kind, first.contributors) for end in ends):
         return None
-    reason = "it is a part of what several calls made alike, each in one operator; this call came first"
-    return Attribution(first.owner, Kind.MERGED, SERVES_SEVERAL, reason, first.contributors)
-
-
-def common_owner(callers: Iterable[CallId], evidence: str, calls: CallTree) -> Attribution:
-    """The attribution to the innermost call around those that a node may belong to."""
-    candidates = sorted(set(callers))
-    owner = candidates[0]
-    if len(candidates) == 1:
-        return Attribution(
-            owner, Kind.INFERRED, ALL_AROUND, f"{evidence}; between the tensors around it only this call ran"
-        )
-    for call in candidates[1:]:
-        owner = calls.common_caller(owner, call)
-    names = ", ".join(str(call) or "(root)" for call in candidates)
-    return Attribution(
-        owner,
-        Kind.INFERRED,
-        SEVERAL_CANDIDATES,
-        f"{evidence}; this is the innermost call around those it may belong to: {names}",
-        tuple(call for call in candidates if call != owner),
-    )
+    return confidence.part_of_merged(first)
 
 
 def _results(graph: ir.Graph, values: Sequence[int]) -> dict[ir.Value, set[int]]:

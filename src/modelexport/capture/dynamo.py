@@ -10,11 +10,11 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
-from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.fx_evidence import FxEvidence, FxSources, axis_sizes, onnx_values
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.recorder import Recorder
+from modelexport.confidence import recorded_by_exporter
 from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import CallId
 from modelexport.torch_support.private_fx import before_optimization

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from modelexport.fingerprints import Fingerprint
 from modelexport.hierarchy import ROOT_CALL, CallId, TensorInfo
+from modelexport.ownership import VisitBudget, region
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class EagerGraph:
 
     def __init__(self, run: EagerRun, dynamic: Iterable[int] | None = None) -> None:
         self.run = run
+        self._budget = VisitBudget.for_graph(len(run.operations))
         self.makers: dict[int, list[int]] = {}
         self.readers: dict[int, list[int]] = {}
         self.passing: set[int] = set()
@@ -144,30 +146,15 @@ class EagerGraph:
         return list(found)
 
     def region(self, starts: Iterable[int], stops: set[int], survivors: set[int]) -> list[int]:
-        """The starting operators, and all on ways back from them that end at one of the stops.
+        """The starting operators, and all on paths back from them that end at one of the stops.
 
-        Ways that end at a value which the ONNX graph has too, but which was not read, were cut by the exporter.
+        Paths that end at another value which the ONNX graph has too were cut by the exporter.
         """
-        region: dict[int, bool] = {}
-        for start in starts:
-            stack = [(start, list(self.run.operations[start].inputs))]
-            region.setdefault(start, False)
-            while stack:
-                number, values = stack[-1]
-                if not values:
-                    stack.pop()
-                    if stack and region[number]:
-                        region[stack[-1][0]] = True
-                    continue
-                value = values.pop()
-                if value in stops:
-                    region[number] = True
-                elif value not in survivors:
-                    for maker in self.makers.get(value, ()):
-                        if maker in region:
-                            region[number] = region[number] or region[maker]
-                        else:
-                            region[maker] = False
-                            stack.append((maker, list(self.run.operations[maker].inputs)))
-            region[start] = True
-        return [number for number, kept in region.items() if kept]
+        operations = self.run.operations
+
+        def behind(number: int, value: int) -> list[int] | tuple[int, ...] | None:
+            if value in stops:
+                return None
+            return () if value in survivors else self.makers.get(value, ())
+
+        return region(starts, lambda number: operations[number].inputs, behind, self._budget)

@@ -17,7 +17,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.dynamo import EXPORTER, SeenExport, describe_program, recorded_calls, see_export
 from modelexport.capture.flow_boundaries import find_crossings
@@ -25,6 +24,7 @@ from modelexport.capture.fx_evidence import FxSources, axis_sizes, enclosing_nod
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.recorded_model import ExportedProgramModule, module_stack, program_of
 from modelexport.capture.recorder import mark_serial, marks_removed, serial_of
+from modelexport.confidence import recorded_by_exporter
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.structure import named_arguments, named_results

@@ -20,7 +20,6 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import CheckerPass
 
-from modelexport.attribution import recorded_by_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.jit_graph import GraphWatch, JitNode, watch_graph
@@ -29,10 +28,11 @@ from modelexport.capture.missing_operators import export_despite_missing
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.own_frames import remove_own_frames, without_own_frames
 from modelexport.capture.scope_recorder import ScopeRecorder
-from modelexport.capture.sharing import with_sharers
+from modelexport.confidence import recorded_by_exporter
 from modelexport.errors import UnusableOptionError
 from modelexport.graph import nodes_within
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.ownership import with_sharers
 from modelexport.preserve import buffers_restored
 from modelexport.structure import named_arguments, named_results
 from modelexport.torch_support.private import flatten, unflatten

@@ -22,7 +22,7 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import runner as onnx_runner
 from modelexport.ort.prepared_model import numpy_type, prepared
 from modelexport.ort.subgraph_runs import run_subgraphs
-from modelexport.resolution import complete
+from modelexport.ownership import infer_missing
 from modelexport.structure import named_arguments
 
 STRATEGY = "usage_based"
@@ -121,7 +121,7 @@ def attribute_by_usage(
     matched_owners = matching.attributions()
     identities = {node: identity for identity, node in identified_nodes(graph)}
     matched_owners.update(attribute_bodies(matching, inner, identities, calls))
-    owners = complete(graph, matched_owners, calls)
+    owners = infer_missing(graph, matched_owners, calls)
     telling = [
         node
         for node in graph.graph

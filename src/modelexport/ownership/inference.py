@@ -1,7 +1,7 @@
-"""Owners for nodes of which nobody recorded one, from data flow.
+"""Inference: owners for nodes without a recorded one, from data flow.
 
-The owner is the smallest call that explains the node: the innermost call that encloses the calls its values come from
-and those they serve. A node never crosses into another subtree than that one.
+The owner is the smallest call that explains the node: the innermost common caller of the calls that compute its inputs
+and of those that consume its outputs. A node never crosses into another subtree than that one.
 """
 
 from __future__ import annotations
@@ -13,62 +13,55 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
-from modelexport.attribution import Attribution, Kind
+from modelexport import confidence
+from modelexport.attribution import Attribution
 from modelexport.graph import graph_bodies, nodes_within
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree
 
-# What each confidence stands for is in docs/attribution.md.
-CERTAIN = 1.0
-ONE_REGION = 0.9
-AGREEING_NEIGHBOURS = 0.8
-ONE_SIDE = 0.6
-COMMON_CALLER = 0.5
-NO_EVIDENCE = 0.1
-
-# A node that serves more calls than this serves their innermost common caller: without a limit, long chains of
-# unknown nodes would carry ever larger sets along.
-_MOST_CALLS = 64
+# The calls of a node's consumers are replaced by their innermost common caller where they are more than this: without
+# a limit, long chains of unknown nodes would carry ever larger sets along.
+_MAX_CALLS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class ResolutionPolicy:
-    """How far nodes that nobody recorded an owner for are reasoned about.
+class InferencePolicy:
+    """How owners are inferred for nodes without a recorded one.
 
     Attributes:
-        advanced: Whether data flow decides. Without it such a node falls to the root, or to the call of the node
-            whose body holds it.
-        boundaries: The paths of modules that no reasoning may cross. Seen from outside, such a module is one thing:
-            what enters and leaves it belongs to whoever called it, and only nodes with evidence on all sides inside
-            of it are its own.
+        advanced: Whether data flow decides. Without it such a node belongs to the root, or to the call of the node
+            that owns its subgraph.
+        boundaries: The paths of modules that inference may not cross. Seen from outside, such a module is one thing:
+            what enters and leaves it belongs to its caller, and only nodes with evidence on all sides inside of it are
+            its own.
     """
 
     advanced: bool = True
     boundaries: frozenset[str] = frozenset()
 
 
-DEFAULT_POLICY = ResolutionPolicy()
+DEFAULT_POLICY = InferencePolicy()
 
 
-def complete(
+def infer_missing(
     model: ir.Model,
     known: Mapping[ir.Node, Attribution],
     calls: CallTree,
-    policy: ResolutionPolicy = DEFAULT_POLICY,
+    policy: InferencePolicy = DEFAULT_POLICY,
 ) -> dict[ir.Node, Attribution]:
     """`known`, with an inferred attribution for every node of the model that it misses."""
     found = dict(known)
-    resolver = _Resolver(found, calls, policy)
-    resolver.complete_graph(model.graph)
+    _Inference(found, calls, policy).complete_graph(model.graph)
     if model.functions:
         _complete_functions(model, found, calls)
     return found
 
 
 def add_contexts(model: ir.Model, found: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Attribution]:
-    """The attributions, each node that joins results of several calls with those calls as its context."""
+    """The attributions; a node that joins results of several calls has those calls as its context."""
     joined = dict(found)
     for node in nodes_within(model.graph):
-        owners = {found[maker].owner for value in node.inputs if value is not None and (maker := value.producer())}
+        producers = [producer for value in node.inputs if value is not None and (producer := value.producer())]
+        owners = {found[producer].owner for producer in producers}
         if len(owners) > 1:
             own = found[node]
             joined[node] = msgspec.structs.replace(own, context=tuple(sorted(owners - {own.owner})))
@@ -77,7 +70,7 @@ def add_contexts(model: ir.Model, found: Mapping[ir.Node, Attribution]) -> dict[
 
 @dataclasses.dataclass(frozen=True)
 class _Evidence:
-    """The calls that a node's values come from, and those they serve.
+    """The calls that a node's inputs come from, and those that consume its outputs.
 
     `one_side` says that only one of the two is known although the node has both.
     """
@@ -91,44 +84,44 @@ class _Evidence:
         return self.sources | self.served
 
 
-class _Resolver:
-    def __init__(self, found: dict[ir.Node, Attribution], calls: CallTree, policy: ResolutionPolicy) -> None:
+class _Inference:
+    def __init__(self, found: dict[ir.Node, Attribution], calls: CallTree, policy: InferencePolicy) -> None:
         self._found = found
         self._calls = calls
         self._policy = policy
 
     def complete_graph(self, graph: ir.Graph) -> None:
-        """Complete a graph and the bodies in it, each after the graph around it."""
+        """Complete a graph and its subgraphs, each after the graph around it."""
         waiting: list[tuple[ir.Graph, CallId | None]] = [(graph, None)]
         while waiting:
             current, around = waiting.pop()
             missing = [node for node in current if node not in self._found]
             if self._policy.advanced:
-                self._resolve(missing, current, around)
+                self._infer_nodes(missing, current, around)
             else:
                 for node in missing:
-                    self._found[node] = _without_evidence(around)
+                    self._found[node] = confidence.without_evidence(around)
             for node in current:
-                waiting.extend((body, self._found[node].owner) for _, body in graph_bodies(node))
+                waiting.extend((subgraph, self._found[node].owner) for _, subgraph in graph_bodies(node))
 
-    def _resolve(self, missing: list[ir.Node], graph: ir.Graph, around: CallId | None) -> None:
+    def _infer_nodes(self, missing: list[ir.Node], graph: ir.Graph, around: CallId | None) -> None:
         """Evidence travels along chains of unknown nodes, down from known producers and up from known consumers."""
         unknown = set(missing)
         sources: dict[ir.Node, frozenset[CallId]] = {}
         for node in missing:
-            makers = {value.producer() for value in node.inputs if value is not None}
-            # What a body reads from outside says who made it, not who runs the body.
-            inside = [maker for maker in makers if maker is not None and maker.graph is graph]
+            producers = {value.producer() for value in node.inputs if value is not None}
+            # What a subgraph consumes from outside says who computed it, not who runs the subgraph.
+            inside = [producer for producer in producers if producer is not None and producer.graph is graph]
             sources[node] = self._gather(inside, unknown, sources)
         served: dict[ir.Node, frozenset[CallId]] = {}
         for node in reversed(missing):
-            readers = [use.node for output in node.outputs for use in output.uses()]
-            readers.extend(inner for _, body in graph_bodies(node) for inner in body)
-            served[node] = self._gather(readers, unknown, served)
+            consumers = [use.node for output in node.outputs for use in output.uses()]
+            consumers.extend(inner for _, subgraph in graph_bodies(node) for inner in subgraph)
+            served[node] = self._gather(consumers, unknown, served)
         for node in missing:
-            has_makers = any(value is not None and value.producer() is not None for value in node.inputs)
+            has_producers = any(value is not None and value.producer() is not None for value in node.inputs)
             # A constant has consumers only: they are all the evidence there can be.
-            one_side = not served[node] or (has_makers and not sources[node])
+            one_side = not served[node] or (has_producers and not sources[node])
             self._found[node] = self._infer(_Evidence(sources[node], served[node], one_side), around)
 
     def _gather(
@@ -143,27 +136,22 @@ class _Resolver:
                 gathered |= reached.get(neighbour, frozenset())
             elif neighbour in self._found:
                 gathered.add(self._found[neighbour].owner)
-        if len(gathered) > _MOST_CALLS:
+        if len(gathered) > _MAX_CALLS:
             return frozenset({self._calls.innermost_around(gathered)})
         return frozenset(gathered)
 
     def _infer(self, evidence: _Evidence, around: CallId | None) -> Attribution:
         if not evidence.calls:
-            return _without_evidence(around)
+            return confidence.without_evidence(around)
         seen = self._seen_across_boundaries(evidence, around)
         owner = self._calls.innermost_around(seen)
         if around is not None and not self._calls.encloses(around, owner):
             owner = around
-        names = ", ".join(sorted(str(call) or "(root)" for call in seen))
         if seen != {owner}:
-            reason = f"nothing was recorded; this is the innermost call around the neighbours' calls {names}"
-            return Attribution(owner, Kind.INFERRED, COMMON_CALLER, reason, tuple(sorted(seen - {owner})))
+            return confidence.neighbours_of_several_calls(owner, seen)
         if evidence.one_side:
-            side = "its values come from" if evidence.sources else "its values serve"
-            reason = f"nothing was recorded; all that is known is that {side} this call"
-            return Attribution(owner, Kind.INFERRED, ONE_SIDE, reason)
-        reason = "nothing was recorded; all known neighbours belong to this call"
-        return Attribution(owner, Kind.INFERRED, AGREEING_NEIGHBOURS, reason)
+            return confidence.producers_only(owner) if evidence.sources else confidence.consumers_only(owner)
+        return confidence.agreeing_neighbours(owner)
 
     def _seen_across_boundaries(self, evidence: _Evidence, around: CallId | None) -> set[CallId]:
         """The evidence as it looks from where the node stands: a boundary that is not around all of it hides what
@@ -186,22 +174,15 @@ class _Resolver:
         return visible
 
 
-def _without_evidence(around: CallId | None) -> Attribution:
-    if around is not None:
-        reason = "nothing was recorded; the node that holds this body is this call's"
-        return Attribution(around, Kind.INFERRED, COMMON_CALLER, reason)
-    reason = "nothing was recorded and no neighbour is known: falls to the root"
-    return Attribution(ROOT_CALL, Kind.INFERRED, NO_EVIDENCE, reason)
-
-
 def _complete_functions(model: ir.Model, found: dict[ir.Node, Attribution], calls: CallTree) -> None:
-    """A function's body serves all nodes that call it: the innermost call around those is its owner."""
+    """A local function works for all nodes that call it: their innermost common caller is its owner."""
     users: dict[ir.OperatorIdentifier, list[Attribution]] = {}
     for node in model.graph.all_nodes():
         if node.op_identifier() in model.functions:
             users.setdefault(node.op_identifier(), []).append(found[node])
     for key in _callers_first(model):
-        shared = _shared_by(users.get(key, []), calls)
+        known = users.get(key)
+        shared = confidence.in_function(known, calls) if known else confidence.in_unused_function()
         for node in model.functions[key].all_nodes():
             own = found.setdefault(node, shared)
             if node.op_identifier() in model.functions:
@@ -209,7 +190,7 @@ def _complete_functions(model: ir.Model, found: dict[ir.Node, Attribution], call
 
 
 def _callers_first(model: ir.Model) -> list[ir.OperatorIdentifier]:
-    """The functions, each behind those that call it; in the model's order where they call each other in a circle."""
+    """The functions, each after those that call it; in the model's order where they call each other in a cycle."""
     order: graphlib.TopologicalSorter[ir.OperatorIdentifier] = graphlib.TopologicalSorter()
     for key, function in model.functions.items():
         order.add(key)
@@ -220,21 +201,3 @@ def _callers_first(model: ir.Model) -> list[ir.OperatorIdentifier]:
         return list(order.static_order())
     except graphlib.CycleError:
         return list(model.functions)
-
-
-def _shared_by(users: list[Attribution], calls: CallTree) -> Attribution:
-    """The attribution of what these nodes use together."""
-    if not users:
-        reason = "nothing calls the function of this node: falls to the root"
-        return Attribution(ROOT_CALL, Kind.INFERRED, NO_EVIDENCE, reason)
-    served = {call for user in users for call in (user.owner, *user.contributors)}
-    owners = {user.owner for user in users}
-    owner = calls.innermost_around(owners)
-    confidence = min(user.confidence for user in users)
-    if len(owners) > 1:
-        reason = "the function of this node serves several calls; this is the innermost around them"
-        return Attribution(owner, Kind.MERGED, confidence, reason, tuple(sorted(served - {owner})))
-    kinds = {user.kind for user in users}
-    kind = kinds.pop() if len(kinds) == 1 else Kind.INFERRED
-    reason = "the function of this node is called by this call alone"
-    return Attribution(owner, kind, confidence, reason, tuple(sorted(served - {owner})))

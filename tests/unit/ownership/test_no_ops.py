@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import modelexport
-from modelexport.no_ops import removed_no_ops
+from modelexport.ownership.no_ops import RemovedNoOps
 
 
 def model(nodes: list[onnx.NodeProto], shape: list[Any], constants: dict[str, Any], kind: int) -> ir.Model:
@@ -34,7 +34,7 @@ def same_as_h(
 ) -> str | None:
     first = model(nodes, shape, constants, kind)
     rewritten = model([], shape, {}, kind)
-    return removed_no_ops(first, rewritten, {"x": "x", "y": "y"}, ["h", "x", "nowhere"]).get("h")
+    return RemovedNoOps(first, rewritten, {"x": "x", "y": "y"}).find("h")
 
 
 def node(operation: str, *inputs: str, output: str = "h", **attributes: Any) -> onnx.NodeProto:

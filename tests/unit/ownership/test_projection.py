@@ -9,9 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from modelexport.attribution import Attribution, Kind, recorded_by_exporter
+from modelexport.attribution import Attribution, Kind
+from modelexport.confidence import recorded_by_exporter
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall
-from modelexport.projection import Projection, project
+from modelexport.ownership import Projection, project
 
 A, B, C = CallId("a"), CallId("b"), CallId("c")
 CALLS = CallTree({ROOT_CALL: ModuleCall(""), **{c: ModuleCall(c.path, 0, ROOT_CALL) for c in (A, B, C)}})
@@ -72,7 +73,7 @@ def test_equal_nodes_merged_into_one_name_all_their_calls() -> None:
     found, projection = projected(first, rewritten, "z")
     assert (found["m1"].owner, found["m1"].contributors, found["m1"].kind) == (A, (B,), Kind.MERGED)
     assert found["z"].kind is Kind.EXACT
-    assert projection.tensors["m2"] == "m1"
+    assert projection.values.tensor("m2") == "m1"
 
 
 def test_chains_of_equal_values_merge_to_the_end() -> None:
@@ -104,7 +105,7 @@ def test_a_node_with_the_name_of_one_that_did_nothing_is_still_its_makers() -> N
     first = Sketch().weight("w").add("Norm", "x w", "h", A).add("Lay", "h", "y", ROOT_CALL, shape=3)
     found, projection = projected(first, Sketch().weight("w").add("Norm", "x w", "y"), "y")
     assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (A, (), Kind.EXACT)
-    assert projection.tensors["h"] == projection.tensors["y"] == "y"
+    assert projection.values.tensor("h") == projection.values.tensor("y") == "y"
 
 
 def test_a_weight_computed_anew_under_its_old_name_is_another() -> None:
@@ -116,7 +117,7 @@ def test_a_weight_computed_anew_under_its_old_name_is_another() -> None:
 def test_equal_results_that_were_not_merged_are_still_two() -> None:
     sketches = [Sketch().add("Do", "x", "a", A).add("Do", "x", "b", B).add("Use", "a b", "y", C) for _ in range(2)]
     found, projection = projected(*sketches, "y")
-    assert (projection.tensors["a"], projection.tensors["b"]) == ("a", "b")
+    assert (projection.values.tensor("a"), projection.values.tensor("b")) == ("a", "b")
     assert (found["a"].owner, found["b"].owner) == (A, B)
 
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from modelexport.attribution import Attribution, Kind, recorded_by_exporter
+from modelexport.attribution import Attribution, Kind
 from modelexport.boundaries import boundary_paths
+from modelexport.confidence import AGREEING_NEIGHBOURS, COMMON_CALLER, NO_EVIDENCE, ONE_SIDE, recorded_by_exporter
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
-from modelexport.resolution import (
-    AGREEING_NEIGHBOURS,
-    COMMON_CALLER,
-    NO_EVIDENCE,
-    ONE_SIDE,
-    ResolutionPolicy,
-    add_contexts,
-    complete,
-)
+from modelexport.ownership import InferencePolicy, add_contexts, infer_missing
 
 A, B, INNER = CallId("a"), CallId("b"), CallId("a.inner")
 CALLS = CallTree(
@@ -45,11 +38,11 @@ class Chain:
             self.known[node] = recorded_by_exporter(call)
         return node.outputs[0]
 
-    def resolve(self, *outputs: ir.Value, policy: ResolutionPolicy | None = None) -> dict[ir.Node, Attribution]:
+    def resolve(self, *outputs: ir.Value, policy: InferencePolicy | None = None) -> dict[ir.Node, Attribution]:
         model = ir.Model(ir.Graph([self.given], outputs, nodes=self.nodes), ir_version=10)
-        return complete(model, self.known, CALLS, policy or ResolutionPolicy())
+        return infer_missing(model, self.known, CALLS, policy or InferencePolicy())
 
-    def found_for(self, value: ir.Value, *outputs: ir.Value, policy: ResolutionPolicy | None = None) -> Attribution:
+    def found_for(self, value: ir.Value, *outputs: ir.Value, policy: InferencePolicy | None = None) -> Attribution:
         producer = value.producer()
         assert producer is not None
         return self.resolve(*outputs, policy=policy)[producer]
@@ -120,7 +113,7 @@ def test_node_that_holds_a_body_is_near_what_is_known_inside() -> None:
 def test_without_advanced_resolution_unrecorded_nodes_fall_to_the_root() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(A, chain.given))
-    found = chain.found_for(helper, chain.add(A, helper), policy=ResolutionPolicy(advanced=False))
+    found = chain.found_for(helper, chain.add(A, helper), policy=InferencePolicy(advanced=False))
     assert (found.owner, found.kind, found.confidence) == (ROOT_CALL, Kind.INFERRED, NO_EVIDENCE)
 
 
@@ -129,7 +122,7 @@ def test_nothing_crosses_a_boundary_on_evidence_from_one_side() -> None:
     for boundaries in ({}, {"a"}):
         chain = Chain()
         last = chain.add(None, chain.add(INNER, chain.given))
-        policy = ResolutionPolicy(boundaries=frozenset(boundaries))
+        policy = InferencePolicy(boundaries=frozenset(boundaries))
         owners.append(chain.found_for(last, last, policy=policy).owner)
     assert owners == [INNER, ROOT_CALL]
 
@@ -137,14 +130,14 @@ def test_nothing_crosses_a_boundary_on_evidence_from_one_side() -> None:
 def test_boundary_keeps_what_lies_wholly_inside_of_it() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(INNER, chain.given))
-    found = chain.found_for(helper, chain.add(INNER, helper), policy=ResolutionPolicy(boundaries=frozenset({"a"})))
+    found = chain.found_for(helper, chain.add(INNER, helper), policy=InferencePolicy(boundaries=frozenset({"a"})))
     assert found.owner == INNER
 
 
 def test_boundary_hides_what_is_inside_from_nodes_between_it_and_others() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(INNER, chain.given))
-    policy = ResolutionPolicy(boundaries=frozenset({"a"}))
+    policy = InferencePolicy(boundaries=frozenset({"a"}))
     found = chain.found_for(helper, chain.add(B, helper), policy=policy)
     assert (found.owner, found.contributors) == (ROOT_CALL, (B,))
 
@@ -156,10 +149,10 @@ def test_function_is_known_no_better_than_the_nodes_that_call_it() -> None:
     function = ir.Function("local", "F", graph=ir.Graph([body], inner.outputs, nodes=[inner]), attributes=[])
     call = ir.Node("local", "F", made.outputs, outputs=[ir.Value(name="z")])
     model = ir.Model(ir.Graph([x], call.outputs, nodes=[made, call]), ir_version=10, functions=[function])
-    found = complete(model, {made: recorded_by_exporter(A)}, CALLS)
+    found = infer_missing(model, {made: recorded_by_exporter(A)}, CALLS)
     assert (found[inner].owner, found[inner].kind, found[inner].confidence) == (A, Kind.INFERRED, ONE_SIDE)
     known = {made: recorded_by_exporter(A), call: recorded_by_exporter(B)}
-    assert complete(model, known, CALLS)[inner].kind is Kind.EXACT
+    assert infer_missing(model, known, CALLS)[inner].kind is Kind.EXACT
 
 
 def test_function_serves_also_those_who_call_it_through_another() -> None:
@@ -173,7 +166,7 @@ def test_function_serves_also_those_who_call_it_through_another() -> None:
     through = ir.Node("local", "Outer", direct.outputs, outputs=[ir.Value(name="z")])
     graph = ir.Graph([x], through.outputs, nodes=[direct, through])
     model = ir.Model(graph, ir_version=10, functions=functions)
-    found = complete(model, {direct: recorded_by_exporter(A), through: recorded_by_exporter(B)}, CALLS)
+    found = infer_missing(model, {direct: recorded_by_exporter(A), through: recorded_by_exporter(B)}, CALLS)
     inner = found[next(iter(functions[0]))]
     assert (inner.owner, inner.kind, inner.contributors) == (ROOT_CALL, Kind.MERGED, (A, B))
 

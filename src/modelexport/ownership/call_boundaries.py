@@ -1,0 +1,146 @@
+"""The boundary tensors of module calls in a rewritten graph.
+
+A boundary tensor that the rewriting removed may have a replacement. An optimizer that removes a node (an expansion that
+broadcasting does anyway, the first of two reshapes) lets the consumers of its output consume another tensor. Where each
+consumer does the same operation with the same other inputs, the removed tensor could be put back in that place, and the
+consumer would compute what it computed. So a module with that argument can still be extracted, with the argument as its
+input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.attribution import Attribution
+from modelexport.graph import named_values
+from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
+
+_MAX_CONSTANT_BYTES = 1024
+
+# A consumer and the index of its input.
+Use = tuple[ir.Node, int]
+
+
+def project_calls(
+    calls: CallTree,
+    values: ValueCorrespondence,
+    original_owners: Mapping[ir.Node, Attribution],
+    owners: Mapping[ir.Node, Attribution],
+) -> CallTree:
+    """The calls with their boundary in the rewritten graph.
+
+    Args:
+        calls: The module calls, with boundary tensors of the original graph.
+        values: Which tensor of the rewritten graph is which of the original.
+        original_owners: The attributions of the original graph's nodes.
+        owners: The attributions of the rewritten graph's nodes.
+    """
+    finder = _BoundaryFinder(calls, values, original_owners, owners)
+    return CallTree({call.id: finder.projected(call) for call in calls})
+
+
+class _BoundaryFinder:
+    def __init__(
+        self,
+        calls: CallTree,
+        values: ValueCorrespondence,
+        original_owners: Mapping[ir.Node, Attribution],
+        owners: Mapping[ir.Node, Attribution],
+    ) -> None:
+        self._values = values
+        self._original = named_values(values.original.graph)
+        self._rewritten = named_values(values.rewritten.graph)
+        self._original_nodes = _NodesByCall(calls, original_owners)
+        self._rewritten_nodes = _NodesByCall(calls, owners)
+
+    def projected(self, call: ModuleCall) -> ModuleCall:
+        """The call with its boundary in the rewritten graph."""
+        inputs = tuple(self._projected_input(call.id, tensor) for tensor in call.inputs)
+        outputs = tuple(self._projected(tensor) for tensor in call.outputs)
+        return msgspec.structs.replace(call, inputs=inputs, outputs=outputs)
+
+    def _projected(self, tensor: BoundaryTensor) -> BoundaryTensor:
+        found = self._values.tensor(tensor.tensor) if tensor.tensor is not None else None
+        return BoundaryTensor(tensor.name, found, tensor.info)
+
+    def _projected_input(self, call: CallId, tensor: BoundaryTensor) -> BoundaryTensor:
+        found = self._projected(tensor)
+        if found.tensor is not None:
+            return found
+        replacement = self._replacement(call, tensor)
+        return msgspec.structs.replace(found, stand_in=replacement.name if replacement is not None else None)
+
+    def _replacement(self, call: CallId, tensor: BoundaryTensor) -> ir.Value | None:
+        """The value that the call's nodes consume in place of an argument that the rewritten graph does not have."""
+        name = tensor.tensor or tensor.stand_in
+        if name is None or name not in self._original:
+            return None
+        value = self._original[name]
+        uses = list(self._values.consumers(value))
+        if tensor.tensor is None:
+            # The original graph has a replacement itself. Other calls may consume it for its own sake.
+            uses = [use for use in uses if use[0] in self._original_nodes.of(call)]
+        elif value.is_graph_output():
+            return None
+        counterparts = [self._counterpart(use, value) for use in uses]
+        consumed = {node.inputs[index] for node, index in filter(None, counterparts)}
+        if None in counterparts or len(consumed) != 1:
+            return None
+        replacement = consumed.pop()
+        if replacement is None:
+            return None
+        # Whatever the call consumes of it must be in place of the argument.
+        own = self._rewritten_nodes.of(call)
+        if any(use.node in own and (use.node, use.idx) not in counterparts for use in replacement.uses()):
+            return None
+        return replacement
+
+    def _counterpart(self, use: Use, removed: ir.Value) -> Use | None:
+        """The same use in the rewritten graph: the same operation, with the same other inputs and output."""
+        node, index = use
+        for output in node.outputs:
+            value = self._rewritten.get(self._values.surviving.get(output.name or "", ""))
+            found = value.producer() if value is not None else None
+            if found is not None and same_operation(found, node):
+                pairs = zip(node.inputs, found.inputs, strict=True)
+                others = [(one, own) for one, own in pairs if not self._values.is_same(one, removed)]
+                return (found, index) if all(self._is_same_input(*pair) for pair in others) else None
+        return None
+
+    def _is_same_input(self, original: ir.Value | None, own: ir.Value | None) -> bool:
+        if original is None or own is None:
+            return original is own
+        same = self._rewritten.get(self._values.tensor(original.name or "") or "")
+        return same is own or _is_same_constant(original, own)
+
+
+def _is_same_constant(one: ir.Value, other: ir.Value) -> bool:
+    first, second = ir.convenience.get_const_tensor(one), ir.convenience.get_const_tensor(other)
+    if first is None or second is None or first.dtype != second.dtype or list(first.shape) != list(second.shape):
+        return False
+    if first.dtype == ir.DataType.STRING or first.nbytes > _MAX_CONSTANT_BYTES:
+        return False
+    return first.tobytes() == second.tobytes()
+
+
+class _NodesByCall:
+    """The nodes that work for each call, or for one inside of it."""
+
+    def __init__(self, calls: CallTree, owners: Mapping[ir.Node, Attribution]) -> None:
+        self._calls = calls
+        self._nodes: dict[CallId, list[ir.Node]] = {}
+        for node, found in owners.items():
+            for call in (found.owner, *found.contributors):
+                self._nodes.setdefault(call, []).append(node)
+        self._known: dict[CallId, frozenset[ir.Node]] = {}
+
+    def of(self, call: CallId) -> frozenset[ir.Node]:
+        """The nodes of a call."""
+        if call not in self._known:
+            within: Iterable[CallId] = (other for other in self._nodes if self._calls.encloses(call, other))
+            self._known[call] = frozenset(node for other in within for node in self._nodes[other])
+        return self._known[call]

@@ -1,0 +1,74 @@
+"""Projection: the owners and call boundaries of one graph carried over to the graph it was rewritten into."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from modelexport.attribution import Attribution
+from modelexport.hierarchy import CallTree
+from modelexport.ownership.call_boundaries import project_calls
+from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add_contexts, infer_missing
+from modelexport.ownership.projected_nodes import NodeProjector
+from modelexport.ownership.value_correspondence import ValueCorrespondence
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """What the original graph says about the rewritten one.
+
+    Attributes:
+        attributions: The owner of every node.
+        calls: The module calls, with the boundary that each has in the rewritten graph.
+        constants: The initializers that nodes of the original main graph computed, with their owners.
+        values: Which tensor of the rewritten graph is which of the original; None where both are the same graph.
+    """
+
+    attributions: Mapping[ir.Node, Attribution]
+    calls: CallTree
+    constants: Mapping[str, Attribution] = dataclasses.field(default_factory=dict)
+    values: ValueCorrespondence | None = None
+
+    def renamed(self, by_tensor: Mapping[str, T]) -> dict[str, T]:
+        """What is known of tensors of the original main graph, by their names in the rewritten one."""
+        if self.values is None:
+            return dict(by_tensor)
+        names = {name: self.values.tensor(name) for name in by_tensor}
+        return {name: by_tensor[original] for original, name in names.items() if name is not None}
+
+
+def project(
+    original: ir.Model,
+    owners: Mapping[ir.Node, Attribution],
+    rewritten: ir.Model,
+    calls: CallTree,
+    *,
+    recorded: Mapping[ir.Node, Attribution] | None = None,
+    policy: InferencePolicy = DEFAULT_POLICY,
+    names: Mapping[ir.Value, str] | None = None,
+) -> Projection:
+    """Carry the owners of `original` over to `rewritten`; neither graph is changed.
+
+    Args:
+        original: The graph before it was rewritten.
+        owners: The attribution of every node of `original`.
+        rewritten: The graph that it was rewritten into.
+        calls: The module calls, with boundary tensors of `original`.
+        recorded: Attributions that were recorded for nodes of `rewritten` themselves; they count for those that no
+            tensor of `original` leads to.
+        policy: How owners are inferred for the nodes that are left.
+        names: For tensors of `rewritten` the names that the same tensors have in `original`; None where the tensors
+            are the same if their names are.
+    """
+    values = ValueCorrespondence(original, rewritten, names)
+    projector = NodeProjector(values, owners, calls, recorded or {})
+    attributions = infer_missing(rewritten, projector.attributions(), calls, policy)
+    if policy.advanced:
+        attributions = add_contexts(rewritten, attributions)
+    projected_calls = project_calls(calls, values, owners, attributions)
+    return Projection(attributions, projected_calls, projector.folded_constants(), values)

@@ -1,0 +1,135 @@
+"""Shared nodes: the calls that a node works for besides its own, where the exporter merged equal nodes by itself.
+
+In PyTorch a call consumes and returns its inputs and what it or its callees computed. A call that consumes or returns a
+value of another call, without it being an input, computed an equal value itself, and the exporter kept one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from modelexport import confidence
+from modelexport.attribution import Attribution
+from modelexport.hierarchy import CallId, CallTree, TensorInfo
+
+
+def with_sharers(
+    graph: ir.Graph,
+    recorded: Mapping[ir.Node, CallId],
+    calls: CallTree,
+    lost_nodes: Collection[CallId],
+    infos: Mapping[str, TensorInfo],
+) -> dict[ir.Node, Attribution]:
+    """The attribution of each node, with the calls that shared it.
+
+    Args:
+        graph: The graph.
+        recorded: The call of each node for which there is one.
+        calls: The calls, with the boundaries that were recorded.
+        lost_nodes: The calls whose nodes were merged into equal ones of other calls. Another call that returns a value
+            it did not compute has stored it before.
+        infos: Shape and type of tensors, where they are known.
+    """
+    finder = _SharerFinder(calls, lost_nodes)
+    sharers: dict[ir.Node, set[CallId]] = {}
+    for node in reversed(graph):
+        owner = recorded.get(node)
+        if owner is None:
+            continue
+        found: set[CallId] = set()
+        for value in node.outputs:
+            found |= finder.returning(value.name, owner)
+            info = infos.get(value.name or "")
+            for use in value.uses():
+                consumer = recorded.get(use.node)
+                # A call that shares the consumer computed the consumer's inputs too.
+                for call in (*(() if consumer is None else (consumer,)), *sharers.get(use.node, ())):
+                    found |= finder.consuming(value.name, call, owner, info)
+        sharers[node] = found
+    return {node: _attribution(call, sharers.get(node, set())) for node, call in recorded.items()}
+
+
+class _SharerFinder:
+    def __init__(self, calls: CallTree, lost_nodes: Collection[CallId]) -> None:
+        self._calls = calls
+        self._lost_nodes = lost_nodes
+        self._chains = {call.id: frozenset(calls.chain(call.id)) for call in calls}
+        self._inputs = {call.id: {tensor.tensor for tensor in call.inputs} for call in calls}
+        # Shape and type of the inputs whose tensors are not known.
+        self._unknown = {call.id: [tensor.info for tensor in call.inputs if tensor.tensor is None] for call in calls}
+        self._outputs = {call.id: {tensor.tensor for tensor in call.outputs} for call in calls}
+        self._returned: dict[str | None, set[CallId]] = {}
+        for call in calls:
+            for tensor in call.outputs:
+                self._returned.setdefault(tensor.tensor, set()).add(call.id)
+
+    def returning(self, tensor: str | None, owner: CallId) -> set[CallId]:
+        """The calls that return the tensor although it is not among their inputs."""
+        returned = self._returned.get(tensor, set())
+        # A call that returns what a callee returned did not compute it.
+        callers = {caller for call in returned for caller in self._chains[call] - {call}}
+        return {
+            call
+            for call in returned - callers
+            if call in self._lost_nodes
+            and self._is_apart(call, owner)
+            and self._inputs[call].isdisjoint({tensor, None})
+        }
+
+    def consuming(self, tensor: str | None, consumer: CallId, owner: CallId, info: TensorInfo | None) -> set[CallId]:
+        """The call that computed an equal tensor for the consumer; none where the consumer got it from the owner."""
+        if owner in self._chains[consumer]:
+            return self._consuming_inside(tensor, consumer, owner, info)
+        call: CallId | None = consumer
+        while call is not None and owner not in self._chains[call]:
+            if call in self._chains[owner]:
+                # A caller of the owner has what was returned to it, and no intermediate value.
+                returned = self._outputs[self._callee(call, owner)]
+                return set() if tensor in returned or None in returned else {call}
+            if tensor not in self._inputs[call]:
+                return set() if self._may_be_input(tensor, call, owner, info) else {call}
+            call = self._calls[call].parent
+        return set()
+
+    def _consuming_inside(
+        self, tensor: str | None, consumer: CallId, owner: CallId, info: TensorInfo | None
+    ) -> set[CallId]:
+        """The same for a consumer that the owner called, and that is known to have lost a node."""
+        for call in self._calls.chain(consumer):
+            if call == owner:
+                break
+            if tensor not in self._inputs[call]:
+                may_have = call not in self._lost_nodes or self._may_be_input(tensor, call, owner, info)
+                return set() if may_have else {call}
+        return set()
+
+    def _may_be_input(self, tensor: str | None, call: CallId, owner: CallId, info: TensorInfo | None) -> bool:
+        """Whether a call may have got a tensor from others although it is not among its known inputs.
+
+        A callee that returned it computed it. An input whose tensor is not known may be this one if shape and type
+        fit, and if the owner returned it to its callers, who could pass it on.
+        """
+        if any(call in self._chains[other] for other in self._returned.get(tensor, ())):
+            return True
+        if owner not in self._chains[call]:
+            around = next(caller for caller in self._calls.chain(owner) if caller in self._chains[call])
+            returned = self._outputs[self._callee(around, owner)]
+            if tensor not in returned and None not in returned:
+                return False
+        return any(info is None or other is None or other == info for other in self._unknown[call])
+
+    def _callee(self, caller: CallId, call: CallId) -> CallId:
+        """The call that `caller` made and that `call` is, or ran inside of."""
+        chain = self._calls.chain(call)
+        return chain[chain.index(caller) - 1]
+
+    def _is_apart(self, call: CallId, owner: CallId) -> bool:
+        """Whether neither of the two ran inside the other."""
+        return call not in self._chains[owner] and owner not in self._chains[call]
+
+
+def _attribution(call: CallId, sharers: set[CallId]) -> Attribution:
+    own = confidence.recorded_by_exporter(call)
+    return confidence.merged(own, sharers) if sharers else own

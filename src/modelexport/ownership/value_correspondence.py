@@ -1,0 +1,282 @@
+"""Which tensor of a rewritten graph is which tensor of the original graph.
+
+Optimizers fold, fuse and merge nodes but keep the names of most tensors. Names come first; then data flow tells which
+tensors were renamed, which were merged with equal ones, and which were removed with the no-op nodes behind them.
+Nothing here knows an operator: only producers, consumers, and which values are equal by construction.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.graph import graph_bodies, named_values
+from modelexport.numbering import ValueNumbers, attributes_key
+from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
+
+
+class ValueCorrespondence:
+    """The values of a rewritten graph, matched to those of the original graph. Neither graph is changed.
+
+    Args:
+        original: The original graph. Its nodes that return their input (dropout in evaluation mode) do no work: the
+            values on both sides of them count as one.
+        rewritten: The rewritten graph.
+        names: For values of the rewritten graph the names that the same values have in the original graph; None where
+            the names of both graphs say so themselves.
+    """
+
+    def __init__(self, original: ir.Model, rewritten: ir.Model, names: Mapping[ir.Value, str] | None = None) -> None:
+        self.original = original
+        self.rewritten = rewritten
+        self._names = names
+        self._passed_on = passed_on_values(original)
+        self._numbers = ValueNumbers(original, self._passed_on)
+        self._originals: dict[ir.Value, ir.Value] = {}
+        # What a value also is: the output of a no-op node that was removed, whose name it got.
+        self._also: dict[ir.Value, ir.Value] = {}
+        # The nodes whose outputs turned out to equal the value of this number.
+        self._merged: dict[int, dict[ir.Node, None]] = {}
+        graphs = list(self._match_graphs())
+        for graph in graphs:
+            self._match_by_consumers(graph)
+        kept = {*self._originals.values(), *self._also.values()}
+        self._kept = kept | {self._passed_on[value] for value in kept if value in self._passed_on}
+        self._kept_numbers = {self._numbers.of(value) for value in self._kept}
+        for graph in graphs:
+            self._match_merged(graph)
+        self.graphs = tuple(graphs)
+        self._tensors = self._surviving_tensors()
+        self._no_ops = RemovedNoOps(original, rewritten, self._tensors)
+        self._removed: dict[str, str | None] = {}
+
+    # --- the answers -------------------------------------------------------------------------------------------
+
+    @property
+    def surviving(self) -> Mapping[str, str]:
+        """For tensors of the original main graph the equal tensors of the rewritten one, no-ops removed aside."""
+        return self._tensors
+
+    def tensor(self, name: str) -> str | None:
+        """The tensor of the rewritten main graph that equals this one of the original; None where there is none."""
+        found = self._tensors.get(name)
+        if found is None:
+            if name not in self._removed:
+                self._removed[name] = self._no_ops.find(name)
+            found = self._removed[name]
+        return found
+
+    def original_of(self, value: ir.Value) -> ir.Value | None:
+        """The value of the original graph that this one of the rewritten graph is."""
+        return self._originals.get(value)
+
+    def original_name(self, value: ir.Value) -> str | None:
+        """The name in the original graph that a value of the rewritten graph is matched by."""
+        return value.name if self._names is None else self._names.get(value)
+
+    def numbers_of(self, value: ir.Value) -> Iterator[int]:
+        """The numbers of all values of the original graph that this one of the rewritten graph is."""
+        for values in (self._originals, self._also):
+            if value in values:
+                yield self._numbers.of(values[value])
+
+    def number(self, original: ir.Value) -> int:
+        """The same number for all values of the original graph that are equal by construction."""
+        return self._numbers.of(original)
+
+    def is_dynamic(self, original: ir.Value) -> bool:
+        """Whether a value of the original graph depends on an input of the model."""
+        return self._numbers.is_dynamic(original)
+
+    def is_kept(self, number: int) -> bool:
+        """Whether the rewritten graph has a value of this number."""
+        return number in self._kept_numbers
+
+    def producer(self, original: ir.Value) -> ir.Node | None:
+        """The node of the original graph that computes a value, past nodes that only pass it on."""
+        return self._passed_on.get(original, original).producer()
+
+    def producer_of(self, value: ir.Value) -> ir.Node | None:
+        """The node of the original graph that computes what this value of the rewritten graph is."""
+        original = self._originals.get(value)
+        return self.producer(original) if original is not None else None
+
+    def consumers(self, original: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+        """The nodes of the original graph that consume a value, each with the index of the input.
+
+        A node that only passes the value on stands for its own consumers.
+        """
+        waiting = [original]
+        while waiting:
+            for use in waiting.pop().uses():
+                passed = [output for output in use.node.outputs if output in self._passed_on]
+                waiting.extend(passed)
+                if not passed:
+                    yield use.node, use.idx
+
+    def is_passed_on(self, original: ir.Value) -> bool:
+        """Whether a node of the original graph returns this value unchanged from its input."""
+        return original in self._passed_on
+
+    def is_same(self, one: ir.Value | None, other: ir.Value) -> bool:
+        """Whether two values of the original graph are one, but for nodes that pass it on."""
+        return one is not None and self._passed_on.get(one, one) is self._passed_on.get(other, other)
+
+    def counterpart(self, node: ir.Node) -> ir.Node | None:
+        """The node of the original graph that computes the same outputs by the same operator."""
+        for value in node.outputs:
+            producer = self.producer_of(value)
+            if producer is not None and producer.op_identifier() == node.op_identifier():
+                return producer
+        return None
+
+    def removed_equals(self, original: ir.Value) -> Iterator[ir.Node]:
+        """The nodes of the original graph whose output equals this value, and which the rewritten graph has not."""
+        for node in (*self._numbers.producers(original), *self._merged.get(self._numbers.of(original), ())):
+            if self._kept.isdisjoint(node.outputs):
+                yield node
+
+    # --- matching ----------------------------------------------------------------------------------------------
+
+    def _match_graphs(self) -> Iterator[ir.Graph]:
+        """Match the main graphs, and the subgraphs of matched nodes, by name and position."""
+        no_names: collections.ChainMap[str, ir.Value] = collections.ChainMap()
+        waiting = [(self.rewritten.graph, self.original.graph, no_names)]
+        while waiting:
+            graph, original, around = waiting.pop()
+            # Names of the graphs around a subgraph are known in it too.
+            names = collections.ChainMap(named_values(original), *around.maps)
+            yield graph
+            self._match_by_name(graph, original, names)
+            self._match_renamed(graph)
+            for node in graph:
+                for name, subgraph in graph_bodies(node):
+                    match = self._matching_subgraph(node, name)
+                    if match is not None:
+                        waiting.append((subgraph, match, names))
+
+    def _match_by_name(self, graph: ir.Graph, original: ir.Graph, names: Mapping[str, ir.Value]) -> None:
+        for own, other in zip(graph.inputs, original.inputs, strict=False):
+            self._originals[own] = other
+        computed = (value for node in graph for value in node.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *computed):
+            name = self.original_name(value)
+            known = names.get(name) if name else None
+            if known is not None:
+                self._originals[value] = known
+        # Outputs may have been renamed; their order is kept.
+        for own, other in zip(graph.outputs, original.outputs, strict=False):
+            self._originals.setdefault(own, other)
+
+    def _match_renamed(self, graph: ir.Graph) -> None:
+        """Find the nodes whose output got the name of a removed no-op's output."""
+        known = {self._numbers.of(original) for original in self._originals.values()}
+        for node in graph:
+            if len(node.outputs) != 1 or node.outputs[0] not in self._originals or self.counterpart(node) is not None:
+                continue
+            value = node.outputs[0]
+            inputs = [self._originals.get(given) if given is not None else None for given in node.inputs]
+            alike = self._numbers.alike(node, inputs)
+            if not alike or self._numbers.of(alike[0].outputs[0]) in known:
+                continue
+            if all(map(_has_same_content, node.inputs, inputs)):
+                self._also[value] = self._originals[value]
+                self._originals[value] = alike[0].outputs[0]
+
+    def _match_by_consumers(self, graph: ir.Graph) -> None:
+        """Match a renamed value through its consumers: it replaces the value they consumed in the original graph.
+
+        Only consumers with the same operator as in the original graph count, and they have to agree.
+        """
+        for node in reversed(list(graph)):
+            for value in node.outputs:
+                if value in self._originals:
+                    continue
+                candidates = {}
+                for use in value.uses():
+                    consumer = self.counterpart(use.node)
+                    if consumer is None or use.idx >= len(consumer.inputs):
+                        continue
+                    original = consumer.inputs[use.idx]
+                    if original is not None and self._numbers.is_dynamic(original):
+                        candidates[self._numbers.of(original)] = original
+                if len(candidates) == 1:
+                    self._originals[value] = next(iter(candidates.values()))
+
+    def _match_merged(self, graph: ir.Graph) -> None:
+        """Find values that replace equal ones, where only the rewriting showed that they are equal.
+
+        A size that is computed and one that is a constant are not equal by construction before constants are folded.
+        """
+        for node in graph:
+            counterpart = self.counterpart(node)
+            if counterpart is None or len(counterpart.inputs) != len(node.inputs):
+                continue
+            for own, gone in zip(node.inputs, counterpart.inputs, strict=True):
+                kept = self._originals.get(own) if own is not None else None
+                if kept is not None and gone is not None:
+                    self._merge(kept, gone)
+
+    def _merge(self, kept: ir.Value, gone: ir.Value) -> None:
+        """Record two values as merged, with their producers, as far back as those are the same operations."""
+        waiting = [(kept, gone)]
+        while waiting:
+            kept, gone = waiting.pop()
+            number, node, other = self._numbers.of(kept), self.producer(kept), self.producer(gone)
+            if node is None or other is None or other in self._merged.get(number, ()):
+                continue
+            if self.is_kept(self._numbers.of(gone)) or not same_operation(node, other):
+                continue
+            if any(value is not None and self._numbers.of(value) == number for value in other.inputs):
+                # A no-op on the value that was kept.
+                continue
+            self._merged.setdefault(number, {})[other] = None
+            pairs = zip(node.inputs, other.inputs, strict=True)
+            waiting.extend((one, two) for one, two in pairs if one is not None and two is not None)
+
+    def _matching_subgraph(self, node: ir.Node, name: str) -> ir.Graph | None:
+        for value in node.outputs:
+            producer = self.producer_of(value)
+            for other, subgraph in graph_bodies(producer) if producer is not None else ():
+                if other == name:
+                    return subgraph
+        return None
+
+    def _surviving_tensors(self) -> dict[str, str]:
+        # An original graph may have been written without its weights; they keep their names.
+        weights = () if self._names is not None else self.rewritten.graph.initializers
+        found = {name: name for name in weights}
+        by_number: dict[int, str] = {}
+        itself: dict[ir.Value, str] = {}
+        for value, original in (*self._originals.items(), *self._also.items()):
+            if value.name and value.graph is self.rewritten.graph:
+                itself.setdefault(original, value.name)
+                by_number.setdefault(self._numbers.of(original), value.name)
+        for name, original in named_values(self.original.graph).items():
+            # Equal values that were not merged are still two.
+            tensor = itself.get(original) or by_number.get(self._numbers.of(original))
+            if tensor is not None:
+                found[name] = tensor
+        return found
+
+
+def same_operation(node: ir.Node, other: ir.Node) -> bool:
+    """Whether two nodes do the same operation, whatever their inputs."""
+    if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
+        return False
+    return attributes_key(node) == attributes_key(other)
+
+
+def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool:
+    """Whether a value equals the original one: weights that were recomputed may have kept their name."""
+    if value is None or original is None:
+        return value is original
+    one, other = value.const_value, original.const_value
+    if one is other:
+        return True
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return np.array_equal(one.numpy(), other.numpy())
