@@ -21,7 +21,7 @@ _PLAIN = (bool, int, float, str)
 def preserved_state(model: torch.nn.Module) -> Iterator[None]:
     """Training flags, gradient flags, hooks, `forward`, random state and torch's global modes, put back."""
     with _random_state(), _torch_modes(), _module_state(model), warnings.catch_warnings():
-        # What torch warns of while it traces is its own inner life; where warnings are errors, it would end there.
+        # Where warnings are errors, torch would end at its own. Captures record those that are about the model.
         warnings.simplefilter("ignore")
         yield
 

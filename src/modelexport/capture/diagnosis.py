@@ -9,10 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError, UnusableOptionError
+from modelexport.capture.source_places import find_place, module_paths, raising_frames
+from modelexport.errors import (
+    DataDependentError,
+    InputError,
+    ModelExportError,
+    StrategyIncompatibleError,
+    UnusableOptionError,
+)
 
 _LONGEST_REASON = 300
+_DATA_DEPENDENCE = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 # Colours for terminals, which torch puts into its messages.
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -57,6 +67,17 @@ def explain_failure(
             f"{type(model).__name__}.forward fails on the example inputs: {in_one_line(rejected)}. "
             "Check their shapes, types and values: PyTorch itself cannot run the model on them"
         )
+    found = find_data_dependence(error)
+    if found is not None:
+        place = find_place(raising_frames(found.__traceback__), module_paths(model))
+        where = f" at {place}" if place is not None else ""
+        return DataDependentError(
+            strategy,
+            f"the {exporter} exporter cannot capture code that depends on the values of tensors{where}: "
+            f"{in_one_line(found)}.",
+            "Write it with torch.cond or tensor operations; strategy 'htp' fixes it to what the example inputs give",
+            None if place is None else str(place),
+        )
     return StrategyIncompatibleError(
         strategy,
         f"the {exporter} exporter failed with {in_one_line(root_cause(error))}.",
@@ -74,6 +95,23 @@ def root_cause(error: BaseException) -> BaseException:
             return error
         seen.add(id(cause))
         error = cause
+
+
+def find_data_dependence(error: BaseException) -> BaseException | None:
+    """The exception of a chain that says that the model's code depends on the values of tensors, if there is one.
+
+    Its types are for control flow by values, for operators with a Python value as result, and for sizes that depend on
+    values.
+    """
+    found: BaseException | None = error
+    seen = set()
+    while found is not None and id(found) not in seen:
+        if isinstance(found, _DATA_DEPENDENCE):
+            return found
+        seen.add(id(found))
+        # torch's strict capture raises again what it caught, without the cause.
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def in_one_line(error: BaseException) -> str:
