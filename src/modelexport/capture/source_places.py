@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import linecache
 import os
@@ -14,6 +13,7 @@ from types import FrameType, TracebackType
 import torch
 
 _LONGEST_LINE = 100
+_CALL, _FORWARD = "_call_impl", "forward"
 # Code that runs a model but is not part of it: torch, this package, Python's standard library, generated code.
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _OUTSIDE = (*(f"{package}{os.sep}" for package in _PACKAGES), "<")
@@ -23,20 +23,19 @@ _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib",
 
 @dataclasses.dataclass(frozen=True)
 class SourcePlace:
-    """A line of source code, and the path of the module whose call ran it (None where no module call ran)."""
+    """A line of source code, and the path of the module whose call ran it."""
 
     file: str
     line: int
-    module: str | None = None
+    module: str
 
     def __str__(self) -> str:
-        file = self.file
-        with contextlib.suppress(ValueError):
-            file = str(Path(file).relative_to(Path.cwd()))
+        folders = (*_INSTALLED, f"{Path.cwd()}{os.sep}")
+        file = next((self.file.removeprefix(folder) for folder in folders if self.file.startswith(folder)), self.file)
         code = " ".join(linecache.getline(self.file, self.line).split())
         shown = f" `{code[:_LONGEST_LINE]}`" if code else ""
-        where = "" if self.module is None else f" (module {self.module!r})" if self.module else " (the root module)"
-        return f"{file}:{self.line}{shown}{where}"
+        where = f"module {self.module!r}" if self.module else "the root module"
+        return f"{file}:{self.line}{shown} ({where})"
 
 
 def module_paths(model: torch.nn.Module) -> dict[int, str]:
@@ -70,15 +69,18 @@ def find_place(frames: Iterable[tuple[FrameType, int]], paths: Mapping[int, str]
         paths: The paths of the model's modules: see `module_paths`.
     """
     line: tuple[str, int] | None = None
+    innermost: tuple[str, int] | None = None
     for frame, number in frames:
-        if line is None and is_of_model(frame.f_code.co_filename):
-            line = frame.f_code.co_filename, number
-        # `module(...)` runs methods whose first argument is the module.
-        arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        path = paths.get(id(frame.f_locals.get(arguments[0]))) if arguments else None
+        code = frame.f_code
+        # What `module(...)` runs, the module being its first argument.
+        path = paths.get(id(frame.f_locals.get("self"))) if code.co_name == _CALL else None
         if path is not None:
-            return SourcePlace(*(line or (frame.f_code.co_filename, number)), path)
-    return SourcePlace(*line) if line is not None else None
+            return SourcePlace(*(line or innermost or (code.co_filename, number)), path)
+        if line is None and is_of_model(code.co_filename):
+            line = code.co_filename, number
+        if code.co_name == _FORWARD and innermost is None:
+            innermost = code.co_filename, number
+    return None
 
 
 def is_of_model(file: str) -> bool:

@@ -85,7 +85,8 @@ def _in_few_lines(found: Iterable[tuple[str, str, SourcePlace | None]]) -> tuple
 
 
 def _note(kind: str, text: str, places: Sequence[SourcePlace | None]) -> str:
-    others = f" and in {len(places) - 1} other modules" if len(places) > 1 else ""
+    number = len(places) - 1
+    others = f" and in {number} other {'module' if number == 1 else 'modules'}" if number else ""
     where = f" at {places[0]}{others}" if places[0] is not None else ""
     return f"{kind}{where}" + (f": {text}" if text else "")
 
