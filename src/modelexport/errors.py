@@ -7,8 +7,10 @@
     │   └── UnknownStrategyError      a strategy name that is not registered
     ├── ExportError                   the model could not be turned into an ONNX graph
     │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
+    │   │   └── DataDependentError    because its code depends on values that only a run computes
     │   ├── UnusableOptionError       one exporter cannot be given an option or input; another may take it
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
+    │       └── SpecializationError   tracing would serve, and fix values that depend on the inputs: needs consent
     ├── ExtractionError               a module that cannot be extracted from a graph; says why and which one can be
     ├── OnnxRunError                  onnxruntime could not run a graph; quotes its message
     ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
@@ -64,6 +66,18 @@ class StrategyIncompatibleError(ExportError):
         super().__init__(f"strategy {strategy!r} cannot export this model: {reason} {suggestion}".strip())
 
 
+class DataDependentError(StrategyIncompatibleError):
+    """One strategy cannot serve this model, because code of the model depends on values that only a run computes.
+
+    Attributes:
+        place: The source line, where it is known.
+    """
+
+    def __init__(self, strategy: str, reason: str, suggestion: str, place: str | None = None) -> None:
+        self.place = place
+        super().__init__(strategy, reason, suggestion)
+
+
 class UnusableOptionError(ExportError):
     """One exporter cannot be given an option or input; another may take it.
 
@@ -85,10 +99,22 @@ class AllStrategiesFailedError(ExportError):
         failures: ``(strategy, error)`` for each attempt, in the order they were made.
     """
 
-    def __init__(self, failures: Sequence[tuple[str, ModelExportError]]) -> None:
+    def __init__(self, failures: Sequence[tuple[str, ModelExportError]], message: str | None = None) -> None:
         self.failures = tuple(failures)
         tried = "; ".join(f"{name}: {error}" for name, error in self.failures)
-        super().__init__(f"no strategy could export this model ({len(self.failures)} tried): {tried}")
+        super().__init__(message or f"no strategy could export this model ({len(self.failures)} tried): {tried}")
+
+
+class SpecializationError(AllStrategiesFailedError):
+    """Only tracing can export the model, and would fix values that depend on the inputs to those of the example.
+
+    Attributes:
+        places: The source lines where that would happen.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, ModelExportError]], message: str, places: Sequence[str]) -> None:
+        self.places = tuple(places)
+        super().__init__(failures, message)
 
 
 class ExtractionError(ModelExportError):

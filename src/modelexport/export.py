@@ -65,6 +65,7 @@ def export_model(
     dynamic: DynamicAxes | None = None,
     private: bool = False,
     training: bool = False,
+    allow_specialization: bool = False,
     external_data: bool | None = None,
     overwrite: bool = True,
     fx_graph_path: str | Path | None = None,
@@ -100,6 +101,8 @@ def export_model(
             forward (``"pair.left"`` for a part of one). Where the example has a size of one there, it is run with two.
         private: Leave out all source paths and stack traces, torch's own included.
         training: Export the model in the mode it is in.
+        allow_specialization: Fall back to tracing also where the model's Python code depends on values of its inputs.
+            The file then computes what the example inputs lead to, for all inputs; the notes of the result say where.
         external_data: Weights in a file of their own; None does so only where they need it.
         overwrite: Replace an existing output.
         fx_graph_path: Write the traced FX graph to this file, each node behind its call.
@@ -115,6 +118,7 @@ def export_model(
     Raises:
         InputError: The model, its inputs, an option or the path cannot be used as given.
         ExportError: No strategy could export the model.
+        SpecializationError: Tracing could, but would fix values that depend on the inputs: see `allow_specialization`.
         StorageError: The files could not be written.
     """
     run = Pipeline(STEPS, progress)
@@ -132,7 +136,7 @@ def export_model(
         notes = check_forward(model, args, kwargs, training=training)
         tracing = {k: v for k, v in torch_options.items() if k != "kwargs"}
         tracing |= {"optimize": optimize, "verbose": verbose}
-        request = CaptureRequest(model, args, kwargs, tracing, exporter="", training=training)
+        request = CaptureRequest(model, args, kwargs, tracing, "", training, allow_specialization)
     with run.step("capture") as note:
         captured = _capture(found, request, dynamic)
         capture, served = captured.capture, captured.attempts[-1]
@@ -162,7 +166,7 @@ def export_model(
         attempts=captured.attempts,
         steps=tuple(run.reports),
         dynamic_axes=captured.dynamic_axes,
-        notes=(*notes, *captured.notes),
+        notes=(*notes, *captured.notes, *capture.notes),
     )
 
 

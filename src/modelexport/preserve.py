@@ -25,7 +25,7 @@ _CONTAINERS = (dict, collections.OrderedDict, list, set)
 def preserved_state(model: torch.nn.Module) -> Iterator[None]:
     """The modules' attributes, gradient flags, random state and torch's global modes and hooks, put back."""
     with _random_state(), _torch_modes(), _global_hooks(), _module_state(model), warnings.catch_warnings():
-        # What torch warns of while it traces is its own inner life; where warnings are errors, it would end there.
+        # Where warnings are errors, torch would end at its own. Captures record those that are about the model.
         warnings.simplefilter("ignore")
         yield
 

@@ -28,6 +28,7 @@ class Capture:
         describe: Writes out what was traced, for people.
         axis_sizes: The tensors of `traced` that hold the size of a dynamic axis, each with the axis' name.
         recorded_finally: The attribution of nodes of `model` themselves, where the exporter recorded that too.
+        notes: What a user should know of the capture.
     """
 
     exporter: str
@@ -41,3 +42,4 @@ class Capture:
     file: ExporterFile | None = None
     recorded_finally: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     axis_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from modelexport.capture.recorded_model import ExportedProgramModule
-from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError, UnusableOptionError
+from modelexport.capture.source_places import find_place, module_paths, raising_frames
+from modelexport.errors import (
+    DataDependentError,
+    InputError,
+    ModelExportError,
+    StrategyIncompatibleError,
+    UnusableOptionError,
+)
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN, CopyOnWrite, buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import tensors_in
@@ -22,6 +30,7 @@ from modelexport.structure import tensors_in
 _LONGEST_REASON = 300
 # How many of the example inputs a message describes.
 _DESCRIBED = 6
+_DATA_DEPENDENCE = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 # Colours for terminals, which torch puts into its messages.
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -185,10 +194,21 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def explain_failure(strategy: str, exporter: str, error: Exception) -> ModelExportError:
+def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error: Exception) -> ModelExportError:
     """The error to raise for a failed export of a model that PyTorch runs on the example inputs."""
     if isinstance(error, UnusableOptionError):
         return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
+    found = find_data_dependence(error)
+    if found is not None:
+        place = find_place(raising_frames(found.__traceback__), module_paths(model))
+        where = f" at {place}" if place is not None else ""
+        return DataDependentError(
+            strategy,
+            f"the {exporter} exporter cannot capture code that depends on the values of tensors{where}: "
+            f"{in_one_line(found)}.",
+            "Write it with torch.cond or tensor operations; strategy 'htp' fixes it to what the example inputs give",
+            None if place is None else str(place),
+        )
     return StrategyIncompatibleError(
         strategy,
         f"the {exporter} exporter failed with {in_one_line(root_cause(error))}.",
@@ -206,6 +226,23 @@ def root_cause(error: BaseException) -> BaseException:
             return error
         seen.add(id(cause))
         error = cause
+
+
+def find_data_dependence(error: BaseException) -> BaseException | None:
+    """The exception of a chain that says that the model's code depends on the values of tensors, if there is one.
+
+    Its types are for control flow by values, for operators with a Python value as result, and for sizes that depend on
+    values.
+    """
+    found: BaseException | None = error
+    seen = set()
+    while found is not None and id(found) not in seen:
+        if isinstance(found, _DATA_DEPENDENCE):
+            return found
+        seen.add(id(found))
+        # torch's strict capture raises again what it caught, without the cause.
+        found = found.__cause__ or found.__context__
+    return None
 
 
 def in_one_line(error: BaseException) -> str:

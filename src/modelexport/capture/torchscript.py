@@ -10,7 +10,6 @@ import contextlib
 import copy
 import dataclasses
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -214,9 +213,7 @@ def _export(
     """The file; as a model in memory where it is more than one protobuf can hold."""
     named = dict(kwargs) or None
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    with warnings.catch_warnings(), silent_log():
-        # That this exporter is the older one, and each Python value that tracing fixes.
-        warnings.simplefilter("ignore")
+    with silent_log():
         if weights <= _LARGEST_IN_MEMORY:
             file = _Sink()
             with weights_apart() as contents:

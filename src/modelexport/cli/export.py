@@ -40,6 +40,14 @@ def export(
         list[str] | None,
         typer.Option(help="Axes that may have other sizes: auto, or name:axis=dimension; repeat for more."),
     ] = None,
+    allow_specialization: Annotated[
+        bool,
+        typer.Option(
+            "--allow-specialization",
+            help="Fall back to tracing where the model depends on values of its inputs: the file is right only for "
+            "inputs that take the same path as the example inputs.",
+        ),
+    ] = False,
     torch_nn_exceptions: Annotated[
         str | None, typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.")
     ] = None,
@@ -95,7 +103,7 @@ def export(
     target = check_target(output, force=force or stages, sidecar=not stages)
     if stages:
         others = {"--dynamic": dynamic, "--fx-graph": fx_graph, "--jit-graph": jit_graph, "--report": report}
-        check_stage_options(strategy, exporter, others)
+        check_stage_options(strategy, exporter, {**others, "--allow-specialization": allow_specialization})
     taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
     report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
     request.check()
@@ -112,13 +120,14 @@ def export(
     if not stages:
         options |= {"strategy": strategy, "exporter": exporter, "dynamic": parse_dynamic(dynamic)}
         options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
+        options |= {"allow_specialization": allow_specialization}
     results = _export(model, request, output, options, stages=stages)
+    for note in dict.fromkeys(note for result in results.values() for note in result.notes):
+        message_console().print(printable(note), markup=False)
     if stages:
         show_stages(results, output_format)
         return
     (result,) = results.values()
-    for note in result.notes:
-        message_console().print(printable(note), markup=False)
     if report_target is not None:
         write_text(report_target, markdown_report(model, result))
     if output_format is OutputFormat.JSON:

@@ -23,6 +23,7 @@ class CaptureRequest:
         options: Further arguments for the exporter, as `torch.onnx.export` names them.
         exporter: Who is to make the graph: one of the strategy's exporters.
         training: Whether the model is to be exported in the mode it is in, training included.
+        allow_specialization: Whether tracing may be fallen back to where it fixes values that depend on the inputs.
     """
 
     model: torch.nn.Module
@@ -31,6 +32,7 @@ class CaptureRequest:
     options: Mapping[str, Any]
     exporter: str
     training: bool = False
+    allow_specialization: bool = False
 
 
 class Strategy(ABC):

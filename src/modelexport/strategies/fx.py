@@ -43,10 +43,10 @@ class FxStrategy(Strategy):
         try:
             return capture(model, args, kwargs, request.options)
         except Exception as error:
-            raise explain_failure(self.name, request.exporter, error) from error
+            raise explain_failure(self.name, request.exporter, request.model, error) from error
 
     def _capture_program(self, model: ExportedProgramModule, request: CaptureRequest) -> Capture:
         try:
             return exported_program.capture_program(model, request.options)
         except Exception as error:
-            raise explain_failure(self.name, request.exporter, error) from error
+            raise explain_failure(self.name, request.exporter, request.model, error) from error

@@ -30,4 +30,4 @@ class HtpStrategy(Strategy):
         try:
             return torchscript.capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
         except Exception as error:
-            raise explain_failure(self.name, request.exporter, error) from error
+            raise explain_failure(self.name, request.exporter, request.model, error) from error

@@ -8,11 +8,23 @@ import torch
 
 from modelexport.capture import huggingface, torchscript
 from modelexport.capture.capture import Capture
-from modelexport.errors import AllStrategiesFailedError, InputError, ModelExportError, StrategyIncompatibleError
+from modelexport.capture.data_reads import find_data_reads
+from modelexport.capture.specialization import Specialization
+from modelexport.capture.tracer_warnings import recorded_warnings
+from modelexport.errors import (
+    AllStrategiesFailedError,
+    DataDependentError,
+    InputError,
+    ModelExportError,
+    SpecializationError,
+    StrategyIncompatibleError,
+)
 from modelexport.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.strategies.characteristics import ModelCharacteristics, characterize
 from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
+
+_MOST_PLACES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +96,31 @@ def _reason(number: int, place: int, exporter: str, model_is: ModelCharacteristi
 def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
     """The capture of the first candidate that serves, with the record of all attempts.
 
+    A trace that fixes values which depend on the inputs serves where it is the first choice, or by consent: not as a
+    fallback for an exporter that would have kept them.
+
     Raises:
+        SpecializationError: Such a trace is all that there is.
         AllStrategiesFailedError: None of several strategies did.
         StrategyIncompatibleError: The only one did not, with any of its exporters.
         InputError: The inputs do not fit the model, so that trying further is of no use.
     """
     attempts: list[AttemptReport] = []
     failures: list[tuple[Candidate, ModelExportError]] = []
+    refused: Specialization | None = None
     for candidate in found:
         name, exporter = candidate.strategy.name, candidate.exporter
+        traces = exporter == torchscript.EXPORTER
         try:
-            capture = candidate.strategy.capture(dataclasses.replace(request, exporter=exporter))
+            if traces and refused is not None:
+                raise _refusal(name, exporter, refused)
+            with recorded_warnings(request.model) as warned:
+                capture = candidate.strategy.capture(dataclasses.replace(request, exporter=exporter))
+            reads = find_data_reads(request.model, request.args, request.kwargs) if traces else ()
+            fixed = Specialization(tuple(warned), reads)
+            if traces and not request.allow_specialization and _needs_consent(fixed, failures):
+                refused = fixed
+                raise _refusal(name, exporter, fixed)
         except InputError:
             raise
         except ModelExportError as error:
@@ -102,8 +128,58 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
             attempts.append(AttemptReport(name, exporter, candidate.reason, str(error)))
             continue
         attempts.append(AttemptReport(name, capture.exporter, candidate.reason))
-        return capture, tuple(attempts)
+        return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes())), tuple(attempts)
+    if refused is not None:
+        raise _need_of_consent(refused, failures) from failures[0][1]
     raise _combined(failures) from failures[-1][1].__cause__
+
+
+def _needs_consent(fixed: Specialization, failures: list[tuple[Candidate, ModelExportError]]) -> bool:
+    """Whether a trace that others failed before may be wrong for other inputs than the example."""
+    if any(isinstance(error, DataDependentError) for _, error in failures):
+        # There is something to be fixed: only a trace that nothing was seen of is known to have kept it.
+        return not fixed.is_empty
+    return bool(failures and fixed.by_inputs)
+
+
+def _refusal(strategy: str, exporter: str, fixed: Specialization) -> StrategyIncompatibleError:
+    return StrategyIncompatibleError(
+        strategy,
+        f"the {exporter} exporter traces it, which fixes what depends on the inputs to the example inputs: "
+        f"{_list_places(fixed)}.",
+        "Allow that with allow_specialization, or name the strategy and exporter",
+    )
+
+
+def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, ModelExportError]]) -> SpecializationError:
+    told = [error.place for _, error in failures if isinstance(error, DataDependentError) and error.place is not None]
+    places = [str(place) for place in fixed.by_inputs] or told or [str(place) for place in fixed.anywhere]
+    places = list(dict.fromkeys(places))
+    others = dict.fromkeys(
+        f"{candidate.exporter}: "
+        + (error.reason if isinstance(error, StrategyIncompatibleError) else str(error)).removesuffix(".")
+        for candidate, error in failures
+        if candidate.exporter != torchscript.EXPORTER and not isinstance(error, DataDependentError)
+    )
+    because = f" for other reasons ({_shorten(list(others))})" if others else ""
+    message = (
+        f"this model depends on the values of its inputs at {_shorten(places)}. Tracing would fix that to what the "
+        "example inputs give, and the file would be wrong for inputs that lead elsewhere; the exporters that do not "
+        f"trace failed{because}. Rewrite the model with torch.cond or tensor operations, or accept such a file: "
+        "allow_specialization=True (--allow-specialization), or strategy='htp' (--strategy htp)"
+    )
+    return SpecializationError(
+        [(f"{candidate.strategy.name} ({candidate.exporter})", error) for candidate, error in failures], message, places
+    )
+
+
+def _list_places(fixed: Specialization) -> str:
+    return _shorten([str(place) for place in fixed.anywhere])
+
+
+def _shorten(texts: list[str]) -> str:
+    rest = f" and {len(texts) - _MOST_PLACES} more" if len(texts) > _MOST_PLACES else ""
+    return "; ".join(texts[:_MOST_PLACES]) + rest
 
 
 def _combined(failures: list[tuple[Candidate, ModelExportError]]) -> ModelExportError:

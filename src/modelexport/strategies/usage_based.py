@@ -44,7 +44,7 @@ class UsageBasedStrategy(Strategy):
         try:
             graph, file = _export(request)
         except Exception as error:
-            raise explain_failure(self.name, request.exporter, error) from error
+            raise explain_failure(self.name, request.exporter, request.model, error) from error
         tree = read_module_tree(model)
         # The graph is ours, of the caller's own model: it may take what the model takes.
         usage = attribute_by_usage(graph, model, tree, args, kwargs, NO_RUN_LIMITS)

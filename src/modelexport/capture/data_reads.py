@@ -1,0 +1,126 @@
+"""Where a model reads values out of its tensors into Python: what tracing fixes to the example inputs.
+
+Seen while PyTorch runs the model. The tracer's own warnings cannot tell a value from a size, and there are reads that
+it does not warn of (`torch.equal`, a tensor as an index of a list).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
+from modelexport.preserve import buffers_restored, fused_layers_off
+
+# Functions that copy values out of a tensor without an operator that a trace could have.
+_COPYING = (
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.tensor,
+    torch.as_tensor,
+    torch.Tensor.new_tensor,
+)
+
+
+def find_data_reads(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[SourcePlace, ...] | None:
+    """Run the model once, and find where its Python code gets values that depend on the inputs or on chance.
+
+    Args:
+        model: The model; its buffers are put back.
+        args: Its positional example inputs; they are copied.
+        kwargs: Its example inputs by keyword; they are copied.
+
+    Returns:
+        The places in the order they first ran; None where the model does not run under watch.
+    """
+    watch = _Watch(module_paths(model))
+    try:
+        given, named = copy.deepcopy((args, dict(kwargs)))
+        watch.mark((given, named))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(buffers_restored(model))
+            stack.enter_context(fused_layers_off())
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_CopyWatch(watch))
+            stack.enter_context(watch)
+            model(*given, **named)
+    except Exception:  # noqa: BLE001  the export has succeeded: this run only tells more about it
+        return None
+    return tuple(watch.places)
+
+
+class _Watch(TorchDispatchMode):
+    """Follows what is computed from the inputs, and notes the operators that turn it into Python values."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, paths: Mapping[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[SourcePlace, None] = {}
+        self._paths = paths
+        # While these are held, no other memory gets the same identity.
+        self._dependent: dict[int, object] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dependent = self.is_dependent((args, kwargs)) or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        result = func(*args, **(kwargs or {}))
+        if dependent:
+            self.mark(result)
+            if any(isinstance(leaf, bool | int | float | complex) for leaf in pytree.tree_leaves(result)):
+                self.note()
+        return result
+
+    def mark(self, values: object) -> None:
+        """These tensors depend on the inputs from now on."""
+        for leaf in pytree.tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                identity, held = _memory(leaf)
+                self._dependent[identity] = held
+
+    def is_dependent(self, values: object) -> bool:
+        """Whether one of these tensors depends on the inputs."""
+        leaves = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        return any(_memory(leaf)[0] in self._dependent for leaf in leaves)
+
+    def note(self) -> None:
+        """A value has been read where the model is now."""
+        place = find_place(running_frames(sys._getframe(1)), self._paths)
+        if place is not None:
+            self.places[place] = None
+
+
+class _CopyWatch(TorchFunctionMode):
+    """Sees the functions that copy values out of tensors."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _COPYING and self._watch.is_dependent(args):
+            self._watch.note()
+        return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, object]:
+    """The identity of what a tensor's values are kept in, and an object that keeps the identity from being reused."""
+    try:
+        memory = StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        # Nothing of its own in memory: a wrapper around other tensors, or one of an unusual layout.
+        return id(tensor), tensor
+    return memory.cdata, memory

@@ -1,0 +1,54 @@
+"""Warnings of exporters as notes: which are kept, and how many are told."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from modelexport.capture.source_places import SourcePlace
+from modelexport.capture.specialization import Specialization
+from modelexport.capture.tracer_warnings import TracerWarning, recorded_warnings
+
+
+def test_first_twenty_are_told_and_the_rest_is_counted() -> None:
+    warned = tuple(TracerWarning("a size", SourcePlace("net.py", line, ""), True) for line in range(25))
+    notes = Specialization(warned, ()).notes()
+    assert len(notes) == 21
+    assert notes[-1] == "and 5 more warnings of the exporter"
+
+
+def test_values_of_the_inputs_come_before_sizes() -> None:
+    warned = tuple(TracerWarning("a value", SourcePlace("net.py", line, ""), True) for line in range(25))
+    found = Specialization(warned, (SourcePlace("net.py", 24, ""),))
+    assert found.by_inputs == (SourcePlace("net.py", 24, ""),)
+    assert "net.py:24" in found.notes()[0]
+
+
+def test_every_value_counts_where_the_reads_are_not_known() -> None:
+    warned = (TracerWarning("a value", SourcePlace("net.py", 3, ""), True),)
+    assert Specialization(warned, None).by_inputs == (SourcePlace("net.py", 3, ""),)
+    assert "may depend on the inputs" in Specialization(warned, None).notes()[0]
+    assert not Specialization((), None).is_empty
+
+
+def test_warnings_of_the_model_itself_and_of_deprecations_stay_out() -> None:
+    with recorded_warnings(nn.Linear(1, 1)) as found:
+        warnings.warn("the model's own", UserWarning, stacklevel=1)
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        warnings.warn("fixed. Advice follows.", torch.jit.TracerWarning, stacklevel=1)
+    assert [warning.text for warning in found] == ["fixed"]
+
+
+def test_warnings_of_other_threads_go_where_they_went_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    with recorded_warnings(nn.Linear(1, 1)) as found:
+        thread = threading.Thread(target=lambda: warnings.warn("elsewhere", torch.jit.TracerWarning, stacklevel=1))
+        thread.start()
+        thread.join()
+    assert shown == ["elsewhere"]
+    assert list(found) == []
