@@ -38,7 +38,7 @@ def tag_file(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     training: bool = False,
-    overwrite: bool = True,
+    overwrite: bool = False,
     progress: Observer | None = None,
 ) -> ExportResult:
     """Tag an ONNX file that another tool made: every node with the module call that computes what it computes.

@@ -1,0 +1,1 @@
+"""Where example inputs come from."""
