@@ -83,8 +83,9 @@ def summarized(describe: Callable[[Any], Summary]) -> Callable[[Shown], Shown]:
         def represent_html(self: Any) -> str:
             return _html(cls.__name__, describe(self))
 
-        cls.__repr__ = represent
-        cls._repr_html_ = represent_html
+        # Set here rather than inherited: the generated repr of a dataclass or struct would win.
+        for name, method in (("__repr__", represent), ("_repr_html_", represent_html)):
+            setattr(cls, name, method)
         return cls
 
     return decorate

@@ -76,7 +76,7 @@ def test_activation_fused_into_a_convolution_is_named_beside_convolution_and_nor
 def test_retagging_an_untouched_file_changes_nothing(exported: Exporter, tmp_path: Path) -> None:
     copy = tmp_path / "copy.onnx"
     onnx.save(modelexport.strip_hierarchy(onnx.load(exported("bert").path)), copy)
-    report = retag(copy, exported("bert").path)
+    report = retag(copy, exported("bert").path, overwrite=True)
     assert report.document.nodes == exported("bert").document.nodes
     assert [c.outputs for c in report.document.calls] == [c.outputs for c in exported("bert").document.calls]
 
@@ -89,7 +89,7 @@ def test_model_that_has_nothing_in_common_is_refused(exported: Exporter, tmp_pat
     path = tmp_path / "stranger.onnx"
     onnx.save(stranger, path)
     with pytest.raises(modelexport.InputError, match=r"another model.*--by-value"):
-        retag(path, exported("bert").path)
+        retag(path, exported("bert").path, overwrite=True)
     assert onnx.load(path) == stranger
 
 

@@ -22,7 +22,7 @@ from modelexport.analysis.selection import select, selection_schema
 from modelexport.analysis.selectors import select_nodes
 from modelexport.analysis.statistics import count
 from modelexport.artifact import sidecar_path
-from modelexport.cli.tables import as_csv
+from modelexport.cli.pages import as_csv
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError, SelectorError
 from modelexport.hierarchy import contains
@@ -164,14 +164,14 @@ def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_json_fits_its_published_schema(exported: Exporter, command: Callable[..., Outcome], name: str) -> None:
     path = exported(name).path
-    for arguments in ((), ("--show-resolution-details",), ("--filter", "**", "--depth", "1")):
+    for arguments in ((), ("--show-resolution-details",), ("--select", "**", "--depth", "1")):
         outcome = command("analyze", path, "--format", "json", *arguments)
         assert outcome.code == 0
         content = json.loads(outcome.stdout)
         published = json.loads(command("schema", "analyze").stdout)
         assert published == json.loads(json.dumps(analysis_schema()))
         jsonschema.validate(content, published)
-        assert content["nodes"] == len(exported(name).document.nodes) or "--filter" in arguments
+        assert content["nodes"] == len(exported(name).document.nodes) or "--select" in arguments
         assert (content["resolution"] is not None) == ("--show-resolution-details" in arguments)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**content, "nodes": "many"}, published)
@@ -185,7 +185,7 @@ def test_summary_and_details_say_what_was_counted(exported: Exporter, command: C
     assert "nodes: 7 (5 exact, 2 fused), 100.0% with an owner" in summary.stdout
     assert "hierarchy from: sidecar" in summary.stdout
     assert "--show-resolution-details" in summary.stdout
-    detailed = command("analyze", path, "--format", "detailed", "--show-resolution-details").stdout
+    detailed = command("analyze", path, "--detailed", "--show-resolution-details").stdout
     rows = {line.split()[0]: line.split() for line in detailed.splitlines() if line.startswith("  features")}
     module = next(m for m in analyze(path).modules if m.path == "features.2")
     assert rows["features.2"][1:8] == [
@@ -300,7 +300,7 @@ def test_names_from_a_stranger_reach_no_terminal_and_no_spreadsheet(
     command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     path = hostile(tmp_path)
-    for arguments in (("analyze", path), ("analyze", path, "--format", "detailed"), ("select", path, "**")):
+    for arguments in (("analyze", path), ("analyze", path, "--detailed"), ("select", path, "**")):
         outcome = command(*arguments)
         assert outcome.code == 0
         assert "\x1b" not in outcome.stdout
@@ -416,18 +416,18 @@ def test_nodes_without_or_with_shared_names_are_refused_where_only_names_count(
     assert command("select", path, "blk@0", "--format", "json").code == 0
     assert command("select", path, "blk@2", "--format", "ort-exclude").code == 0
     path = renamed({"relu": "same", "relu_1": "same"})
-    outcome = command("select", path, "blk@0", "--format", "names")
+    outcome = command("select", path, "blk@0", "--format", "human")
     assert outcome.code == 2
     assert "share their name with nodes that were not picked (Relu 'same')" in outcome.stderr
     # Nothing is taken by mistake where all that share a name are picked.
-    both = command("select", path, "blk@0 or blk@1", "--format", "names")
+    both = command("select", path, "blk@0 or blk@1", "--format", "human")
     assert both.stdout.split().count("same") == 1
 
 
 BAD: dict[str, tuple[list[str], str]] = {
     "syntax": (["select", "FILE", "(encoder"], "at character 1"),
     "nothing": (["select", "FILE", "class:Blok"], "did you mean 'Block'"),
-    "filter": (["analyze", "FILE", "--filter", "a b"], "at character 3"),
+    "filter": (["analyze", "FILE", "--select", "a b"], "at character 3"),
     "no file": (["analyze", "/none.onnx"], "is not a file"),
     "no such format": (["select", "FILE", "blk", "--format", "tpu"], "tpu"),
     "depth": (["analyze", "FILE", "--depth", "-1"], "--depth"),

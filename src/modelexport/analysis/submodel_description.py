@@ -10,7 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.analysis.submodel import Port, Submodel
-from modelexport.display import Summary, summarized
+from modelexport.display import Cell, Summary, summarized
 from modelexport.schemas import json_schema
 
 
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def _summary(found: ExtractedModules) -> Summary:
     facts = {"manifest": found.manifest, "submodels": len(found.submodels), "refused": len(found.refused)}
-    rows = [(entry.call or "(root)", entry.file, entry.node_count) for entry in found.submodels]
+    rows: list[tuple[Cell, ...]] = [(entry.call or "(root)", entry.file, entry.node_count) for entry in found.submodels]
     rows += [(entry.call or "(root)", entry.explanation, None) for entry in found.refused]
     return Summary(facts, ("call", "file", "nodes"), rows)
 

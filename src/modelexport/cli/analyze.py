@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from modelexport.cli.options import LimitOption, SelectOption
-from modelexport.cli.output import ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
 from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text, limited
 from modelexport.display import Cell
 
@@ -47,11 +47,15 @@ def analyze(
         bool,
         typer.Option("--show-resolution-details", help="Every node whose owner is not exact: candidates and reason."),
     ] = False,
-    limit: LimitOption = 8,
+    limit: LimitOption = None,
     output_format: Annotated[
-        AnalysisFormat,
-        typer.Option("--format", help="For people, programs, spreadsheets or documents.", rich_help_panel="Output"),
-    ] = AnalysisFormat.HUMAN,
+        AnalysisFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, programs, spreadsheets or documents. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     report: ReportFile,
     out: Output,
 ) -> None:
@@ -72,12 +76,13 @@ def analyze(
 
         modelexport analyze model.onnx --show-resolution-details
     """
+    form = report.form(output_format, AnalysisFormat)
     report.check(file)
     from modelexport.analysis.report import analyze as analyze_file
 
     with out.working(f"reading {file}"):
         found = analyze_file(file, selector=select, depth=depth, resolution=details)
-    report.write(render(found, output_format, report.width, limit=0 if detailed else limit, detailed=detailed), out)
+    report.write(render(found, form, report.width, limit=report.rows(limit), detailed=detailed), out)
 
 
 def render(found: AnalysisReport, form: AnalysisFormat, width: int, *, limit: int, detailed: bool) -> str:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from modelexport.cli.options import LimitOption
-from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
 from modelexport.cli.pages import Section, as_html, as_markdown, as_text, limited
 from modelexport.display import Cell, counted
 
@@ -28,15 +28,6 @@ class ComparisonFormat(enum.StrEnum):
     HTML = "html"
 
 
-_SUFFIXES = {
-    ".json": ComparisonFormat.JSON,
-    ".md": ComparisonFormat.MARKDOWN,
-    ".markdown": ComparisonFormat.MARKDOWN,
-    ".html": ComparisonFormat.HTML,
-    ".htm": ComparisonFormat.HTML,
-}
-
-
 def compare(
     *,
     before: Annotated[
@@ -46,12 +37,12 @@ def compare(
     contents: Annotated[
         bool, typer.Option("--weights", help="Also read and compare the values of the weights.")
     ] = False,
-    limit: LimitOption = 20,
+    limit: LimitOption = None,
     output_format: Annotated[
         ComparisonFormat | None,
         typer.Option(
             "--format",
-            help="For people, programs or documents; without it, the name of -o decides (.json, .md, .html).",
+            help=f"For people, programs or documents. {FORMAT_DEFAULT}",
             rich_help_panel="Output",
         ),
     ] = None,
@@ -71,13 +62,13 @@ def compare(
 
         modelexport compare old.onnx new.onnx --weights --format json
     """
+    form = report.form(output_format, ComparisonFormat)
     report.check(before, after)
-    form = output_format or _SUFFIXES.get(report.path.suffix.lower() if report.path else "", ComparisonFormat.HUMAN)
     from modelexport.analysis.comparison import compare_models
 
     with out.working(f"comparing {before} with {after}"):
         found = compare_models(before, after, contents=contents)
-    report.write(render(found, form, limit, report.width), out)
+    report.write(render(found, form, report.rows(limit), report.width), out)
     if report.path is not None:
         out.note("\n".join(_verdict(found)[:3]))
     if not found.same:

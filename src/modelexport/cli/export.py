@@ -122,7 +122,7 @@ def export(
         modelexport export my_package.models:make_gpt2 gpt2.onnx --stages
     """
     if (output is None) == (output_option is None):
-        raise InputError("give the .onnx file to write once: as OUTPUT, or with -o")
+        raise InputError("give the .onnx file to write once, as OUTPUT or with -o (see --help)")
     path = output if output is not None else output_option
     assert path is not None
     # Checked before anything is loaded: a wrong path should not cost the time of an export.

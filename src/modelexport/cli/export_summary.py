@@ -65,7 +65,9 @@ def markdown_report(model: str, result: ExportResult) -> str:
         if m.nodes
     )
     steps = tuple((s.step, f"{s.seconds:.2f}", f"{s.peak_memory_bytes / 1e6:.0f}") for s in result.steps)
-    attempts = tuple((a.strategy, a.exporter, a.reason, a.error or "") for a in result.attempts)
+    attempts = tuple(
+        (a.strategy, a.exporter, " ".join(a.reason.split()), " ".join((a.error or "").split())) for a in result.attempts
+    )
     sections = [
         Section("Result", (*_counts(result), *(f"wrote {path}" for path in result.files), *result.notes)),
         Section("Attributions", (), ("kind", "nodes"), tuple(sorted(result.kinds.items()))),

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 
 from modelexport.cli.model_options import ModelArgument, ModelLoading
-from modelexport.cli.output import Format, FormatOption, Output, ReportFile, json_text
+from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text
 from modelexport.cli.pages import Section, as_text
 
 
@@ -15,7 +15,7 @@ def inspect(
     *,
     model: ModelArgument,
     loading: ModelLoading,
-    output_format: FormatOption = Format.HUMAN,
+    output_format: ReportFormatOption = None,
     report: ReportFile,
     out: Output,
 ) -> None:
@@ -27,12 +27,13 @@ def inspect(
 
         modelexport inspect my_package.models:make_net --format json
     """
+    form = report.form(output_format, Format)
     report.check()
     from modelexport.strategies.overview import overlook
 
     with out.running_model():
         found = overlook(model, loading.load(model, out).model)
-    if output_format is Format.JSON:
+    if form is Format.JSON:
         report.write(json_text(msgspec.to_builtins(found)), out)
         return
     facts = tuple(

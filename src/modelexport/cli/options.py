@@ -14,7 +14,10 @@ SELECTOR_HELP = "Module paths, tags, class:, op:, and/or/not; docs/selectors.md 
 SelectOption = Annotated[
     str | None, typer.Option("--select", metavar="SELECTOR", help=f"Only what a selector picks. {SELECTOR_HELP}")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=0, help="Rows to show of each table; 0 shows all.")]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=0, help="Rows of each table; 0 shows all. By default 20 on a terminal, all elsewhere."),
+]
 TorchNnExceptionsOption = Annotated[
     str | None,
     typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.", rich_help_panel="Owners and tags"),

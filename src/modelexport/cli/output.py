@@ -15,12 +15,12 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 
 from modelexport.display import printable
-from modelexport.errors import StorageError
+from modelexport.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -31,9 +31,20 @@ if TYPE_CHECKING:
 ROOT = "(root)"
 FINDINGS = 1
 _PANEL = "Output"
+FORMAT_DEFAULT = "By default human, or as the name of -o says."
+_SUFFIXES = {
+    "": "human",
+    ".txt": "human",
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".html": "html",
+    ".sarif": "sarif",
+}
 _SECONDS_BETWEEN_LINES = 5.0
 # Lines in files and pipes are as long as they need to be; rich wants a number.
 _UNLIMITED = 1_000_000
+_ROWS_ON_A_TERMINAL = 20
 _TALKATIVE = ("torch.onnx", "torch._export", "onnxscript", "onnx_ir", "transformers")
 
 
@@ -47,6 +58,12 @@ class Format(enum.StrEnum):
 FormatOption = Annotated[
     Format, typer.Option("--format", help="For people, or JSON for programs.", rich_help_panel=_PANEL)
 ]
+# For reports, which -o writes to a file: its name may decide.
+ReportFormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", help=f"For people, or JSON for programs. {FORMAT_DEFAULT}", rich_help_panel=_PANEL),
+]
+Form = TypeVar("Form", bound=enum.StrEnum)
 
 
 class Output:
@@ -156,6 +173,21 @@ class ReportFile:
         if self.path is not None:
             self._target = check_text_target(self.path, force=self._force, taken=taken)
 
+    def form(self, given: Form | None, forms: type[Form]) -> Form:
+        """The format to write: the one that was given, else the one that the name of the file says.
+
+        Raises:
+            InputError: The name says none of those that there are.
+        """
+        if given is not None or self.path is None:
+            return given or forms("human")
+        known = {suffix: name for suffix, name in _SUFFIXES.items() if name in list(forms)}
+        name = known.get(self.path.suffix.lower())
+        if name is None:
+            suffixes = ", ".join(suffix for suffix in known if suffix)
+            raise InputError(f"{self.path}: its name does not say the format. Use {suffixes}, or give --format.")
+        return forms(name)
+
     def write(self, text: str, out: Output) -> None:
         """Write the report.
 
@@ -169,6 +201,12 @@ class ReportFile:
             return
         write_text(self._target, text)
         out.note(f"wrote {self._target}")
+
+    def rows(self, limit: int | None) -> int:
+        """How many rows of a table to show, 0 for all: what was asked for, else few on a terminal and all elsewhere."""
+        if limit is not None:
+            return limit
+        return 0 if self.width == _UNLIMITED else _ROWS_ON_A_TERMINAL
 
     @property
     def width(self) -> int:

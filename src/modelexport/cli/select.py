@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from modelexport.cli.options import SELECTOR_HELP
-from modelexport.cli.output import Output, ReportFile, json_text
+from modelexport.cli.output import FORMAT_DEFAULT, Output, ReportFile, json_text
 from modelexport.display import counted, printable
 from modelexport.errors import InputError
 
@@ -52,9 +52,13 @@ def select(
         typer.Option("--owners-only", help="Leave out nodes that a selected module only contributed to (fused ones)."),
     ] = False,
     output_format: Annotated[
-        SelectionFormat,
-        typer.Option("--format", help="Names, JSON with everything, or what a tool takes.", rich_help_panel="Output"),
-    ] = SelectionFormat.HUMAN,
+        SelectionFormat | None,
+        typer.Option(
+            "--format",
+            help=f"Names, JSON with everything, or what a tool takes. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     report: ReportFile,
     out: Output,
 ) -> None:
@@ -74,13 +78,14 @@ def select(
     """
     if (selector is None) == (select_option is None):
         raise InputError("give the selector once: as SELECTOR, or with --select")
+    form = report.form(output_format, SelectionFormat)
     report.check(file)
     from modelexport.analysis.selection import select as select_in_file
 
     with out.working(f"reading {file}"):
         selection = select_in_file(file, str(selector or select_option), contributors=not owners_only)
-    text = _as_text(selection, output_format)
-    for note in _notes(selection, output_format):
+    text = _as_text(selection, form)
+    for note in _notes(selection, form):
         out.note(f"note: {note}")
     report.write(text, out)
 

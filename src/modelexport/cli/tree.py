@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from modelexport.analysis.statistics import ModuleStatistics, count_modules
-from modelexport.cli.output import Format, FormatOption, Output, ReportFile, json_text, rendered
+from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy import MAX_DEPTH, parent_path
@@ -26,7 +26,7 @@ def tree(
     file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.", show_default=False)],
     depth: Annotated[int | None, typer.Option(min=0, help="How many levels below the root to show.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also show modules that own no node.")] = False,
-    output_format: FormatOption = Format.HUMAN,
+    output_format: ReportFormatOption = None,
     report: ReportFile,
     out: Output,
 ) -> None:
@@ -38,6 +38,7 @@ def tree(
 
         modelexport tree model.onnx --depth 2 --format json
     """
+    form = report.form(output_format, Format)
     report.check(file)
     loaded = read_model(file)
     if loaded.document is None and not loaded.stored:
@@ -47,7 +48,7 @@ def tree(
         )
     if loaded.document is None:
         out.note(f"note: {loaded.missing}; shown from the tags in the file")
-    if output_format is Format.JSON:
+    if form is Format.JSON:
         report.write(json_text(msgspec.to_builtins(_printed(loaded, depth, everything))), out)
     elif loaded.document is not None:
         modules = _selected(count_modules(loaded.document), depth, everything)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading
-from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, json_text, rendered
+from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import InputError
 
@@ -45,9 +45,13 @@ def validate(
         Path | None, typer.Option(help="A file that must have the same graph, apart from our metadata.")
     ] = None,
     output_format: Annotated[
-        ValidationFormat,
-        typer.Option("--format", help="For people, for programs, or SARIF for code hosts.", rich_help_panel="Output"),
-    ] = ValidationFormat.HUMAN,
+        ValidationFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, for programs, or SARIF for code hosts. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     report: ReportFile,
     out: Output,
 ) -> None:
@@ -69,6 +73,7 @@ def validate(
     if model is None and given:
         raise InputError(f"{' and '.join(given)} are for running a model: give --model too")
     inputs.check()
+    form = report.form(output_format, ValidationFormat)
     report.check(file)
     from modelexport.analysis.validation import validate as validate_file
 
@@ -80,7 +85,7 @@ def validate(
         with out.running_model():
             sourced = loading.load(model, out)
             found = judge_attributions(file, sourced.model, inputs.choose(sourced, out), found)
-    report.write(render(found, output_format, report.width), out)
+    report.write(render(found, form, report.width), out)
     if not found.is_valid:
         raise typer.Exit(FINDINGS)
 

@@ -11,7 +11,7 @@ import typer
 
 from modelexport.cli.model_options import InputOptions, ModelLoading, ModelOption
 from modelexport.cli.options import LimitOption, SelectOption
-from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.display import Cell
 from modelexport.errors import InputError
@@ -48,11 +48,15 @@ def verify(
     memory: Annotated[
         int, typer.Option(min=1, help="MiB of module inputs and outputs to hold at a time; less means more runs.")
     ] = 1024,
-    limit: LimitOption = 20,
+    limit: LimitOption = None,
     output_format: Annotated[
-        VerificationFormat,
-        typer.Option("--format", help="For people, for programs, or for spreadsheets.", rich_help_panel="Output"),
-    ] = VerificationFormat.HUMAN,
+        VerificationFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, for programs, or for spreadsheets. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
     report: ReportFile,
     out: Output,
 ) -> None:
@@ -75,6 +79,7 @@ def verify(
     if not file.is_file():
         raise InputError(f"{file} is not a file: give the path of an ONNX model")
     inputs.check()
+    form = report.form(output_format, VerificationFormat)
     report.check(file)
     limits = _parse_tolerance(tolerance)
     from modelexport.verification.modules import verify_modules
@@ -91,12 +96,12 @@ def verify(
             memory_bytes=memory * _MEBIBYTE,
             progress=activity.count,
         )
-    if output_format is VerificationFormat.JSON:
+    if form is VerificationFormat.JSON:
         report.write(json_text({**found.as_dict(), "file": str(file), "model": model}), out)
-    elif output_format is VerificationFormat.CSV:
+    elif form is VerificationFormat.CSV:
         report.write(as_csv(_CSV_HEADERS, [_csv_row(call) for call in found.calls]), out)
     else:
-        report.write(_text(found, limit, report.width), out)
+        report.write(_text(found, report.rows(limit), report.width), out)
     if not found.passed:
         raise typer.Exit(FINDINGS)
 
