@@ -23,6 +23,7 @@ from modelexport.analysis.selectors import select_nodes
 from modelexport.analysis.statistics import count
 from modelexport.artifact import sidecar_path
 from modelexport.cli.pages import as_csv
+from modelexport.display import printable
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError, SelectorError
 from modelexport.hierarchy import contains
@@ -191,7 +192,7 @@ def test_summary_and_details_say_what_was_counted(exported: Exporter, command: C
     assert rows["features.2"][1:8] == [
         "ConvBlock", "2", "1", "0", str(module.nodes), f"{module.parameters:,}", f"{module.parameter_bytes:,}",
     ]  # fmt: skip
-    assert "nodes that are not exact: 2 of 7" in detailed
+    assert "Not exact: 2 of 7 nodes" in detailed
     assert "contributor features.0.conv" in detailed
     assert "owner       features.0.norm" in detailed
 
@@ -231,7 +232,7 @@ def test_csv_is_safe_to_open() -> None:
     text = as_csv(("cell", "number"), [(cell, -1) for cell in cells])
     assert text.startswith("cell,number\r\n")
     read = [row[0] for row in csv.reader(io.StringIO(text, newline=""))][1:]
-    assert read == [f"'{cell}" for cell in cells[:8]] + cells[8:]
+    assert read == [f"'{printable(cell)}" for cell in cells[:8]] + cells[8:]
     assert all(row[1] == "-1" for row in list(csv.reader(io.StringIO(text, newline="")))[1:])
 
 
@@ -248,7 +249,7 @@ def test_output_goes_to_a_file_that_is_not_replaced_unasked(
     again = command("analyze", path, "--format", "csv", "-o", target)
     assert again.code == 2
     assert "it exists" in again.stderr
-    assert command("analyze", path, "-o", target, "--force").code == 0
+    assert command("analyze", path, "-o", target, "--force", "--format", "human").code == 0
     assert "hierarchy from" in target.read_text()
 
 
@@ -351,7 +352,7 @@ def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_kn
     outcome = command("select", path, "**", "--format", "nncf")
     assert json.loads(outcome.stdout) == {"names": main}
     assert len(whole) > len(main)
-    assert f"{len(whole) - len(main)} nodes in bodies" in outcome.stderr
+    assert f"{len(whole) - len(main)} nodes in subgraphs" in outcome.stderr
     inside = next(node.id for node in select(path, "**").nodes if node.nested)
     refused = command("select", path, f"node:'{inside}'", "--format", "nncf")
     assert refused.code == 2

@@ -16,6 +16,7 @@ from tests.conftest import Exporter
 from typer.testing import CliRunner
 
 import modelexport
+from modelexport.analysis.submodel import Submodel
 from modelexport.analysis.submodel_file import file_names, write_submodel
 from modelexport.artifact import sidecar_path
 from modelexport.attribution import recorded_by_exporter
@@ -77,6 +78,35 @@ def test_refused_modules_are_listed_and_the_exit_code_says_so(exported: Exporter
     assert [entry["call"] for entry in manifest["submodels"]] == ["head"]
     assert {entry["reason"] for entry in manifest["refused"]} == {"fused"}
     assert manifest["refused"][0]["fused_with"] == ["features.0.conv"]
+
+
+@pytest.mark.xdist_group("bert")
+def test_interrupted_extraction_of_many_leaves_nothing(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def interrupt(submodel: Submodel, path: Path) -> tuple[Path, ...]:
+        if written:
+            raise KeyboardInterrupt
+        written.append(submodel.call.id)
+        return write_submodel(submodel, path)
+
+    monkeypatch.setattr("modelexport.analysis.submodel_folder.write_submodel", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        modelexport.extract_modules(exported("bert").path, "class:BertLayer", tmp_path / "layers")
+    assert written == ["encoder.layer.0"]
+    assert list((tmp_path / "layers").iterdir()) == []
+
+
+@pytest.mark.xdist_group("bert")
+def test_targets_can_be_listed_and_existing_files_stay(exported: Exporter, tmp_path: Path) -> None:
+    found = modelexport.extract_modules(exported("bert").path, ["pooler", "embeddings", "pooler"], tmp_path)
+    assert [entry.call for entry in found.submodels] == ["pooler", "embeddings"]
+    assert Path(found.manifest) == tmp_path / "manifest.json"
+    with pytest.raises(InputError, match="it exists"):
+        modelexport.extract_modules(exported("bert").path, ["pooler"], tmp_path)
+    modelexport.extract_modules(exported("bert").path, ["pooler"], tmp_path, overwrite=True)
 
 
 @pytest.mark.parametrize(
