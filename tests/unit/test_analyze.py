@@ -232,7 +232,7 @@ def test_csv_is_safe_to_open() -> None:
     text = as_csv(("cell", "number"), [(cell, -1) for cell in cells])
     assert text.startswith("cell,number\r\n")
     read = [row[0] for row in csv.reader(io.StringIO(text, newline=""))][1:]
-    assert read == [f"'{printable(cell)}" for cell in cells[:8]] + cells[8:]
+    assert read == [f"'{printable(cell)}" for cell in cells[:8]] + [printable(cell) for cell in cells[8:]]
     assert all(row[1] == "-1" for row in list(csv.reader(io.StringIO(text, newline="")))[1:])
 
 

@@ -9,15 +9,11 @@ import html
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from modelexport.cli.output import rendered
 from modelexport.display import Cell, cell_text, escaped, html_table, printable
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; color: #1b1f24; }
@@ -70,38 +66,35 @@ def limited(
 
 def as_text(title: str, sections: Sequence[Section], width: int) -> str:
     """For people: no line is longer than `width`, which for files and pipes has no limit."""
-    from rich.console import Group
-
-    parts: list[RenderableType] = [_line(title)] if title else []
+    text = _line(title, 0, width) if title else ""
     dropped: dict[str, None] = {}
     for section in sections:
-        parts += [_line(""), _line(section.title)] if section.title else []
         indent = 2 if section.title else 0
-        parts += [_line(line, indent) for line in section.lines]
+        text += f"\n{_line(section.title, 0, width)}" if section.title else ""
+        text += "".join(_line(line, indent, width) for line in section.lines)
         if section.rows:
             table, left_out = _text_table(section, width, indent)
-            parts.append(table)
+            text += table
             dropped |= dict.fromkeys(left_out)
-        parts += [_line(words, indent) for words in _rest(section)]
+        text += "".join(_line(words, indent, width) for words in _rest(section))
     if dropped:
-        parts += [_line(""), _line(f"columns without room here: {', '.join(dropped)} (--format json has all)")]
-    return rendered(Group(*parts), width)
+        words = f"columns without room here: {', '.join(dropped)} (--format json has all)"
+        text += f"\n{_line(words, 0, width)}"
+    return text
 
 
-def _line(text: str, indent: int = 0) -> RenderableType:
+def _line(text: str, indent: int, width: int) -> str:
+    shown = printable(text)
+    if indent + len(shown) <= width:
+        return f"{' ' * indent if shown else ''}{shown}\n"
     from rich.padding import Padding
     from rich.text import Text
 
-    shown = Text(printable(text), overflow="fold")
-    return Padding(shown, (0, 0, 0, indent), expand=False) if text else shown
+    return rendered(Padding(Text(shown, overflow="fold"), (0, 0, 0, indent), expand=False), width)
 
 
-def _text_table(section: Section, width: int, indent: int) -> tuple[RenderableType, list[str]]:
-    """The table, and the columns that it has no room for."""
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
+def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[str]]:
+    """The lines of a table, and the columns that it has no room for."""
     columns = []
     for position, header in enumerate(section.headers):
         cells = [row[position] for row in section.rows]
@@ -115,13 +108,27 @@ def _text_table(section: Section, width: int, indent: int) -> tuple[RenderableTy
         if header in shown and indent + sum(widths[name] + _GAP for name in shown) - _GAP > width:
             shown.remove(header)
             dropped.append(header)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for header, _, numeric in columns:
-        if header in shown:
-            table.add_column(header, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    for line in zip(*(texts for header, texts, _ in columns if header in shown), strict=True):
+    chosen = [column for column in columns if column[0] in shown]
+    if indent + sum(widths[name] + _GAP for name in shown) - _GAP <= width:
+        # What fits is aligned here: rich takes half a millisecond for a row, and files have thousands of modules.
+        lines = zip(*([header, *texts] for header, texts, _ in chosen), strict=True)
+        sides = [(widths[header], numeric) for header, _, numeric in chosen]
+        return "".join(f"{' ' * indent}{_aligned(line, sides)}\n" for line in lines), dropped
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
+    for header, _, numeric in chosen:
+        table.add_column(header, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for line in zip(*(texts for _, texts, _ in chosen), strict=True):
         table.add_row(*map(Text, line))
-    return Padding(table, (0, 0, 0, indent), expand=False), dropped
+    return rendered(Padding(table, (0, 0, 0, indent), expand=False), width), dropped
+
+
+def _aligned(line: Sequence[str], sides: Sequence[tuple[int, bool]]) -> str:
+    cells = (text.rjust(size) if right else text.ljust(size) for text, (size, right) in zip(line, sides, strict=True))
+    return (" " * _GAP).join(cells).rstrip()
 
 
 def _number(cell: Cell) -> str:
