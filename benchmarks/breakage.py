@@ -107,7 +107,7 @@ def break_file(file: File, folder: Path, moves: int) -> Row | str:
     path = folder / "model.onnx"
     try:
         modelexport.export_model(
-            copy.deepcopy(specimen.model), specimen.inputs, path, strategy=file.strategy, **file.options
+            copy.deepcopy(specimen.model), specimen.inputs, path, strategy=file.strategy, overwrite=True, **file.options
         )
     except ModelExportError as error:
         return " ".join(str(error).split())[:160]

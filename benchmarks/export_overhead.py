@@ -115,7 +115,9 @@ def compare(build: Callable[[], tuple[nn.Module, Any]], strategy: str, rounds: i
         PLAIN[strategy](model, inputs, folder / "plain.onnx")
 
     def ours() -> None:
-        modelexport.export_model(model, inputs, folder / "ours.onnx", strategy=strategy, external_data=False)
+        modelexport.export_model(
+            model, inputs, folder / "ours.onnx", strategy=strategy, external_data=False, overwrite=True
+        )
 
     times: dict[str, list[float]] = {"plain": [], "ours": []}
     peaks: dict[str, list[int]] = {"plain": [], "ours": []}

@@ -62,7 +62,9 @@ def main() -> None:
         ours_file, theirs_file = Path(folder) / "ours.onnx", Path(folder) / "theirs.onnx"
         ours, theirs = [], []
         for _ in range(options.rounds):
-            ours.append(seconds(lambda: write_submodel(modelexport.Extractor(path).extract(target), ours_file)))
+            ours.append(
+                seconds(lambda: write_submodel(modelexport.Extractor(path).extract(target), ours_file, overwrite=True))
+            )
             theirs.append(seconds(lambda: onnx.utils.extract_model(path, theirs_file, given, made)))
         nodes = [len(onnx.load(file, load_external_data=False).graph.node) for file in (ours_file, theirs_file)]
         print(f"nodes: {nodes[0]} and {nodes[1]}; bytes: {ours_file.stat().st_size} and {theirs_file.stat().st_size}")

@@ -78,7 +78,9 @@ def _of_specimen(name: str, specimen: zoo.Specimen) -> Subject:
         fresh_generated_code()
         strategy = column.partition(",")[0]
         optimize = column != "fx, optimize=False"
-        return modelexport.export_model(specimen.model, specimen.inputs, path, strategy=strategy, optimize=optimize)
+        return modelexport.export_model(
+            specimen.model, specimen.inputs, path, strategy=strategy, optimize=optimize, overwrite=True
+        )
 
     return Subject(name, specimen.model, args, kwargs, export)
 

@@ -41,7 +41,7 @@ def rows(name: str, folder: Path) -> tuple[list[str], list[str]]:
     """The lines of a model in both tables."""
     specimen = zoo.build(name)
     tagged = folder / f"{name}.onnx"
-    document = modelexport.export_model(specimen.model, specimen.inputs, tagged, strategy="fx").document
+    document = modelexport.export_model(specimen.model, specimen.inputs, tagged, strategy="fx", overwrite=True).document
     args, kwargs = normalize_inputs(specimen.inputs, None)
     given = [tensor.numpy() for _, tensor in named_arguments(document.modules[0].forward_arguments, args, kwargs)]
     feeds = {value.name or "": array for value, array in zip(load(tagged).model.graph.inputs, given, strict=True)}
@@ -53,7 +53,7 @@ def rows(name: str, folder: Path) -> tuple[list[str], list[str]]:
         except Exception as error:  # noqa: BLE001  whatever a tool raises is a line of the table
             lines.append(f"| {name} | {tool} | the tool fails: {type(error).__name__} ||||||||")
             continue
-        report = retag(rewritten, tagged, folder / "retagged.onnx")
+        report = retag(rewritten, tagged, folder / "retagged.onnx", overwrite=True)
         verdict = rewriting.judge(tagged, document, rewritten, report.document)
         wrong = len(verdict.unowned) + len(verdict.moved) + len(verdict.strangers)
         numbers = (verdict.nodes, verdict.untouched, report.exact, report.projected, report.inferred, wrong)
@@ -70,7 +70,7 @@ def _by_value_row(
 ) -> str:
     renamed = folder / "renamed.onnx"
     old = rename_file(rewritten, renamed)
-    report = retag(renamed, tagged, folder / "retagged.onnx", by_value=True)
+    report = retag(renamed, tagged, folder / "retagged.onnx", by_value=True, overwrite=True)
     verdict = rewriting.judge(tagged, document, rewritten, with_old_names(report.document, old))
     wrong = len(verdict.unowned) + len(verdict.moved) + len(verdict.strangers)
     numbers = (verdict.nodes, verdict.untouched, report.exact, report.projected, report.inferred, wrong)

@@ -236,7 +236,7 @@ def export_ours(built: Built, path: Path) -> dict[str, Any]:
     inputs = built.kwargs if not built.args else built.args
     options = {"kwargs": built.kwargs} if built.args and built.kwargs else {}
     try:
-        result = modelexport.export_model(built.model, inputs, path, external_data=False, **options)
+        result = modelexport.export_model(built.model, inputs, path, external_data=False, overwrite=True, **options)
     except modelexport.AllStrategiesFailedError as error:
         raise NoWayError([(name, describe(failure)) for name, failure in error.failures]) from None
     return {

@@ -297,7 +297,7 @@ def _check_free(path: Path, *, force: bool) -> None:
     elif not stat.S_ISREG(mode):
         problem = "it is a pipe, socket or device. Choose another name"
     elif not force:
-        problem = "it exists. Choose another name, or use force (--force) to replace it"
+        problem = "it exists. Choose another name, or replace it: --force on the command line, overwrite=True in Python"
     else:
         return
     raise InputError(f"Cannot write {path}: {problem}.")

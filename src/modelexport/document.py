@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from modelexport._version import __version__
 from modelexport.attribution import Attribution
+from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import GraphTensor
 from modelexport.hierarchy import (
@@ -120,6 +121,22 @@ class ExtractionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     notes: tuple[str, ...] = ()
 
 
+def _summary(document: HierarchyDocument) -> Summary:
+    facts = {
+        "strategy": document.strategy,
+        "exporter": document.exporter,
+        "modules": len(document.modules),
+        "calls": len(document.calls),
+        "nodes": len(document.nodes),
+        "kinds": ", ".join(f"{count} {kind}" for kind, count in document.kinds.items()),
+    }
+    own = Counter(node.module for node in document.nodes)
+    classes = {module.path: module.class_name for module in document.modules}
+    rows = [(call.id or "(root)", classes.get(call.path, ""), own[call.id], call.tag) for call in document.calls]
+    return Summary(facts, ("call", "class", "own nodes", "tag"), rows)
+
+
+@summarized(_summary)
 class HierarchyDocument(msgspec.Struct, frozen=True):
     """Everything an export knows about the hierarchy of one ONNX graph.
 

@@ -67,7 +67,7 @@ def export_model(
     training: bool = False,
     allow_specialization: bool = False,
     external_data: bool | None = None,
-    overwrite: bool = True,
+    overwrite: bool = False,
     fx_graph_path: str | Path | None = None,
     jit_graph_path: str | Path | None = None,
     progress: Observer | None = None,

@@ -10,13 +10,19 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.carriers import StoredHierarchy, read_doc_string
+from modelexport.display import Summary, summarized
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError
 from modelexport.graph import identified_nodes
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.reading import existing_file, find_document, read_proto
+from modelexport.reading import describe_file, existing_file, find_document, read_proto
 
 
+def _summary(loaded: LoadedModel) -> Summary:
+    return describe_file(loaded.path, loaded.document, len(loaded.stored), loaded.missing)
+
+
+@summarized(_summary)
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
     """A model file and what it says of its hierarchy.

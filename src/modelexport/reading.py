@@ -13,6 +13,7 @@ import onnx
 
 from modelexport.artifact import sidecar_path
 from modelexport.carriers import StoredHierarchy, read_doc_string, read_sidecar
+from modelexport.display import Summary, summarized
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import graph_hash, identified_proto_nodes
@@ -24,6 +25,21 @@ from modelexport.wire import read_skeleton, scan
 _SKIPPED_BYTES = 2**20
 
 
+def describe_file(path: Path, document: HierarchyDocument | None, tagged: int, missing: str) -> Summary:
+    """What a repr and a notebook show of a model file."""
+    if document is None:
+        return Summary({"path": path, "tagged_nodes": tagged, "missing": missing})
+    facts = {"path": path, "nodes": len(document.nodes), "calls": len(document.calls), "strategy": document.strategy}
+    classes = {module.path: module.class_name for module in document.modules}
+    rows = [(call.id or "(root)", classes.get(call.path, ""), call.tag) for call in document.calls]
+    return Summary(facts, ("call", "class", "tag"), rows)
+
+
+def _summary(file: ModelFile) -> Summary:
+    return describe_file(file.path, file.document, len(file.stored), file.missing)
+
+
+@summarized(_summary)
 @dataclasses.dataclass(frozen=True)
 class ModelFile:
     """A model file as it lies there, and what it says of its hierarchy.

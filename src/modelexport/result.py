@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from modelexport.display import Summary, summarized
 from modelexport.document import HierarchyDocument
 from modelexport.schemas import json_schema
 
@@ -72,12 +73,14 @@ class PrintedExport(msgspec.Struct, frozen=True):
     steps: tuple[StepReport, ...]
     dynamic_axes: dict[str, dict[str, str]]
     notes: tuple[str, ...]
+    schema_version: int = 1
 
 
 class PrintedStages(msgspec.Struct, frozen=True):
     """The exports of the stages of generating, by the stage's name."""
 
     stages: dict[str, PrintedExport]
+    schema_version: int = 1
 
 
 def export_schema() -> dict[str, Any]:
@@ -85,11 +88,33 @@ def export_schema() -> dict[str, Any]:
     return json_schema("modelexport export", PrintedExport, PrintedStages)
 
 
+def stages_as_dict(results: Mapping[str, ExportResult]) -> dict[str, Any]:
+    """The exports of the stages in plain types, ready for JSON."""
+    printed = PrintedStages({name: result.printed() for name, result in results.items()})
+    content: dict[str, Any] = msgspec.to_builtins(printed)
+    return content
+
+
 def tagging_schema() -> dict[str, Any]:
     """The JSON Schema of what ``modelexport tag --format json`` prints."""
     return json_schema("modelexport tagging", PrintedExport)
 
 
+def _summary(result: ExportResult) -> Summary:
+    document = result.document
+    facts = {
+        "onnx_path": result.onnx_path,
+        "nodes": len(document.nodes),
+        "kinds": ", ".join(f"{count} {kind}" for kind, count in result.kinds.items()),
+        "modules": len(document.modules),
+        "calls": len(document.calls),
+        "strategy": document.strategy,
+        "exporter": document.exporter,
+    }
+    return Summary(facts, ("note",), [(note,) for note in result.notes])
+
+
+@summarized(_summary)
 @dataclasses.dataclass(frozen=True)
 class ExportResult(Mapping[str, Any]):
     """The outcome of an export.
@@ -133,6 +158,11 @@ class ExportResult(Mapping[str, Any]):
 
     def as_dict(self) -> dict[str, Any]:
         """The result in plain types, ready for JSON."""
+        content: dict[str, Any] = msgspec.to_builtins(self.printed())
+        return content
+
+    def printed(self) -> PrintedExport:
+        """The result as commands print it."""
         document = self.document
         summary = ExportSummary(
             success=True,
@@ -147,22 +177,19 @@ class ExportResult(Mapping[str, Any]):
             seconds=sum(step.seconds for step in self.steps),
             peak_memory_bytes=max((step.peak_memory_bytes for step in self.steps), default=0),
         )
-        content: dict[str, Any] = msgspec.to_builtins(
-            PrintedExport(
-                summary=summary,
-                onnx_path=str(self.onnx_path),
-                sidecar_path=str(self.sidecar_path),
-                files=tuple(str(path) for path in self.files),
-                attempts=self.attempts,
-                steps=self.steps,
-                dynamic_axes={
-                    name: {str(axis): dimension for axis, dimension in axes.items()}
-                    for name, axes in self.dynamic_axes.items()
-                },
-                notes=self.notes,
-            )
+        return PrintedExport(
+            summary=summary,
+            onnx_path=str(self.onnx_path),
+            sidecar_path=str(self.sidecar_path),
+            files=tuple(str(path) for path in self.files),
+            attempts=self.attempts,
+            steps=self.steps,
+            dynamic_axes={
+                name: {str(axis): dimension for axis, dimension in axes.items()}
+                for name, axes in self.dynamic_axes.items()
+            },
+            notes=self.notes,
         )
-        return content
 
     def __getitem__(self, key: str) -> Any:
         return self.as_dict()[key]

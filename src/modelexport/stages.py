@@ -68,7 +68,7 @@ def export_stages(
     output_path: str | Path,
     *,
     dynamic: bool = True,
-    overwrite: bool = True,
+    overwrite: bool = False,
     progress: Observer | None = None,
     **options: Any,
 ) -> dict[str, ExportResult]:

@@ -39,7 +39,7 @@ def tag_file(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     training: bool = False,
-    overwrite: bool = True,
+    overwrite: bool = False,
     limits: RunLimits = DEFAULT_RUN_LIMITS,
     progress: Observer | None = None,
 ) -> ExportResult:

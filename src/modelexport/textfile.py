@@ -25,7 +25,10 @@ def check_text_target(path: Path, *, force: bool, taken: Iterable[Path] = ()) ->
     if target in {other.parent.resolve() / other.name for other in taken}:
         raise InputError(f"Cannot write {path}: another file of this export goes there. Choose another name.")
     if target.exists() and not force:
-        raise InputError(f"Cannot write {path}: it exists. Choose another name, or allow it to be replaced (--force).")
+        raise InputError(
+            f"Cannot write {path}: it exists. Choose another name, or replace it: --force on the command line, "
+            "overwrite=True in Python."
+        )
     if target.is_dir():
         raise InputError(f"Cannot write {path}: it is a folder. Name a file in it.")
     if not target.parent.is_dir():

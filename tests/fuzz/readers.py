@@ -24,7 +24,6 @@ from modelexport.analysis.comparison import compare_models
 from modelexport.analysis.extraction import Extractor
 from modelexport.analysis.repairing import repair
 from modelexport.analysis.retagging import retag
-from modelexport.analysis.sarif import as_sarif
 from modelexport.analysis.selection import select
 from modelexport.analysis.subject import Subject
 from modelexport.artifact import sidecar_path
@@ -35,7 +34,7 @@ from modelexport.cli import extract as extract_command
 from modelexport.cli import select as select_command
 from modelexport.cli import tree as tree_command
 from modelexport.cli import validate as validate_command
-from modelexport.cli.output import OutputFormat, print_json
+from modelexport.cli.output import Format, Output, ReportFile
 from modelexport.ort.model_checks import ModelChecks
 from modelexport.recovery import find_hierarchy
 from tests.fuzz import nasty
@@ -43,7 +42,7 @@ from tests.fuzz.cases import Case, Workspace
 
 # The two rules that ask onnx itself, in a child process: tests/unit/ort/test_model_checks.py, and every so often here.
 CONFINED = frozenset({"onnx-checker", "shape-inference"})
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _SAFE_NAME = re.compile(r"(?!(?i:con|nul|aux|prn)\b)[\w@-][\w.@-]{0,199}")
 _MOST_CALLS = 3
 
@@ -89,27 +88,37 @@ def _recover(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _tree(case: Case, workspace: Workspace, draw: Random) -> str:
     with _printed() as text:
-        for form in (OutputFormat.HUMAN, OutputFormat.JSON):
-            tree_command.tree(case.path, draw.choice((None, 0, 2)), draw.random() < 0.5, form)
+        for form in Format:
+            tree_command.tree(
+                file=case.path,
+                depth=draw.choice((None, 0, 2)),
+                everything=draw.random() < 0.5,
+                output_format=form,
+                report=ReportFile(output=None, force=False),
+                out=Output(),
+            )
     return _harmless(text.getvalue())
 
 
 def _analyze(case: Case, workspace: Workspace, draw: Random) -> str:
     selector = draw.choice((None, None, "class:*", "op:Gemm or blk", nasty.name(draw)))
-    report = analyze_command.analyze_file(case.path, selector=selector, depth=None, resolution=draw.random() < 0.5)
-    forms = analyze_command.AnalysisFormat
-    json.loads(analyze_command._as_text(report, forms.JSON))
-    _safe_cells(analyze_command._as_text(report, forms.CSV))
-    return _harmless(analyze_command._as_text(report, forms.SUMMARY) + analyze_command._as_text(report, forms.DETAILED))
+    report = modelexport.analyze(case.path, selector=selector, depth=None, resolution=draw.random() < 0.5)
+
+    def text(form: str, width: int = 80, *, detailed: bool = False) -> str:
+        return analyze_command.render(report, analyze_command.AnalysisFormat(form), width, limit=8, detailed=detailed)
+
+    json.loads(text("json"))
+    _safe_cells(text("csv"))
+    return _harmless(text("human") + text("human", 10_000, detailed=True) + repr(report) + report._repr_html_())
 
 
 def _select(case: Case, workspace: Workspace, draw: Random) -> str:
     found = select(case.path, draw.choice(("*", "class:*", "op:*", "not blk", nasty.name(draw))))
     forms = select_command.SelectionFormat
     json.loads(select_command._as_text(found, forms.JSON))
-    text = select_command._as_text(found, draw.choice([form for form in forms if form is not forms.NAMES]))
+    text = select_command._as_text(found, draw.choice([form for form in forms if form is not forms.HUMAN]))
     json.loads(text)
-    return _harmless(select_command._as_text(found, forms.NAMES))
+    return _harmless(select_command._as_text(found, forms.HUMAN))
 
 
 def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
@@ -121,13 +130,9 @@ def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
         subject.model_checks = ModelChecks("", "", None)
     rules = [rule for rule in validation.RULES if confined or rule.id not in CONFINED]
     report = validation.check(subject, rules)
-    with _printed() as text:
-        validate_command._show(report)
-    _harmless(text.getvalue())
-    with _printed() as text:
-        print_json(report.as_dict())
-        print_json(as_sarif(report))
-    return text.getvalue()
+    forms = validate_command.ValidationFormat
+    shown = _harmless(validate_command.render(report, forms.HUMAN, 80))
+    return shown + validate_command.render(report, forms.JSON, 80) + validate_command.render(report, forms.SARIF, 80)
 
 
 def _extract(case: Case, workspace: Workspace, draw: Random) -> str:
@@ -145,7 +150,7 @@ def _extract(case: Case, workspace: Workspace, draw: Random) -> str:
 def _extract_files(case: Case, workspace: Workspace, draw: Random) -> str:
     folder = workspace.results / "submodels"
     with _printed() as text:
-        extract_command._extract_many(case.path, "*", folder, force=False, output_format=OutputFormat.HUMAN)
+        extract_command.extract(file=case.path, select="*", output=folder, out=Output())
     for path in folder.iterdir():
         if not _SAFE_NAME.fullmatch(path.name):
             raise UnsafeOutputError(f"a file is named {path.name[:80]!r}")
@@ -156,11 +161,13 @@ def _compare(case: Case, workspace: Workspace, draw: Random) -> str:
     files = [case.path, workspace.tagged(case.seed)]
     draw.shuffle(files)
     found = compare_models(*files, contents=draw.random() < 0.3)
-    page = compare_command.render(found, "html", 100) + compare_command.render(found, "markdown", 100)
+    forms = compare_command.ComparisonFormat
+    page = "".join(compare_command.render(found, form, 100, 80) for form in (forms.HTML, forms.MARKDOWN))
+    page += found._repr_html_()
     if "<script>alert" in page:
         raise UnsafeOutputError("a name is part of the page's own HTML")
-    json.loads(compare_command.render(found, "json", 100))
-    return _harmless(compare_command.render(found, "human", 100)) + page
+    json.loads(compare_command.render(found, forms.JSON, 100, 80))
+    return _harmless(compare_command.render(found, forms.HUMAN, 100, 80) + repr(found)) + page
 
 
 def _retag_onto(case: Case, workspace: Workspace, draw: Random) -> str:
@@ -179,7 +186,7 @@ def _retag_from(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _repair(case: Case, workspace: Workspace, draw: Random) -> str:
     """In place, so it comes last. What it wrote can be read."""
-    found = repair(case.path)
+    found = repair(case.path, overwrite=True)
     try:
         modelexport.read_model(case.path)
     except modelexport.ModelExportError as error:

@@ -165,7 +165,7 @@ def test_extract_writes_models_that_compute_what_the_whole_computes(
     ours = exported(name)
     report = checked(
         "extract",
-        run("extract", str(ours.path), "--select", "*", "--output-dir", str(tmp_path / "all"), "--format", "json"),
+        run("extract", str(ours.path), "--select", "*", "-o", str(tmp_path / "all"), "--format", "json"),
     )
     calls = {entry["call"] for entry in (*report["submodels"], *report["refused"])}
     everything = {call.id for call in ours.document.calls}

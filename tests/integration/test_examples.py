@@ -241,8 +241,9 @@ def test_readme_runs_and_prints_what_it_says(here: Path, capsys: pytest.CaptureF
 
 def examples() -> list[str]:
     found = []
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        lines = [line.strip() for line in (command.help or "").splitlines()]
+    for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        function = getattr(importlib.import_module(f"modelexport.cli.{name}"), name)
+        lines = [line.strip() for line in function.__doc__.splitlines()]
         own = [line for line in lines if line.startswith("modelexport ")]
         found += own or [f"the help of {name} has no example"]
     return found
@@ -282,5 +283,5 @@ def prepare(here: Path, material: Path, text: str, *, exports: bool) -> None:
         np.savez(here / "inputs.npz", x=inputs.numpy())
         if not exports:
             for name in ("net", "model"):
-                modelexport.export_model(model, inputs, here / f"{name}.onnx", strategy="fx")
+                modelexport.export_model(model, inputs, here / f"{name}.onnx", strategy="fx", overwrite=True)
             onnx.save(modelexport.strip_hierarchy(onnx.load(here / "net.onnx")), here / "plain.onnx")

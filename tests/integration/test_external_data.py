@@ -21,14 +21,18 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("external")]
 def test_weights_lie_in_one_file_with_a_name_made_of_their_content(tmp_path: Path, strategy: str) -> None:
     specimen = zoo.build("cnn")
     path = tmp_path / "m.onnx"
-    result = modelexport.export_model(specimen.model, specimen.inputs, path, strategy=strategy, external_data=True)
+    result = modelexport.export_model(
+        specimen.model, specimen.inputs, path, strategy=strategy, external_data=True, overwrite=True
+    )
     (data,) = tmp_path.glob("m-*.onnx.data")
     assert set(result.files) == {path, data, result.sidecar_path}
     first = data.name
     _check_runs(path, specimen)
     with torch.no_grad():
         specimen.model.head.weight.add_(1)
-    modelexport.export_model(specimen.model, specimen.inputs, path, strategy=strategy, external_data=True)
+    modelexport.export_model(
+        specimen.model, specimen.inputs, path, strategy=strategy, external_data=True, overwrite=True
+    )
     (data,) = tmp_path.glob("m-*.onnx.data")
     assert data.name != first
     _check_runs(path, specimen)

@@ -82,7 +82,7 @@ def test_document_is_the_same_after_a_copy_is_retagged(
     exported: Exporter, tmp_path: Path, name: str, dynamic: bool
 ) -> None:
     ours = exported(name, dynamic=dynamic)
-    report = retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path)
+    report = retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path, overwrite=True)
     # A copy was made by another tool and from other evidence.
     changed = {"strategy": report.document.strategy, "exporter": report.document.exporter}
     assert report.document == msgspec.structs.replace(ours.document, **changed)
@@ -100,7 +100,7 @@ def test_calls_whose_arguments_were_replaced_extract_from_a_retagged_copy_as_fro
     exported: Exporter, tmp_path: Path, name: str
 ) -> None:
     ours = exported(name, dynamic=True)
-    retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path)
+    retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path, overwrite=True)
     assert any(tensor.stand_in is not None for call in ours.document.calls for tensor in call.inputs)
     truth = eager_truth(ours.specimen.model, ours.args, ours.kwargs)
     of_export, of_copy = (judge_extractions(p, truth, ours.feeds) for p in (ours.path, tmp_path / "copy.onnx"))
@@ -154,7 +154,7 @@ def test_model_that_has_nothing_in_common_is_refused(exported: Exporter, tmp_pat
     path = tmp_path / "stranger.onnx"
     onnx.save(stranger, path)
     with pytest.raises(modelexport.InputError, match=r"another model.*--by-value"):
-        retag(path, exported("bert").path)
+        retag(path, exported("bert").path, overwrite=True)
     assert onnx.load(path) == stranger
 
 

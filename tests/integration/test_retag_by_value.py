@@ -61,15 +61,15 @@ def test_given_inputs_are_used_by_the_names_of_either_file(exported: Exporter, t
     new = {before: after for after, before in old.items()}
     owners = [node.module for node in ours.document.nodes]
     for feeds in (ours.feeds, {new[name]: array for name, array in ours.feeds.items()}):
-        report = retag(renamed, ours.path, out, by_value=True, inputs=feeds)
+        report = retag(renamed, ours.path, out, by_value=True, inputs=feeds, overwrite=True)
         assert [node.module for node in report.document.nodes] == owners
     short = {name: array[:, :3] for name, array in ours.feeds.items()}
     with pytest.raises(modelexport.InputError, match="takes"):
-        retag(renamed, ours.path, out, by_value=True, inputs=short)
+        retag(renamed, ours.path, out, by_value=True, inputs=short, overwrite=True)
     with pytest.raises(modelexport.InputError, match="nothing was given for input"):
-        retag(renamed, ours.path, out, by_value=True, inputs={})
+        retag(renamed, ours.path, out, by_value=True, inputs={}, overwrite=True)
     with pytest.raises(modelexport.InputError, match="no input 'more'"):
-        retag(renamed, ours.path, out, by_value=True, inputs={**ours.feeds, "more": np.ones(1)})
+        retag(renamed, ours.path, out, by_value=True, inputs={**ours.feeds, "more": np.ones(1)}, overwrite=True)
 
 
 @pytest.mark.xdist_group("bert")
@@ -77,7 +77,7 @@ def test_axes_of_any_length_get_one(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("bert", dynamic=True)
     renamed = tmp_path / "renamed.onnx"
     rename_file(ours.path, renamed)
-    report = retag(renamed, ours.path, by_value=True)
+    report = retag(renamed, ours.path, by_value=True, overwrite=True)
     assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
 
 
@@ -96,7 +96,7 @@ def test_names_that_were_swapped_do_not_count(exported: Exporter, tmp_path: Path
         value.name = others[value.name]
     path = tmp_path / "swapped.onnx"
     onnx.save(model, path)
-    report = retag(path, ours.path, by_value=True)
+    report = retag(path, ours.path, by_value=True, overwrite=True)
     assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
 
 
@@ -115,7 +115,7 @@ def test_another_model_is_refused(exported: Exporter, tmp_path: Path, strategy: 
     onnx.save(model, path)
     before = path.read_bytes()
     with pytest.raises(modelexport.InputError, match="another model"):
-        retag(path, exported("bert").path, by_value=strategy == "by value")
+        retag(path, exported("bert").path, by_value=strategy == "by value", overwrite=True)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -145,7 +145,7 @@ def test_file_that_kills_onnxruntime_is_an_error_of_ours(exported: Exporter, tmp
     path = tmp_path / "deep.onnx"
     onnx.save(deep, path)
     with pytest.raises(modelexport.InputError, match="onnxruntime"):
-        retag(path, exported("cnn").path, by_value=True)
+        retag(path, exported("cnn").path, by_value=True, overwrite=True)
 
 
 @pytest.mark.xdist_group("cnn")
@@ -166,12 +166,12 @@ def test_file_that_takes_too_long_or_too_much_is_an_error_of_ours(exported: Expo
     path = tmp_path / "endless.onnx"
     onnx.save(endless, path)
     with pytest.raises(modelexport.InputError, match="timed out after 2 s"):
-        retag(path, ours.path, by_value=True, limits=RunLimits(seconds=2.0))
+        retag(path, ours.path, by_value=True, limits=RunLimits(seconds=2.0), overwrite=True)
     length = helper.make_node("Constant", [], ["size"], value_ints=[2**33])
     huge = stranger(length, helper.make_node("ConstantOfShape", ["size"], ["y"]), shape=shape)
     onnx.save(huge, path)
     with pytest.raises(modelexport.InputError, match="onnxruntime"):
-        retag(path, ours.path, by_value=True, limits=RunLimits(memory_bytes=2**30))
+        retag(path, ours.path, by_value=True, limits=RunLimits(memory_bytes=2**30), overwrite=True)
 
 
 @pytest.mark.xdist_group("cnn")
@@ -185,12 +185,12 @@ def test_repeated_names_of_nodes_do_not_matter_and_what_nothing_can_write_is_ref
     for node in model.graph.node:
         node.name = "same"
     onnx.save(model, path)
-    report = retag(path, ours.path, tmp_path / "out.onnx", by_value=True)
+    report = retag(path, ours.path, tmp_path / "out.onnx", by_value=True, overwrite=True)
     assert [node.module for node in report.document.nodes] == [node.module for node in ours.document.nodes]
     model.producer_name = "mark"
     path.write_bytes(model.SerializeToString().replace(b"mark", b"m\xffrk"))
     with pytest.raises(modelexport.FileFormatError, match="UnicodeDecodeError"):
-        retag(path, ours.path, tmp_path / "out.onnx", by_value=True)
+        retag(path, ours.path, tmp_path / "out.onnx", by_value=True, overwrite=True)
 
 
 @pytest.mark.xdist_group("cnn")

@@ -89,18 +89,18 @@ def test_tags_are_those_of_an_export_of_ours(exported: Exporter, tmp_path: Path)
 def test_weights_come_along_to_another_folder(plain: Path, tmp_path: Path) -> None:
     specimen = zoo.build("cnn")
     (tmp_path / "other").mkdir()
-    result = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx")
+    result = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
     assert {path.name for path in result.files} == {"model.onnx", "model_hierarchy.json", "plain.onnx.data"}
     assert modelexport.strip_hierarchy(read(result.onnx_path, weights=True)) == read(plain, weights=True)
-    again = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx")
+    again = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
     assert again.document == result.document
 
 
 def test_file_is_replaced_where_no_output_is_named(plain: Path) -> None:
     specimen, before = zoo.build("cnn"), read(plain, weights=True)
-    first = tag_file(plain, specimen.model, specimen.inputs)
+    first = tag_file(plain, specimen.model, specimen.inputs, overwrite=True)
     assert first.onnx_path == plain
-    second = tag_file(plain, specimen.model, specimen.inputs, torch_nn_exceptions="all")
+    second = tag_file(plain, specimen.model, specimen.inputs, torch_nn_exceptions="all", overwrite=True)
     assert modelexport.strip_hierarchy(read(plain, weights=True)) == before
     assert len({node.tag for node in second.document.nodes}) > len({node.tag for node in first.document.nodes})
 
@@ -136,10 +136,10 @@ def test_weights_outside_the_folder_are_not_read(plain: Path, tmp_path: Path) ->
     inner.mkdir()
     (inner / "model.onnx").write_bytes(relocate(read(plain), "../plain.onnx.data").SerializeToString())
     with pytest.raises(modelexport.FileFormatError, match="outside its folder"):
-        tag_file(inner / "model.onnx", specimen.model, specimen.inputs)
+        tag_file(inner / "model.onnx", specimen.model, specimen.inputs, overwrite=True)
     (inner / "model.onnx").write_bytes(relocate(read(plain), "nowhere").SerializeToString())
     with pytest.raises(modelexport.FileFormatError, match="'nowhere', and there is no such file"):
-        tag_file(inner / "model.onnx", specimen.model, specimen.inputs)
+        tag_file(inner / "model.onnx", specimen.model, specimen.inputs, overwrite=True)
     assert set(content(inner)) == {"model.onnx"}
 
 
@@ -149,11 +149,11 @@ def test_weights_in_a_folder_of_their_own_stay_there(plain: Path, tmp_path: Path
     (tmp_path / "plain.onnx.data").rename(tmp_path / "weights" / "data")
     proto = relocate(read(plain), "weights/data")
     plain.write_bytes(proto.SerializeToString())
-    tag_file(plain, specimen.model, specimen.inputs, tmp_path / "tagged.onnx")
+    tag_file(plain, specimen.model, specimen.inputs, tmp_path / "tagged.onnx", overwrite=True)
     assert modelexport.strip_hierarchy(read(tmp_path / "tagged.onnx")) == proto
     (tmp_path / "other").mkdir()
     with pytest.raises(modelexport.InputError, match="beside that folder"):
-        tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx")
+        tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
 
 
 def test_model_with_other_weights_is_refused_and_nothing_written(plain: Path, tmp_path: Path) -> None:

@@ -41,10 +41,10 @@ def check_outcome(outcome: Outcome, folder: Path, *, width: int = 4) -> None:
     content, artifact = x.clone(), files(folder)
     before = snapshot(model)
     if outcome.error is None:
-        export_model(model, x, folder / "model.onnx", **outcome.options)
+        export_model(model, x, folder / "model.onnx", **{"overwrite": True, **outcome.options})
     else:
         with pytest.raises(outcome.error) as caught:
-            export_model(model, x, folder / "model.onnx", **outcome.options)
+            export_model(model, x, folder / "model.onnx", **{"overwrite": True, **outcome.options})
         assert caught.type is outcome.error
     assert changes(before, snapshot(model)) == []
     assert torch.equal(x, content)

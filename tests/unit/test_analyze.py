@@ -22,7 +22,8 @@ from modelexport.analysis.selection import select, selection_schema
 from modelexport.analysis.selectors import select_nodes
 from modelexport.analysis.statistics import count
 from modelexport.artifact import sidecar_path
-from modelexport.cli.tables import as_csv
+from modelexport.cli.pages import as_csv
+from modelexport.display import printable
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError, SelectorError
 from modelexport.hierarchy import contains
@@ -164,14 +165,14 @@ def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_json_fits_its_published_schema(exported: Exporter, command: Callable[..., Outcome], name: str) -> None:
     path = exported(name).path
-    for arguments in ((), ("--show-resolution-details",), ("--filter", "**", "--depth", "1")):
+    for arguments in ((), ("--show-resolution-details",), ("--select", "**", "--depth", "1")):
         outcome = command("analyze", path, "--format", "json", *arguments)
         assert outcome.code == 0
         content = json.loads(outcome.stdout)
         published = json.loads(command("schema", "analyze").stdout)
         assert published == json.loads(json.dumps(analysis_schema()))
         jsonschema.validate(content, published)
-        assert content["nodes"] == len(exported(name).document.nodes) or "--filter" in arguments
+        assert content["nodes"] == len(exported(name).document.nodes) or "--select" in arguments
         assert (content["resolution"] is not None) == ("--show-resolution-details" in arguments)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**content, "nodes": "many"}, published)
@@ -185,13 +186,13 @@ def test_summary_and_details_say_what_was_counted(exported: Exporter, command: C
     assert "nodes: 7 (5 exact, 2 fused), 100.0% with an owner" in summary.stdout
     assert "hierarchy from: sidecar" in summary.stdout
     assert "--show-resolution-details" in summary.stdout
-    detailed = command("analyze", path, "--format", "detailed", "--show-resolution-details").stdout
+    detailed = command("analyze", path, "--detailed", "--show-resolution-details").stdout
     rows = {line.split()[0]: line.split() for line in detailed.splitlines() if line.startswith("  features")}
     module = next(m for m in analyze(path).modules if m.path == "features.2")
     assert rows["features.2"][1:8] == [
         "ConvBlock", "2", "1", "0", str(module.nodes), f"{module.parameters:,}", f"{module.parameter_bytes:,}",
     ]  # fmt: skip
-    assert "nodes that are not exact: 2 of 7" in detailed
+    assert "Not exact: 2 of 7 nodes" in detailed
     assert "contributor features.0.conv" in detailed
     assert "owner       features.0.norm" in detailed
 
@@ -231,7 +232,7 @@ def test_csv_is_safe_to_open() -> None:
     text = as_csv(("cell", "number"), [(cell, -1) for cell in cells])
     assert text.startswith("cell,number\r\n")
     read = [row[0] for row in csv.reader(io.StringIO(text, newline=""))][1:]
-    assert read == [f"'{cell}" for cell in cells[:8]] + cells[8:]
+    assert read == [f"'{printable(cell)}" for cell in cells[:8]] + [printable(cell) for cell in cells[8:]]
     assert all(row[1] == "-1" for row in list(csv.reader(io.StringIO(text, newline="")))[1:])
 
 
@@ -248,7 +249,7 @@ def test_output_goes_to_a_file_that_is_not_replaced_unasked(
     again = command("analyze", path, "--format", "csv", "-o", target)
     assert again.code == 2
     assert "it exists" in again.stderr
-    assert command("analyze", path, "-o", target, "--force").code == 0
+    assert command("analyze", path, "-o", target, "--force", "--format", "human").code == 0
     assert "hierarchy from" in target.read_text()
 
 
@@ -300,7 +301,7 @@ def test_names_from_a_stranger_reach_no_terminal_and_no_spreadsheet(
     command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     path = hostile(tmp_path)
-    for arguments in (("analyze", path), ("analyze", path, "--format", "detailed"), ("select", path, "**")):
+    for arguments in (("analyze", path), ("analyze", path, "--detailed"), ("select", path, "**")):
         outcome = command(*arguments)
         assert outcome.code == 0
         assert "\x1b" not in outcome.stdout
@@ -351,7 +352,7 @@ def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_kn
     outcome = command("select", path, "**", "--format", "nncf")
     assert json.loads(outcome.stdout) == {"names": main}
     assert len(whole) > len(main)
-    assert f"{len(whole) - len(main)} nodes in bodies" in outcome.stderr
+    assert f"{len(whole) - len(main)} nodes in subgraphs" in outcome.stderr
     inside = next(node.id for node in select(path, "**").nodes if node.nested)
     refused = command("select", path, f"node:'{inside}'", "--format", "nncf")
     assert refused.code == 2
@@ -416,18 +417,18 @@ def test_nodes_without_or_with_shared_names_are_refused_where_only_names_count(
     assert command("select", path, "blk@0", "--format", "json").code == 0
     assert command("select", path, "blk@2", "--format", "ort-exclude").code == 0
     path = renamed({"relu": "same", "relu_1": "same"})
-    outcome = command("select", path, "blk@0", "--format", "names")
+    outcome = command("select", path, "blk@0", "--format", "human")
     assert outcome.code == 2
     assert "share their name with nodes that were not picked (Relu 'same')" in outcome.stderr
     # Nothing is taken by mistake where all that share a name are picked.
-    both = command("select", path, "blk@0 or blk@1", "--format", "names")
+    both = command("select", path, "blk@0 or blk@1", "--format", "human")
     assert both.stdout.split().count("same") == 1
 
 
 BAD: dict[str, tuple[list[str], str]] = {
     "syntax": (["select", "FILE", "(encoder"], "at character 1"),
     "nothing": (["select", "FILE", "class:Blok"], "did you mean 'Block'"),
-    "filter": (["analyze", "FILE", "--filter", "a b"], "at character 3"),
+    "filter": (["analyze", "FILE", "--select", "a b"], "at character 3"),
     "no file": (["analyze", "/none.onnx"], "is not a file"),
     "no such format": (["select", "FILE", "blk", "--format", "tpu"], "tpu"),
     "depth": (["analyze", "FILE", "--depth", "-1"], "--depth"),

@@ -88,7 +88,8 @@ def hostile(*operations: str) -> onnx.ModelProto:
 
 def test_hostile_names_are_harmless_in_every_form(tmp_path: Path, command: Callable[..., Outcome]) -> None:
     before, after = saved(chain("Relu"), tmp_path / "a.onnx"), saved(hostile("Relu", "Neg"), tmp_path / "b.onnx")
-    shown = command("compare", before, after, "--report", tmp_path / "r.html").stdout
+    shown = command("compare", before, after).stdout
+    assert command("compare", before, after, "-o", tmp_path / "r.html").stdout == ""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
     assert "onerror" in shown
 
@@ -120,7 +121,7 @@ def test_hostile_names_are_harmless_in_every_form(tmp_path: Path, command: Calla
 def test_report_form_follows_its_ending(tmp_path: Path, command: Callable[..., Outcome]) -> None:
     before, after = saved(chain("Relu", "Neg"), tmp_path / "a.onnx"), saved(chain("Relu", "Abs"), tmp_path / "b.onnx")
     for name in ("r.json", "r.md", "r.html"):
-        outcome = command("compare", before, after, "--report", tmp_path / name)
+        outcome = command("compare", before, after, "-o", tmp_path / name)
         assert outcome.code == 1
         assert f"wrote {tmp_path / name}" in outcome.stderr
     assert json.loads((tmp_path / "r.json").read_text())["nodes"]["changed"] == 1
@@ -133,10 +134,10 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, command
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     report = tmp_path / "r.html"
     for arguments, words in (
-        ((before, tmp_path / "none.onnx", "--report", report), "is not a file"),
-        ((before, tmp_path / "broken.onnx", "--report", report), "cannot be read as an ONNX model"),
-        ((before, before, "--report", tmp_path / "r.pdf"), "its ending says no form"),
-        ((before, before, "--report", tmp_path / "no" / "r.md"), "no folder"),
+        ((before, tmp_path / "none.onnx", "-o", report), "is not a file"),
+        ((before, tmp_path / "broken.onnx", "-o", report), "cannot be read as an ONNX model"),
+        ((before, before, "-o", tmp_path / "r.pdf"), "its name does not say the format"),
+        ((before, before, "-o", tmp_path / "no" / "r.md"), "no folder"),
     ):
         outcome = command("compare", *arguments)
         assert outcome.code == 2

@@ -16,6 +16,7 @@ from tests.conftest import Exporter
 from typer.testing import CliRunner
 
 import modelexport
+from modelexport.analysis.submodel import Submodel
 from modelexport.analysis.submodel_file import file_names, write_submodel
 from modelexport.artifact import sidecar_path
 from modelexport.carriers import write_stores
@@ -59,7 +60,7 @@ def test_one_module_is_written_with_its_sidecar(exported: Exporter, tmp_path: Pa
 @pytest.mark.xdist_group("bert")
 def test_many_modules_are_written_with_a_manifest(exported: Exporter, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "layers"
-    command = ["extract", str(exported("bert").path), "--select", "class:BertLayer", "--output-dir", str(folder)]
+    command = ["extract", str(exported("bert").path), "--select", "class:BertLayer", "-o", str(folder)]
     assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     manifest = json.loads((folder / "manifest.json").read_text())
     assert [entry["call"] for entry in manifest["submodels"]] == ["encoder.layer.0", "encoder.layer.1"]
@@ -71,7 +72,7 @@ def test_many_modules_are_written_with_a_manifest(exported: Exporter, tmp_path: 
 @pytest.mark.xdist_group("cnn")
 def test_refused_modules_are_listed_and_the_exit_code_says_so(exported: Exporter, tmp_path: Path) -> None:
     command = ["extract", str(exported("cnn").path), "--select", "class:BatchNorm2d or class:Linear"]
-    result = CliRunner().invoke(app, [*command, "--output-dir", str(tmp_path / "cut")], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "cut")], catch_exceptions=False)
     assert result.exit_code == 1
     manifest = json.loads((tmp_path / "cut" / "manifest.json").read_text())
     assert [entry["call"] for entry in manifest["submodels"]] == ["head"]
@@ -79,13 +80,43 @@ def test_refused_modules_are_listed_and_the_exit_code_says_so(exported: Exporter
     assert manifest["refused"][0]["fused_with"] == ["features.0.conv"]
 
 
+@pytest.mark.xdist_group("bert")
+def test_interrupted_extraction_of_many_leaves_nothing(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def interrupt(submodel: Submodel, path: Path) -> tuple[Path, ...]:
+        if written:
+            raise KeyboardInterrupt
+        written.append(submodel.call.id)
+        return write_submodel(submodel, path)
+
+    monkeypatch.setattr("modelexport.analysis.submodel_folder.write_submodel", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        modelexport.extract_modules(exported("bert").path, "class:BertLayer", tmp_path / "layers")
+    assert written == ["encoder.layer.0"]
+    assert list((tmp_path / "layers").iterdir()) == []
+
+
+@pytest.mark.xdist_group("bert")
+def test_targets_can_be_listed_and_existing_files_stay(exported: Exporter, tmp_path: Path) -> None:
+    found = modelexport.extract_modules(exported("bert").path, ["pooler", "embeddings", "pooler"], tmp_path)
+    assert [entry.call for entry in found.submodels] == ["pooler", "embeddings"]
+    assert Path(found.manifest) == tmp_path / "manifest.json"
+    with pytest.raises(InputError, match="it exists"):
+        modelexport.extract_modules(exported("bert").path, ["pooler"], tmp_path)
+    modelexport.extract_modules(exported("bert").path, ["pooler"], tmp_path, overwrite=True)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["blk"], ["blk", "--select", "x", "-o", "a.onnx"], ["--select", "x"], ["--select", "x", "-o", "a"]],
+    [[], ["blk"], ["blk", "--select", "x", "-o", "a.onnx"], ["--select", "x"], ["--select", "x", "-o", "{folder}"]],
 )
 def test_wrong_use_is_told(tmp_path: Path, arguments: list[str]) -> None:
+    words = [word.format(folder=tmp_path / "cut") for word in arguments]
     with pytest.raises(InputError):
-        CliRunner().invoke(app, ["extract", str(tmp_path / "m.onnx"), *arguments], catch_exceptions=False)
+        CliRunner().invoke(app, ["extract", str(tmp_path / "m.onnx"), *words], catch_exceptions=False)
 
 
 def test_file_names_are_safe_and_told_apart() -> None:

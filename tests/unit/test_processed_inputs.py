@@ -215,8 +215,8 @@ def test_export_takes_texts(command: Callable[..., Outcome], folder: Path, tmp_p
 def test_export_says_what_was_made_up(command: Callable[..., Outcome], folder: Path, tmp_path: Path) -> None:
     outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx")
     assert outcome.code == 0, outcome.stderr
-    line = next(line for line in outcome.stderr.splitlines() if line.startswith("synthesized inputs: "))
-    assert line == f"synthesized inputs: x {'x'.join(map(str, inputs_of(tmp_path / 'net.onnx')['x']))} float32"
+    line = next(line for line in outcome.stderr.splitlines() if line.startswith("inputs synthesized: "))
+    assert line == f"inputs synthesized: x {'x'.join(map(str, inputs_of(tmp_path / 'net.onnx')['x']))} float32"
     outcome = command("verify", tmp_path / "net.onnx", "--model", "tests.support.factories:net")
     assert line in outcome.stderr.splitlines(), "the same each time"
 
@@ -227,7 +227,7 @@ def test_model_without_a_processor_is_said(
 ) -> None:
     outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx", *option)
     assert outcome.code == 2
-    assert f"{option[0]}: tests.support.factories:net came without a tokenizer or processor" in outcome.error
+    assert f"{option[0]}: Net came without a tokenizer or processor" in outcome.error
 
 
 @pytest.mark.parametrize(

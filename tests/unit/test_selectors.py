@@ -254,6 +254,13 @@ def test_matching_takes_no_longer_for_a_pattern_made_to_be_slow() -> None:
     assert time.perf_counter() - started < 5
 
 
+def test_wildcard_on_long_names_takes_time_linear_in_their_length() -> None:
+    pattern = Pattern([Piece("*a*b")], ".")
+    started = time.process_time()
+    assert not any(pattern.matches("a" * 20_000 + str(number)) for number in range(50))
+    assert time.process_time() - started < 3
+
+
 # --- any pattern -----------------------------------------------------------------------------------------------
 
 MARKS = ["and", "or", "not", "(", ")", "'", '"', "\\", " ", "*", "**", ".", "/", "@", "[", "]", "!", "-", "?", "\n"]

@@ -254,7 +254,7 @@ def test_repair_writes_the_nodes_stores_from_the_sidecar(
     before = artifact.path.read_bytes()
     losing(artifact)
     assert validate(artifact.path).findings
-    done = repair(artifact.path)
+    done = repair(artifact.path, overwrite=True)
     assert done.origin == "sidecar"
     assert validate(artifact.path, check_contamination=True).findings == ()
     assert onnx.load_from_string(before).graph == onnx.load(artifact.path).graph
@@ -263,7 +263,7 @@ def test_repair_writes_the_nodes_stores_from_the_sidecar(
 @pytest.mark.parametrize("losing", [_no_sidecar, _damaged_sidecar, _other_graph, _unowned])
 def test_repair_makes_a_sidecar_from_what_the_nodes_say(artifact: Artifact, losing: Callable[[Artifact], None]) -> None:
     losing(artifact)
-    done = repair(artifact.path)
+    done = repair(artifact.path, overwrite=True)
     assert done.origin == "doc_string"
     assert done.missing
     assert validate(artifact.path, check_contamination=True).is_valid
@@ -278,7 +278,7 @@ def test_repair_has_to_have_something_to_go_by(artifact: Artifact) -> None:
         del node.metadata_props[:]
     artifact.path.write_bytes(bare.SerializeToString())
     with pytest.raises(InputError, match="none of our stores to repair from"):
-        repair(artifact.path)
+        repair(artifact.path, overwrite=True)
     assert artifact.path.read_bytes() == bare.SerializeToString()
 
 

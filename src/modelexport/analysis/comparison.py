@@ -21,6 +21,7 @@ from modelexport.analysis.weight_changes import (
     compare_weights,
     weight_totals,
 )
+from modelexport.display import Summary, summarized
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.reading import ModelFile, read_model
 from modelexport.schemas import json_schema
@@ -130,6 +131,24 @@ class NodeCounts(msgspec.Struct, frozen=True):
     renamed: int
 
 
+def _summary(found: Comparison) -> Summary:
+    facts = {
+        "before": found.before.file,
+        "after": found.after.file,
+        "same": found.same,
+        "same_topology": found.same_topology,
+        "differences": ", ".join(found.differences) or "none",
+        "nodes": ", ".join(f"{count} {kind}" for kind, count in msgspec.structs.asdict(found.nodes).items()),
+    }
+    rows = [
+        (m.module or "(root)", m.class_name, m.nodes_before, m.nodes_after, m.changed, m.added, m.removed)
+        for m in found.modules
+        if m.differs
+    ]
+    return Summary(facts, ("module", "class", "before", "after", "changed", "added", "removed"), rows)
+
+
+@summarized(_summary)
 class Comparison(msgspec.Struct, frozen=True):
     """The result of comparing two models.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from modelexport.display import Summary, summarized
 from modelexport.schemas import json_schema
 
 
@@ -76,6 +77,19 @@ class RuleReport(msgspec.Struct, frozen=True, omit_defaults=True):
     skipped: str = ""
 
 
+def _summary(report: ValidationReport) -> Summary:
+    facts = {
+        "file": report.file,
+        "nodes": report.nodes,
+        "valid": report.is_valid,
+        "errors": report.errors,
+        "findings": len(report.findings),
+    }
+    rows = [(f.severity.value, f.rule, f.node or "", f.message) for f in report.findings]
+    return Summary(facts, ("severity", "rule", "node", "message"), rows)
+
+
+@summarized(_summary)
 class ValidationReport(msgspec.Struct, frozen=True):
     """The result of `validate`.
 
@@ -122,6 +136,7 @@ class PrintedValidation(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     errors: int
     valid: bool
+    schema_version: int = 1
 
 
 def validation_schema() -> dict[str, Any]:

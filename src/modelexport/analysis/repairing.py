@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from modelexport.analysis.subject import Subject
+from modelexport.artifact import check_target
+from modelexport.display import Summary, summarized
 from modelexport.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError
 from modelexport.finished import read_finished, write_finished
 from modelexport.graph import graph_hash
 from modelexport.recovery import recover_document
+from modelexport.schemas import json_schema
 
 _OURS = ("doc_string", "metadata_props")
 
 
+def _summary(report: RepairReport) -> Summary:
+    facts = {"file": report.files[0] if report.files else None, "origin": report.origin}
+    return Summary(facts, ("not known",), [(text,) for text in report.missing])
+
+
+@summarized(_summary)
 @dataclasses.dataclass(frozen=True)
-class Repair:
-    """What was done.
+class RepairReport:
+    """What was repaired.
 
     Attributes:
         origin: The store that the others were written from.
@@ -29,12 +41,37 @@ class Repair:
     files: tuple[Path, ...]
     missing: tuple[str, ...] = ()
 
+    def as_dict(self) -> dict[str, Any]:
+        """The report in plain types, ready for JSON."""
+        files = tuple(str(path) for path in self.files)
+        content: dict[str, Any] = msgspec.to_builtins(PrintedRepair(self.origin, files, self.missing))
+        return content
 
-def repair(path: str | Path) -> Repair:
-    """Write all three stores of a file anew, in place.
+
+class PrintedRepair(msgspec.Struct, frozen=True):
+    """A repair as commands print it; `RepairReport` says what each field means."""
+
+    origin: str
+    files: tuple[str, ...]
+    missing: tuple[str, ...]
+    schema_version: int = 1
+
+
+def repair_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport repair --format json`` prints."""
+    return json_schema("modelexport repair", PrintedRepair)
+
+
+def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite: bool = False) -> RepairReport:
+    """Write all three stores of a file anew.
 
     A sidecar that can be read and belongs to the graph knows most: the nodes' stores are written from it. Else the
     nodes say what they know, and the sidecar is made of that.
+
+    Args:
+        path: The file.
+        output_path: The file to write; None replaces `path`, which `overwrite` has to allow.
+        overwrite: Replace files that exist.
 
     Raises:
         InputError: There is no such file, or nothing of ours in it to repair from.
@@ -42,7 +79,8 @@ def repair(path: str | Path) -> Repair:
         StorageError: The files could not be written.
     """
     subject = Subject(path)
-    finished = read_finished(subject.path, subject.path, overwrite=True)
+    target = check_target(subject.path if output_path is None else Path(output_path), force=overwrite)
+    finished = read_finished(subject.path, target, overwrite=overwrite)
     document, origin, missing = _best(subject)
     if document is None:
         try:
@@ -52,7 +90,7 @@ def repair(path: str | Path) -> Repair:
         if found.origin not in _OURS:
             raise _nothing(subject.path)
         document, origin, missing = found.document, found.origin, found.missing
-    return Repair(origin, write_finished(finished, document, subject.path, overwrite=True), missing)
+    return RepairReport(origin, write_finished(finished, document, target, overwrite=overwrite), missing)
 
 
 def _best(subject: Subject) -> tuple[HierarchyDocument | None, str, tuple[str, ...]]:

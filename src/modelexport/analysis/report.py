@@ -13,6 +13,7 @@ import onnx
 
 from modelexport.analysis.selectors import Selector, parse
 from modelexport.analysis.statistics import ClassStatistics, ModuleStatistics, count
+from modelexport.display import Summary, summarized
 from modelexport.document import HierarchyDocument, NodeRecord
 from modelexport.inspection import tensor_bytes
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
@@ -68,6 +69,21 @@ class ResolutionDetail(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
 
 
+def _summary(report: AnalysisReport) -> Summary:
+    facts = {
+        "file": report.file,
+        "origin": report.origin,
+        "nodes": report.nodes,
+        "modules": len(report.modules),
+        "calls": report.calls,
+        "parameters": report.parameters,
+        "kinds": ", ".join(f"{count} {kind}" for kind, count in report.kinds.items()),
+    }
+    rows = [(m.path or "(root)", m.class_name, m.nodes, m.parameters) for m in report.modules]
+    return Summary(facts, ("module", "class", "nodes", "parameters"), rows)
+
+
+@summarized(_summary)
 class AnalysisReport(msgspec.Struct, frozen=True):
     """The analysis of one file.
 
@@ -99,6 +115,7 @@ class AnalysisReport(msgspec.Struct, frozen=True):
         most_called: The modules that were called most often, where that is more than once.
         most_repeated: The classes with most modules, where that is more than one; the path is of the first.
         resolution: Every counted node that is not exact; None where that was not asked for.
+        schema_version: The version of this form.
     """
 
     file: str
@@ -128,6 +145,7 @@ class AnalysisReport(msgspec.Struct, frozen=True):
     most_called: tuple[RankedModule, ...]
     most_repeated: tuple[RankedModule, ...]
     resolution: tuple[ResolutionDetail, ...] | None = None
+    schema_version: int = 1
 
 
 def analyze(

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from modelexport import artifact
 from modelexport.analysis.by_value import same_tensors
 from modelexport.attribution import Attribution, Kind
+from modelexport.display import Summary, summarized
 from modelexport.document import CallRecord, HierarchyDocument, build_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.finished import FinishedFile, read_finished, write_finished
@@ -31,6 +32,20 @@ _RECORDED = frozenset({"exact"})
 _PROJECTED = frozenset({"fused", "merged", "folded"})
 
 
+def _summary(report: RetagReport) -> Summary:
+    facts = {
+        "file": report.files[0] if report.files else None,
+        "nodes": len(report.document.nodes),
+        "exact": report.exact,
+        "projected": report.projected,
+        "inferred": report.inferred,
+        "tensors_kept": report.tensors_kept,
+        "tensors_before": report.tensors_before,
+    }
+    return Summary(facts)
+
+
+@summarized(_summary)
 @dataclasses.dataclass(frozen=True)
 class RetagReport:
     """What retagging found.
@@ -97,6 +112,7 @@ class PrintedRetagging(msgspec.Struct, frozen=True):
         tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
         tensors_before: How many node outputs the tagged graph has.
         by_value: Whether tensors were known by what they hold, and not by name.
+        schema_version: The version of this form.
     """
 
     files: tuple[str, ...]
@@ -109,6 +125,7 @@ class PrintedRetagging(msgspec.Struct, frozen=True):
     tensors_kept: int
     tensors_before: int
     by_value: bool
+    schema_version: int = 1
 
 
 def retagging_schema() -> dict[str, Any]:
@@ -121,7 +138,7 @@ def retag(
     tagged: str | Path,
     output_path: str | Path | None = None,
     *,
-    overwrite: bool = True,
+    overwrite: bool = False,
     by_value: bool = False,
     inputs: Mapping[str, npt.NDArray[Any]] | None = None,
     limits: RunLimits = DEFAULT_RUN_LIMITS,

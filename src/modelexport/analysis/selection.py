@@ -11,6 +11,7 @@ import msgspec
 import onnx
 
 from modelexport.analysis.selectors import parse
+from modelexport.display import Summary, summarized
 from modelexport.document import NodeRecord
 from modelexport.errors import InputError
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
@@ -50,6 +51,18 @@ class SelectedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     nested: bool = False
 
 
+def _summary(selection: Selection) -> Summary:
+    facts = {
+        "file": selection.file,
+        "selector": selection.selector,
+        "nodes": len(selection.nodes),
+        "all_nodes": selection.all_nodes,
+    }
+    rows = [(node.name or node.id, node.op, node.module or "(root)", node.kind) for node in selection.nodes]
+    return Summary(facts, ("node", "operation", "module", "kind"), rows)
+
+
+@summarized(_summary)
 class Selection(msgspec.Struct, frozen=True):
     """What a selector picked in a file.
 
@@ -61,6 +74,7 @@ class Selection(msgspec.Struct, frozen=True):
         nodes: The nodes, in graph order.
         all_nodes: How many the file has.
         unmatched: Terms of the selector that nothing in the file fits.
+        schema_version: The version of this form.
     """
 
     file: str
@@ -70,6 +84,7 @@ class Selection(msgspec.Struct, frozen=True):
     nodes: tuple[SelectedNode, ...]
     all_nodes: int
     unmatched: tuple[str, ...]
+    schema_version: int = 1
 
     def names(self, *, nested: bool = True) -> list[str]:
         """The ONNX names of the nodes, each once: what other tools know nodes by.

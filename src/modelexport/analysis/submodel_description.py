@@ -10,6 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.analysis.submodel import Port, Submodel
+from modelexport.display import Cell, Summary, summarized
 from modelexport.schemas import json_schema
 
 
@@ -55,6 +56,7 @@ class WrittenSubmodel(DescribedSubmodel, frozen=True, kw_only=True):
     """A submodel that was written to files."""
 
     files: tuple[str, ...]
+    schema_version: int = 1
 
 
 class ListedSubmodel(DescribedSubmodel, frozen=True, kw_only=True):
@@ -78,17 +80,30 @@ class Manifest(msgspec.Struct, frozen=True):
 
     submodels: tuple[ListedSubmodel, ...]
     refused: tuple[RefusedSubmodel, ...]
+    schema_version: int = 1
 
 
-class PrintedManifest(Manifest, frozen=True, kw_only=True):
-    """A manifest, and the file it was written to."""
+def _summary(found: ExtractedModules) -> Summary:
+    facts = {"manifest": found.manifest, "submodels": len(found.submodels), "refused": len(found.refused)}
+    rows: list[tuple[Cell, ...]] = [(entry.call or "(root)", entry.file, entry.node_count) for entry in found.submodels]
+    rows += [(entry.call or "(root)", entry.explanation, None) for entry in found.refused]
+    return Summary(facts, ("call", "file", "nodes"), rows)
+
+
+@summarized(_summary)
+class ExtractedModules(Manifest, frozen=True, kw_only=True):
+    """The modules that were extracted to a folder, and those that were refused.
+
+    Attributes:
+        manifest: The path of the manifest, which lists both.
+    """
 
     manifest: str
 
 
 def extraction_schema() -> dict[str, Any]:
     """The JSON Schema of what ``modelexport extract --format json`` prints: for one module, and with --select."""
-    return json_schema("modelexport extraction", WrittenSubmodel, PrintedManifest)
+    return json_schema("modelexport extraction", WrittenSubmodel, ExtractedModules)
 
 
 def describe_submodel(submodel: Submodel) -> DescribedSubmodel:

@@ -28,7 +28,7 @@ _DIGEST_LENGTH = 8
 
 
 def write_submodel(
-    submodel: Submodel, path: str | Path, *, overwrite: bool = True, external_data: bool | None = None
+    submodel: Submodel, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None
 ) -> tuple[Path, ...]:
     """Write a submodel with its sidecar. Weights are copied one at a time.
 

@@ -20,7 +20,7 @@ EXTERNAL = frozenset({"onnx-checker", "shape-inference"})
 # So many findings of one rule say it: a store that is gone is gone for every node.
 _MOST = 20
 _EXPORT_AGAIN = "export the model again"
-_REPAIR = "modelexport validate --repair writes the missing stores from those that are there"
+_REPAIR = "modelexport repair FILE --force restores the missing stores from those that are left"
 
 
 @dataclasses.dataclass(frozen=True)

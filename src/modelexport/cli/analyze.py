@@ -3,188 +3,208 @@
 from __future__ import annotations
 
 import enum
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from modelexport.analysis.report import AnalysisReport, RankedModule
-from modelexport.analysis.report import analyze as analyze_file
-from modelexport.cli.output import message_console, printable, working
-from modelexport.cli.tables import Cell, aligned, as_csv
-from modelexport.textfile import check_text_target, write_text
+from modelexport.cli.options import LimitOption, SelectOption
+from modelexport.cli.output import FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
+from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text, limited
+from modelexport.display import Cell
+
+if TYPE_CHECKING:
+    from modelexport.analysis.report import AnalysisReport, RankedModule
 
 _KINDS = ("exact", "fused", "merged", "folded", "inferred")
-# How many operations, tags and classes the summary names.
+# How many operations a line or a cell names.
 _NAMED = 8
-_ROOT = "(root)"
 
 
 class AnalysisFormat(enum.StrEnum):
     """How an analysis is shown."""
 
-    SUMMARY = "summary"
-    DETAILED = "detailed"
+    HUMAN = "human"
     JSON = "json"
     CSV = "csv"
+    MARKDOWN = "markdown"
+    HTML = "html"
 
 
 def analyze(
-    file: Annotated[Path, typer.Argument(help="An ONNX file of modelexport, or of torch's exporters.")],
-    output_format: Annotated[
-        AnalysisFormat, typer.Option("--format", help="A page, everything, for programs, or for spreadsheets.")
-    ] = AnalysisFormat.SUMMARY,
-    selector: Annotated[
-        str | None, typer.Option("--filter", help="Only the nodes that a selector picks (docs/selectors.md).")
-    ] = None,
+    *,
+    file: Annotated[
+        Path, typer.Argument(help="An ONNX file of modelexport, or of torch's exporters.", show_default=False)
+    ],
+    select: SelectOption = None,
     depth: Annotated[int | None, typer.Option(min=0, help="Modules down to this many levels below the root.")] = None,
+    detailed: Annotated[
+        bool, typer.Option("--detailed", help="Every module, class and tag, not only the largest.")
+    ] = False,
     details: Annotated[
         bool,
         typer.Option("--show-resolution-details", help="Every node whose owner is not exact: candidates and reason."),
     ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to a file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace that file if it exists.")] = False,
+    limit: LimitOption = None,
+    output_format: Annotated[
+        AnalysisFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, programs, spreadsheets or documents. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Show what a model file is made of: nodes, operations and parameters by module and by class.
+    """Show what a file is made of: nodes, operations and parameters by module and by class.
 
-    It reads files of modelexport, with or without their sidecar, and files of torch's own exporters, and says what it
-    found. With --show-resolution-details, CSV lists nodes instead of modules.
+    Reads files of modelexport, with or without their sidecar, and files of torch's own exporters. JSON and CSV have
+    every module; with --show-resolution-details, CSV lists nodes instead.
 
     Examples:
 
         modelexport analyze model.onnx
 
-        modelexport analyze model.onnx --format detailed --depth 2
+        modelexport analyze model.onnx --detailed --depth 2
 
-        modelexport analyze model.onnx --filter 'class:LayerNorm and not encoder.layer.0' --format json
+        modelexport analyze model.onnx --select 'class:LayerNorm and not encoder.layer.0' --format json
 
         modelexport analyze model.onnx --format csv -o modules.csv --force
 
         modelexport analyze model.onnx --show-resolution-details
     """
-    target = check_text_target(output, force=force, taken=[file]) if output is not None else None
-    with working(f"reading {file}"):
-        report = analyze_file(file, selector=selector, depth=depth, resolution=details)
-    text = _as_text(report, output_format)
-    if target is None:
-        sys.stdout.write(text)
-        return
-    write_text(target, text)
-    message_console().print(printable(f"wrote {target}"), markup=False)
+    form = report.form(output_format, AnalysisFormat)
+    report.check(file)
+    from modelexport.analysis.report import analyze as analyze_file
+
+    with out.working(f"reading {file}"):
+        found = analyze_file(file, selector=select, depth=depth, resolution=details)
+    report.write(render(found, form, report.width, limit=report.rows(limit), detailed=detailed), out)
 
 
-def _as_text(report: AnalysisReport, output_format: AnalysisFormat) -> str:
-    if output_format is AnalysisFormat.JSON:
-        return json.dumps(msgspec.to_builtins(report), indent=2, ensure_ascii=True) + "\n"
-    if output_format is AnalysisFormat.CSV:
-        if report.resolution is not None:
-            return as_csv(_RESOLUTION_HEADERS, _resolution_rows(report))
-        return as_csv(_MODULE_HEADERS, _module_rows(report))
-    lines = [*_overview(report), *(_everything(report) if output_format is AnalysisFormat.DETAILED else _top(report))]
-    if report.resolution is not None:
-        lines += ["", *_resolution(report)]
-    elif report.kinds.get("exact", 0) < report.nodes:
-        lines += ["", "what is not exact, and why: --show-resolution-details"]
-    return "".join(f"{line}\n" for line in lines)
+def render(found: AnalysisReport, form: AnalysisFormat, width: int, *, limit: int, detailed: bool) -> str:
+    """An analysis as text in one of the forms."""
+    if form is AnalysisFormat.JSON:
+        return json_text(msgspec.to_builtins(found))
+    if form is AnalysisFormat.CSV:
+        if found.resolution is not None:
+            return as_csv(_RESOLUTION_HEADERS, _resolution_rows(found))
+        return as_csv(_MODULE_HEADERS, _module_rows(found))
+    overview = Section("", tuple(_overview(found)))
+    tables = _everything(found) if detailed else _largest(found, limit)
+    sections = [overview, *(section for section in tables if section.rows), *_resolution(found)]
+    if form is AnalysisFormat.MARKDOWN:
+        return as_markdown(found.file, sections)
+    if form is AnalysisFormat.HTML:
+        return as_html(found.file, sections)
+    return as_text(found.file, sections, width)
 
 
-def _overview(report: AnalysisReport) -> Iterator[str]:
-    # Names in lines of our own are made harmless here, those in tables where the table is made.
-    yield printable(report.file)
-    yield printable(f"hierarchy from: {report.origin} (strategy {report.strategy}, exporter {report.exporter})")
-    for words in report.missing:
-        yield printable(f"  note: {words}")
-    if report.selector is not None:
-        yield printable(f"selected by {report.selector}: {report.nodes:,} of {report.all_nodes:,} nodes")
-    kinds = ", ".join(f"{report.kinds[kind]:,} {kind}" for kind in _KINDS if report.kinds.get(kind))
-    yield f"nodes: {report.nodes:,} ({kinds}), {report.coverage:.1%} with an owner"
-    yield f"confidence: {report.mean_confidence:.3f} in the mean"
-    yield f"modules: {len(report.modules):,} shown, at most {report.deepest} levels deep; {report.calls:,} calls"
-    yield f"parameters: {report.parameters:,} ({_bytes(report.parameter_bytes)})"
-    weights = report.weights
+def _overview(found: AnalysisReport) -> Iterator[str]:
+    yield f"hierarchy from: {found.origin} (strategy {found.strategy}, exporter {found.exporter})"
+    yield from (f"note: {text}" for text in found.missing)
+    if found.selector is not None:
+        yield f"selected by {found.selector}: {found.nodes:,} of {found.all_nodes:,} nodes"
+    kinds = ", ".join(f"{found.kinds[kind]:,} {kind}" for kind in _KINDS if found.kinds.get(kind))
+    yield f"nodes: {found.nodes:,} ({kinds}), {found.coverage:.1%} with an owner"
+    yield f"mean confidence: {found.mean_confidence:.3f}"
+    yield f"modules: {len(found.modules):,}, at most {found.deepest} levels deep; {found.calls:,} calls"
+    yield f"parameters: {found.parameters:,} ({_bytes(found.parameter_bytes)})"
+    weights = found.weights
     where = f", {weights.external:,} of them in files of their own" if weights.external else ""
     yield f"weights in the file: {weights.tensors:,} tensors, {_bytes(weights.bytes)}{where}"
-    tags = report.tags
+    tags = found.tags
     repeated = f"{tags.of_repeated_calls:,} of repeated calls"
     yield f"tags: {tags.distinct:,} different, at most {tags.deepest} segments, {repeated}"
-    yield f"operations: {_counts(report.operations, _NAMED)}"
+    yield f"operations: {_counts(found.operations, _NAMED)}"
 
 
-def _top(report: AnalysisReport) -> Iterator[str]:
-    yield from _ranking("largest modules, by nodes of their own", "nodes", report.largest)
-    yield from _ranking("heaviest modules, by parameters of their own", "parameters", report.heaviest)
-    yield from _ranking("called most often", "calls", report.most_called)
-    yield from _ranking("classes with most modules", "modules", report.most_repeated)
-    yield ""
-    yield "classes with most nodes"
-    yield from _class_table(report, _NAMED)
-    yield ""
-    yield "tags with most nodes"
-    yield from _indented(aligned(("tag", "nodes"), list(report.tags.nodes.items())[:_NAMED]))
+def _largest(found: AnalysisReport, limit: int) -> Iterator[Section]:
+    yield _ranking("Modules with most nodes of their own", "nodes", found.largest, limit)
+    yield _ranking("Modules with most parameters of their own", "parameters", found.heaviest, limit)
+    yield _ranking("Modules called most often", "calls", found.most_called, limit)
+    yield _class_table("Classes with most nodes", found, limit)
+    yield limited("Tags with most nodes", ("nodes", "tag"), _tag_rows(found), limit)
 
 
-def _everything(report: AnalysisReport) -> Iterator[str]:
-    yield ""
-    yield "by module"
-    amounts = ("depth", "calls", "own", "nodes", "parameters", "bytes", *_KINDS, "lowest")
-    headers = ("module", "class", *amounts, "operations")
-    yield from _indented(
-        aligned(
-            headers,
-            [
-                (
-                    m.path or _ROOT,
-                    m.class_name,
-                    m.depth,
-                    m.calls,
-                    m.own_nodes,
-                    m.nodes,
-                    m.parameters,
-                    m.parameter_bytes,
-                    *(m.kinds.get(kind, 0) for kind in _KINDS),
-                    m.lowest_confidence,
-                    _counts(m.operations, _NAMED),
-                )
-                for m in report.modules
-            ],
-        )
+def _everything(found: AnalysisReport) -> Iterator[Section]:
+    headers = (
+        "module",
+        "class",
+        "depth",
+        "calls",
+        "own",
+        "nodes",
+        "parameters",
+        "bytes",
+        *_KINDS,
+        "lowest",
+        "operations",
     )
-    yield ""
-    yield "by class"
-    yield from _class_table(report, None)
-    yield ""
-    yield "by tag"
-    yield from _indented(aligned(("tag", "nodes"), list(report.tags.nodes.items())))
+    rows = (
+        (
+            m.path or ROOT,
+            m.class_name,
+            m.depth,
+            m.calls,
+            m.own_nodes,
+            m.nodes,
+            m.parameters,
+            m.parameter_bytes,
+            *(m.kinds.get(kind, 0) for kind in _KINDS),
+            m.lowest_confidence,
+            _counts(m.operations, _NAMED),
+        )
+        for m in found.modules
+    )
+    yield limited("By module", headers, rows, 0, ("operations", "lowest", *_KINDS, "bytes", "depth", "calls"))
+    yield _class_table("By class", found, 0)
+    yield limited("By tag", ("nodes", "tag"), _tag_rows(found), 0)
 
 
-def _class_table(report: AnalysisReport, most: int | None) -> Iterator[str]:
-    headers = ("class", "modules", "calls", "nodes", "parameters", "bytes", "operations")
-    rows = [
-        (c.qualified_class, c.modules, c.calls, c.nodes, c.parameters, c.parameter_bytes, _counts(c.operations, 5))
-        for c in report.classes[:most]
-    ]
-    yield from _indented(aligned(headers, rows))
+def _class_table(title: str, found: AnalysisReport, limit: int) -> Section:
+    headers = ("class", "modules", "calls", "nodes", "parameters", "bytes", "operations", "qualified class")
+    rows = (
+        (
+            c.class_name,
+            c.modules,
+            c.calls,
+            c.nodes,
+            c.parameters,
+            c.parameter_bytes,
+            _counts(c.operations, 5),
+            c.qualified_class,
+        )
+        for c in found.classes
+    )
+    return limited(title, headers, rows, limit, ("qualified class", "operations", "bytes"))
 
 
-def _ranking(title: str, unit: str, modules: Sequence[RankedModule]) -> Iterator[str]:
-    if modules:
-        yield ""
-        yield title
-        rows = [(module.path or _ROOT, module.class_name, module.amount) for module in modules]
-        yield from _indented(aligned(("module", "class", unit), rows))
+def _tag_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
+    yield from ((nodes, tag) for tag, nodes in found.tags.nodes.items())
 
 
-def _resolution(report: AnalysisReport) -> Iterator[str]:
-    details = report.resolution or ()
-    yield f"nodes that are not exact: {len(details):,} of {report.nodes:,}"
-    for detail in details:
-        yield printable(f"{detail.node} ({detail.op}): {detail.kind}, {detail.confidence:.2f}: {detail.reason}")
-        for candidate in detail.candidates:
-            yield printable(f"    {candidate.role:<11} {candidate.call or _ROOT}  {candidate.tag}")
+def _ranking(title: str, unit: str, modules: Sequence[RankedModule], limit: int) -> Section:
+    rows = ((module.path or ROOT, module.class_name, module.amount) for module in modules[: limit or None])
+    return limited(title, ("module", "class", unit), rows, 0)
+
+
+def _resolution(found: AnalysisReport) -> Iterator[Section]:
+    inexact = found.nodes - found.kinds.get("exact", 0)
+    if found.resolution is None:
+        if inexact:
+            yield Section("Not exact", (f"{inexact:,} of {found.nodes:,} nodes; --show-resolution-details says why",))
+        return
+    lines = []
+    for detail in found.resolution:
+        lines.append(f"{detail.node} ({detail.op}): {detail.kind}, {detail.confidence:.2f}: {detail.reason}")
+        lines += [
+            f"    {candidate.role:<11} {candidate.call or ROOT}  {candidate.tag}" for candidate in detail.candidates
+        ]
+    yield Section(f"Not exact: {inexact:,} of {found.nodes:,} nodes", tuple(lines))
 
 
 _MODULE_HEADERS = (
@@ -205,8 +225,8 @@ _MODULE_HEADERS = (
 )
 
 
-def _module_rows(report: AnalysisReport) -> Iterator[Sequence[Cell]]:
-    for m in report.modules:
+def _module_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
+    for m in found.modules:
         yield (
             m.path,
             m.class_name,
@@ -228,27 +248,23 @@ def _module_rows(report: AnalysisReport) -> Iterator[Sequence[Cell]]:
 _RESOLUTION_HEADERS = ("node", "op", "kind", "confidence", "reason", "role", "call", "tag")
 
 
-def _resolution_rows(report: AnalysisReport) -> Iterator[Sequence[Cell]]:
+def _resolution_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
     """One row for each candidate."""
-    for d in report.resolution or ():
+    for d in found.resolution or ():
         for candidate in d.candidates:
             yield d.node, d.op, d.kind, d.confidence, d.reason, candidate.role, candidate.call, candidate.tag
 
 
 def _counts(amounts: Mapping[str, int], most: int | None) -> str:
-    shown = [f"{printable(name)} {amount:,}" for name, amount in list(amounts.items())[:most]]
+    shown = [f"{name} {amount:,}" for name, amount in list(amounts.items())[:most]]
     further = len(amounts) - len(shown)
     return ", ".join([*shown, *([f"{further} more"] if further else [])])
 
 
 def _bytes(amount: int) -> str:
     size = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1024
-    return ""
-
-
-def _indented(lines: Sequence[str]) -> Iterator[str]:
-    yield from (f"  {line}" for line in lines)
+    return f"{size:,.1f} GiB"

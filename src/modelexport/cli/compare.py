@@ -3,112 +3,104 @@
 from __future__ import annotations
 
 import enum
-import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from modelexport.analysis.comparison import Comparison, FieldChange, NodeAt, NodeChange, compare_models
-from modelexport.cli.output import message_console, printable
-from modelexport.cli.pages import Section, as_html, as_markdown, as_text
-from modelexport.cli.tables import Cell
-from modelexport.errors import InputError
-from modelexport.textfile import check_text_target, write_text
+from modelexport.cli.options import LimitOption
+from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
+from modelexport.cli.pages import Section, as_html, as_markdown, as_text, limited
+from modelexport.display import Cell, counted
 
-_FINDINGS = 1
-# How many rows of a table a report file shows; JSON has all.
-_REPORT_ROWS = 1000
-_SUFFIXES = {".json": "json", ".md": "markdown", ".markdown": "markdown", ".html": "html", ".htm": "html"}
-_ROOT = "(root)"
+if TYPE_CHECKING:
+    from modelexport.analysis.comparison import Comparison, FieldChange, NodeAt, NodeChange
 
 
 class ComparisonFormat(enum.StrEnum):
-    """How a comparison is printed."""
+    """How a comparison is shown."""
 
     HUMAN = "human"
     JSON = "json"
     MARKDOWN = "markdown"
+    HTML = "html"
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="A", help="An ONNX file, with or without a hierarchy.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The ONNX file to compare it with.")],
-    output_format: Annotated[
-        ComparisonFormat, typer.Option("--format", help="For terminals, for programs, or for documents.")
-    ] = ComparisonFormat.HUMAN,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Also write a report to keep: a file .html, .md or .json.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the report if it exists.")] = False,
+    *,
+    before: Annotated[
+        Path, typer.Argument(metavar="A", help="An ONNX file, with or without a hierarchy.", show_default=False)
+    ],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The ONNX file to compare it with.", show_default=False)],
     contents: Annotated[
-        bool, typer.Option("--weights", help="Also read and compare the contents of the weights.")
+        bool, typer.Option("--weights", help="Also read and compare the values of the weights.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=0, help="How many rows of each table to print; JSON has all.")] = 20,
+    limit: LimitOption = None,
+    output_format: Annotated[
+        ComparisonFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, programs or documents. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Compare two models: the same topology or not, and what was added, removed and changed in each module.
+    """Compare two files: what was added, removed and changed in each module.
 
-    Nodes are matched by module and structure, not by name. Names and who wrote a file make no difference: exit code 0
-    if nothing else differs, 1 if something does.
+    Nodes are matched by module and structure, not by name. Names, and which tool wrote a file, make no difference.
+    Exits with 0 if nothing else differs, and with 1 if something does.
 
     Examples:
 
         modelexport compare model.onnx optimized.onnx
 
-        modelexport compare model.onnx quantized.onnx --report quantized.html
+        modelexport compare model.onnx quantized.onnx -o quantized.html
 
         modelexport compare old.onnx new.onnx --weights --format json
     """
-    target, form = None, ""
-    if report is not None:
-        form = _SUFFIXES.get(report.suffix.lower(), "")
-        if not form:
-            raise InputError(f"Cannot write {report}: its ending says no form. Use one of {', '.join(_SUFFIXES)}.")
-        target = check_text_target(report, force=force, taken=[before, after])
-    found = compare_models(before, after, contents=contents)
-    sys.stdout.write(render(found, output_format.value, limit))
-    if target is not None:
-        write_text(target, render(found, form, _REPORT_ROWS))
-        message_console().print(printable(f"wrote {target}"), markup=False)
+    form = report.form(output_format, ComparisonFormat)
+    report.check(before, after)
+    from modelexport.analysis.comparison import compare_models
+
+    with out.working(f"comparing {before} with {after}"):
+        found = compare_models(before, after, contents=contents)
+    report.write(render(found, form, report.rows(limit), report.width), out)
+    if report.path is not None:
+        out.note("\n".join(_verdict(found)[:3]))
     if not found.same:
-        raise typer.Exit(_FINDINGS)
+        raise typer.Exit(FINDINGS)
 
 
-def render(found: Comparison, form: str, limit: int) -> str:
-    """A comparison as text in one of the forms: human, json, markdown or html."""
-    if form == "json":
-        return json.dumps(msgspec.to_builtins(found), indent=2, ensure_ascii=True) + "\n"
+def render(found: Comparison, form: ComparisonFormat, limit: int, width: int) -> str:
+    """A comparison as text in one of the forms."""
+    if form is ComparisonFormat.JSON:
+        return json_text(msgspec.to_builtins(found))
     title = f"{Path(found.before.file).name} compared with {Path(found.after.file).name}"
     sections = [section for section in _sections(found, limit) if section.lines or section.rows]
-    return {"markdown": as_markdown, "html": as_html}.get(form, as_text)(title, sections)
+    if form is ComparisonFormat.HUMAN:
+        return as_text(title, sections, width)
+    return as_markdown(title, sections) if form is ComparisonFormat.MARKDOWN else as_html(title, sections)
 
 
 def _sections(found: Comparison, limit: int) -> list[Section]:
-    tags = [(tag.tag or "(no tag)", tag.before, tag.after) for tag in found.tags if tag.before != tag.after]
+    tags = [(tag.before, tag.after, tag.tag or "(no tag)") for tag in found.tags if tag.before != tag.after]
     weights = [(w.kind, w.before, w.after, w.detail) for w in found.weights]
     return [
         Section("Result", tuple(_verdict(found))),
-        _table("Files", ("", "before", "after"), _files(found), len(found.before.weights.bytes_by_type) + 100),
-        _table("Modules that differ", _MODULE_HEADERS, _modules(found), limit),
-        _table("Nodes that differ", ("what", "module", "before", "after", "how"), map(_node_row, found.changes), limit),
-        _table("Tags that own more or fewer nodes", ("tag", "before", "after"), tags, limit),
-        _table("Weights that differ", ("what", "before", "after", "how"), weights, limit),
-        _table("Contents of weights that differ", ("before", "after", "largest difference"), _contents(found), limit),
+        limited("Files", ("file", "before", "after"), _files(found), 0),
+        limited("Modules that differ", _MODULE_HEADERS, _modules(found), limit, _OPTIONAL),
+        limited("Nodes that differ", _NODE_HEADERS, map(_node_row, found.changes), limit),
+        limited("Tags that own more or fewer nodes", ("before", "after", "tag"), tags, limit),
+        limited("Weights that differ", ("what", "before", "after", "how"), weights, limit),
+        limited("Weights with other values", ("before", "after", "largest difference"), _contents(found), limit),
         _fields("Inputs and outputs", found.interface, limit),
         _fields("Operator sets", found.opsets, limit),
         _fields("Metadata", found.metadata, limit),
     ]
-
-
-def _table(title: str, headers: tuple[str, ...], rows: Iterable[Sequence[Cell]], limit: int) -> Section:
-    everything = [tuple(row) for row in rows]
-    shown = tuple(everything[:limit])
-    # A table that may show nothing still says how much there is.
-    lines = (f"{len(everything):,} in all",) if everything and not shown else ()
-    return Section(title, lines, headers, shown, len(everything) - len(shown) if shown else 0)
 
 
 def _verdict(found: Comparison) -> list[str]:
@@ -123,7 +115,7 @@ def _verdict(found: Comparison) -> list[str]:
     first = found.first_difference
     if first is not None:
         places = [f"{_node_text(at)} (node {at.position})" for at in (first.before, first.after) if at is not None]
-        lines.append(f"first difference: {first.kind} in {first.module or _ROOT}: {' → '.join(places)}")
+        lines.append(f"first difference: {first.kind} in {first.module or ROOT}: {' → '.join(places)}")
     elif not found.same_topology:
         lines.append("first difference: an output of the model comes from another node")
     if not found.same_order:
@@ -132,20 +124,20 @@ def _verdict(found: Comparison) -> list[str]:
         if summary.hierarchy != "sidecar":
             lines.append(f"{side}: {summary.missing}; owners from: {summary.hierarchy}")
         if summary.unowned and summary.hierarchy != "none":
-            lines.append(f"{side}: {summary.unowned:,} nodes name no owner and count with the modules they lie between")
+            lines.append(
+                f"{side}: {counted(summary.unowned, 'node')} without an owner, counted with the modules around"
+            )
     if found.contents is None:
-        lines.append("contents of large weights: not compared (--weights)")
+        lines.append("values of large weights: not compared (--weights)")
     else:
-        lines.append(
-            f"contents of weights: {found.contents.compared:,} compared, {found.contents.different:,} different"
-        )
+        lines.append(f"values of weights: {found.contents.compared:,} compared, {found.contents.different:,} different")
     return lines
 
 
 def _files(found: Comparison) -> list[tuple[Cell, ...]]:
     first, second = found.before, found.after
     rows: list[tuple[Cell, ...]] = [
-        ("file", first.file, second.file),
+        ("path", first.file, second.file),
         ("hierarchy", first.hierarchy, second.hierarchy),
         ("nodes", f"{first.nodes:,}", f"{second.nodes:,}"),
         ("calls with nodes", f"{first.calls:,}", f"{second.calls:,}"),
@@ -161,15 +153,17 @@ def _files(found: Comparison) -> list[tuple[Cell, ...]]:
 
 
 _MODULE_HEADERS = (
-    *("module", "class", "nodes before", "nodes after", "same", "changed", "added", "removed", "moved"),
+    *("module", "class", "before", "after", "same", "changed", "added", "removed", "moved"),
     *("parameters before", "parameters after", "bytes before", "bytes after"),
 )
+_OPTIONAL = ("parameters before", "parameters after", "bytes before", "bytes after", "class", "same", "moved")
+_NODE_HEADERS = ("what", "module", "before", "after", "how")
 
 
 def _modules(found: Comparison) -> list[tuple[Cell, ...]]:
     return [
         (
-            *(module.module or _ROOT, module.class_name, module.nodes_before, module.nodes_after, module.same),
+            *(module.module or ROOT, module.class_name, module.nodes_before, module.nodes_after, module.same),
             *(module.changed, module.added, module.removed, module.moved),
             *(module.parameters_before, module.parameters_after, module.bytes_before, module.bytes_after),
         )
@@ -183,8 +177,8 @@ def _node_row(change: NodeChange) -> tuple[Cell, ...]:
     after = _node_text(change.after) if change.after is not None else ""
     how = change.detail
     if change.kind == "moved" and change.after is not None:
-        how = f"now owned by {change.after.module or _ROOT}"
-    return change.kind, change.module or _ROOT, before, after, how
+        how = f"now owned by {change.after.module or ROOT}"
+    return change.kind, change.module or ROOT, before, after, how
 
 
 def _node_text(at: NodeAt) -> str:
@@ -202,7 +196,7 @@ def _contents(found: Comparison) -> list[tuple[Cell, ...]]:
 
 def _fields(title: str, changes: Sequence[FieldChange], limit: int) -> Section:
     rows = [(c.field, _short(c.before), _short(c.after)) for c in changes]
-    return _table(title, ("field", "before", "after"), rows, limit)
+    return limited(title, ("field", "before", "after"), rows, limit)
 
 
 def _short(text: str | None) -> str:

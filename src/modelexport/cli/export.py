@@ -2,43 +2,72 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from modelexport.artifact import check_target, sidecar_path
-from modelexport.cli.dynamic import parse_dynamic
-from modelexport.cli.model_options import ModelArgument, ModelRequest, runs_model
-from modelexport.cli.output import OutputFormat, message_console, print_json, printable
-from modelexport.cli.report import markdown_report
-from modelexport.cli.running import Progress, parse_exceptions, show_result, silence_libraries
-from modelexport.cli.stages import check_stage_options, show_stages
+from modelexport.cli.export_summary import markdown_report, next_steps, stage_lines, summary_lines
+from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
+from modelexport.cli.options import TorchNnExceptionsOption, parse_exceptions
+from modelexport.cli.output import Format, FormatOption, Output
+from modelexport.errors import InputError
 from modelexport.textfile import check_text_target, write_text
 
 if TYPE_CHECKING:
     from modelexport.result import ExportResult
 
+_AUTO = "auto"
+_AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
+_GRAPH = "Graph"
+_TAGS = "Owners and tags"
+_FILES = "Output"
 
-@runs_model
+
 def export(
+    *,
     model: ModelArgument,
-    output: Annotated[Path, typer.Argument(help="The .onnx file to write.")],
-    request: ModelRequest,
+    output: Annotated[Path | None, typer.Argument(help="The .onnx file to write.", show_default=False)] = None,
+    loading: ModelLoading,
+    inputs: InputOptions,
     strategy: Annotated[
-        str, typer.Option(help="Where the evidence comes from: auto, fx, htp or usage_based.")
+        str,
+        typer.Option(help="Where owners come from: auto, fx, htp or usage_based.", rich_help_panel=_TAGS),
     ] = "auto",
-    exporter: Annotated[
-        str | None, typer.Option(help="Who makes the graph: dynamo, transformers or torchscript.")
+    torch_nn_exceptions: TorchNnExceptionsOption = None,
+    simple_resolution: Annotated[
+        bool,
+        typer.Option(
+            "--no-enable-advanced-resolution",
+            help="Do not infer from data flow who owns nodes that no module call is recorded for.",
+            rich_help_panel=_TAGS,
+        ),
+    ] = False,
+    advanced_resolution: Annotated[bool, typer.Option("--enable-advanced-resolution", hidden=True)] = False,
+    boundary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A module that this inference must not cross: its path, or class:Name; repeat for more.",
+            rich_help_panel=_TAGS,
+        ),
     ] = None,
-    opset: Annotated[int | None, typer.Option(help="The ONNX opset version.")] = None,
-    optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.")] = True,
+    exporter: Annotated[
+        str | None,
+        typer.Option(
+            help="Which exporter makes the graph: dynamo, transformers or torchscript.", rich_help_panel=_GRAPH
+        ),
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="The ONNX opset version.", rich_help_panel=_GRAPH)] = None,
+    optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.", rich_help_panel=_GRAPH)] = True,
     dynamic: Annotated[
         list[str] | None,
-        typer.Option(help="Axes that may have other sizes: auto, or name:axis=dimension; repeat for more."),
+        typer.Option(
+            help="Axes that may have other sizes: auto, or name:axis=dimension; repeat for more.",
+            rich_help_panel=_GRAPH,
+        ),
     ] = None,
     allow_specialization: Annotated[
         bool,
@@ -46,44 +75,46 @@ def export(
             "--allow-specialization",
             help="Fall back to tracing where the model depends on values of its inputs: the file is right only for "
             "inputs that take the same path as the example inputs.",
+            rich_help_panel=_GRAPH,
         ),
     ] = False,
-    torch_nn_exceptions: Annotated[
-        str | None, typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.")
-    ] = None,
-    advanced_resolution: Annotated[
-        bool,
-        typer.Option(
-            "--enable-advanced-resolution/--no-enable-advanced-resolution",
-            help="Reason from data flow about nodes that no module call is recorded for.",
-        ),
-    ] = True,
-    boundary: Annotated[
-        list[str] | None,
-        typer.Option(help="A module that this must not cross: its path, or class:Name; repeat for more."),
-    ] = None,
-    external_data: Annotated[
-        bool | None, typer.Option(help="Weights in a file of their own; by default only where they need it.")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Leave out source paths and stack traces.")] = False,
     stages: Annotated[
         bool,
-        typer.Option("--stages", help="Export what generate runs, each stage to a file: OUTPUT_prefill.onnx, …"),
+        typer.Option(
+            "--stages",
+            help="Export what generate runs, each stage to a file: OUTPUT_prefill.onnx, …",
+            rich_help_panel=_GRAPH,
+        ),
     ] = False,
-    fx_graph: Annotated[Path | None, typer.Option(help="Write the traced FX graph to this file.")] = None,
-    jit_graph: Annotated[
-        Path | None, typer.Option(help="Write the traced TorchScript graph to this file (strategy htp).")
+    output_option: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The same as OUTPUT.", rich_help_panel=_FILES)
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a Markdown report to this file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
-    output_format: Annotated[
-        OutputFormat, typer.Option("--format", help="For people or for programs.")
-    ] = OutputFormat.HUMAN,
+    external_data: Annotated[
+        bool | None,
+        typer.Option(
+            help="Weights in a file of their own; by default only where they need it.", rich_help_panel=_FILES
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Leave out source paths and stack traces.", rich_help_panel=_FILES)
+    ] = False,
+    fx_graph: Annotated[
+        Path | None, typer.Option(help="Write the traced FX graph to this file.", rich_help_panel=_FILES)
+    ] = None,
+    jit_graph: Annotated[
+        Path | None,
+        typer.Option(help="Write the traced TorchScript graph to this file (strategy htp).", rich_help_panel=_FILES),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write a Markdown report to this file.", rich_help_panel=_FILES)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.", rich_help_panel=_FILES)] = False,
+    output_format: FormatOption = Format.HUMAN,
+    out: Output,
 ) -> None:
     """Export a model to ONNX with every node attributed to the module call it came from.
 
-    A factory returns a torch.nn.Module, or a pair of one and its example inputs. docs/models.md tells all that MODEL
-    can be.
+    A factory returns a torch.nn.Module, or a pair of one and its example inputs.
 
     Examples:
 
@@ -99,18 +130,22 @@ def export(
 
         modelexport export my_package.models:make_gpt2 gpt2.onnx --stages
     """
-    # Found out before anything is loaded: a wrong path should not cost the time of an export.
-    target = check_target(output, force=force or stages, sidecar=not stages)
+    if (output is None) == (output_option is None):
+        raise InputError("give the .onnx file to write once, as OUTPUT or with -o (see --help)")
+    path = output if output is not None else output_option
+    assert path is not None
+    # Checked before anything is loaded: a wrong path should not cost the time of an export.
+    target = check_target(path, force=force or stages, sidecar=not stages)
     if stages:
         others = {"--dynamic": dynamic, "--fx-graph": fx_graph, "--jit-graph": jit_graph, "--report": report}
-        check_stage_options(strategy, exporter, {**others, "--allow-specialization": allow_specialization})
-    taken = (target, sidecar_path(target), *(path for path in (fx_graph, jit_graph) if path is not None))
+        _check_stage_options(strategy, exporter, {**others, "--allow-specialization": allow_specialization})
+    taken = (target, sidecar_path(target), *(file for file in (fx_graph, jit_graph) if file is not None))
     report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
-    request.check()
+    inputs.check()
     options: dict[str, Any] = {
         "optimize": optimize,
         "torch_nn_exceptions": parse_exceptions(torch_nn_exceptions),
-        "advanced_resolution": advanced_resolution,
+        "advanced_resolution": not simple_resolution,
         "boundaries": boundary or (),
         "private": private,
         "external_data": external_data,
@@ -118,36 +153,80 @@ def export(
         **({} if opset is None else {"opset_version": opset}),
     }
     if not stages:
-        options |= {"strategy": strategy, "exporter": exporter, "dynamic": parse_dynamic(dynamic)}
+        options |= {"strategy": strategy, "exporter": exporter, "dynamic": _parse_dynamic(dynamic)}
         options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
         options |= {"allow_specialization": allow_specialization}
-    results = _export(model, request, output, options, stages=stages)
-    for note in dict.fromkeys(note for result in results.values() for note in result.notes):
-        message_console().print(printable(note), markup=False)
-    if stages:
-        show_stages(results, output_format)
-        return
-    (result,) = results.values()
-    if report_target is not None:
-        write_text(report_target, markdown_report(model, result))
-    if output_format is OutputFormat.JSON:
-        print_json(result.as_dict())
-    else:
-        show_result(result)
-
-
-def _export(
-    model: str, request: ModelRequest, output: Path, options: Mapping[str, Any], *, stages: bool
-) -> Mapping[str, ExportResult]:
-    """The result of each stage by its name; of the whole model under no name."""
     from modelexport.export import export_model
     from modelexport.stages import export_stages
 
-    silence_libraries()
-    # What a factory or a forward prints is no result of ours.
-    with contextlib.redirect_stdout(sys.stderr), Progress() as progress:
-        sourced = request.load(model)
-        example_inputs = request.choose_inputs(model, sourced)
+    with out.running_model() as activity:
+        sourced = loading.load(model, out)
+        example_inputs = inputs.choose(sourced, out)
+        options["progress"] = activity.step
         if stages:
-            return export_stages(sourced.model, example_inputs, output, progress=progress, **options)
-        return {"": export_model(sourced.model, example_inputs, output, progress=progress, **options)}
+            results = export_stages(sourced.model, example_inputs, path, **options)
+        else:
+            results = {"": export_model(sourced.model, example_inputs, path, **options)}
+    for note in dict.fromkeys(note for result in results.values() for note in result.notes):
+        out.note(note)
+    if stages:
+        _show_stages(results, model, out, output_format)
+        return
+    result = results[""]
+    if report_target is not None:
+        write_text(report_target, markdown_report(model, result))
+    if output_format is Format.JSON:
+        out.json(result.as_dict())
+    else:
+        out.summary(summary_lines(result, model))
+
+
+def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, output_format: Format) -> None:
+    if output_format is Format.JSON:
+        from modelexport.result import stages_as_dict
+
+        out.json(stages_as_dict(results))
+        return
+    lines = [line for name, result in results.items() for line in stage_lines(name, result)]
+    out.summary([*lines, next_steps(list(results.values())[-1], model)[0]])
+
+
+def _check_stage_options(strategy: str, exporter: str | None, others: Mapping[str, object]) -> None:
+    """Refuse options that are for one graph.
+
+    Raises:
+        InputError: One of them was given.
+    """
+    if strategy not in ("auto", "fx"):
+        raise InputError(f"--stages has no strategy {strategy}: the stages are exported with fx; leave --strategy out")
+    if exporter not in (None, "transformers"):
+        raise InputError(f"--stages has no exporter {exporter}: transformers' own exports them; leave --exporter out")
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise InputError(f"{given[0]} is for one graph, and --stages writes several: leave one of the two out")
+
+
+def _parse_dynamic(texts: Sequence[str] | None) -> str | dict[str, dict[int, str]] | None:
+    """What ``--dynamic`` says, as `export_model` takes it; None where it is not given.
+
+    Raises:
+        InputError: One of them cannot be read or names an axis again, or axes are named beside ``auto``.
+    """
+    if not texts:
+        return None
+    if _AUTO in texts:
+        if len(texts) > 1:
+            raise InputError("--dynamic auto finds the axes: name none beside it")
+        return _AUTO
+    found: dict[str, dict[int, str]] = {}
+    for text in texts:
+        match = _AXIS.fullmatch(text)
+        if match is None:
+            raise InputError(
+                f"--dynamic {text!r} cannot be read: write auto, or name:axis=dimension, as in input_ids:0=batch"
+            )
+        axes = found.setdefault(match["name"], {})
+        if int(match["axis"]) in axes:
+            raise InputError(f"--dynamic {text!r}: axis {match['axis']} of {match['name']} is named twice")
+        axes[int(match["axis"])] = match["dimension"]
+    return found

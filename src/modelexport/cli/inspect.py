@@ -1,28 +1,25 @@
-"""`modelexport inspect`: what a model is like, and which strategies would be tried for it."""
+"""`modelexport inspect`: what a model is like, and which strategies an export would try for it."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
-from typing import Annotated
 
 import msgspec
-import typer
 
-from modelexport.cli.model_options import ModelArgument, ModelRequest, loads_model
-from modelexport.cli.output import OutputFormat, print_json, printable, result_console
+from modelexport.cli.model_options import ModelArgument, ModelLoading
+from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text
+from modelexport.cli.pages import Section, as_text
 
 
-@loads_model
 def inspect(
+    *,
     model: ModelArgument,
-    request: ModelRequest,
-    output_format: Annotated[
-        OutputFormat, typer.Option("--format", help="For people or for programs.")
-    ] = OutputFormat.HUMAN,
+    loading: ModelLoading,
+    output_format: ReportFormatOption = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Show what a model is like, and which strategies an export would try, in order and why.
+    """Show what a model is like, and which strategies an export would try.
 
     Examples:
 
@@ -30,19 +27,32 @@ def inspect(
 
         modelexport inspect my_package.models:make_net --format json
     """
+    form = report.form(output_format, Format)
+    report.check()
     from modelexport.strategies.overview import overlook
 
-    # What a factory prints is no result of ours.
-    with contextlib.redirect_stdout(sys.stderr):
-        module = request.load(model).model
-    found = overlook(model, module)
-    if output_format is OutputFormat.JSON:
-        print_json(msgspec.to_builtins(found))
+    with out.running_model():
+        found = overlook(model, loading.load(model, out).model)
+    if form is Format.JSON:
+        report.write(json_text(msgspec.to_builtins(found)), out)
         return
-    console = result_console()
-    for name, value in dataclasses.asdict(found.characteristics).items():
-        shown = ", ".join(value) if isinstance(value, tuple) else f"{value:,}" if type(value) is int else value
-        console.print(f"{name.replace('_', ' '):22} {printable(str(shown))}", markup=False)
-    for number, candidate in enumerate(found.candidates, start=1):
-        text = f"{number}. {candidate.strategy} ({candidate.exporter}): {candidate.reason}"
-        console.print(printable(text), markup=False)
+    facts = tuple(
+        (name.replace("_", " "), _shown(value)) for name, value in dataclasses.asdict(found.characteristics).items()
+    )
+    candidates = tuple(
+        (number, candidate.strategy, candidate.exporter, candidate.reason)
+        for number, candidate in enumerate(found.candidates, start=1)
+    )
+    sections = [
+        Section("Model", (), ("property", "value"), facts),
+        Section("An export tries in this order", (), ("rank", "strategy", "exporter", "reason"), candidates),
+    ]
+    report.write(as_text(model, sections, report.width), out)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

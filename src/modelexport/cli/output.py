@@ -1,51 +1,351 @@
-"""Where commands print: results on stdout, everything else on stderr, names from files made harmless."""
+"""The one sink of every command: results on stdout or in a file, everything else on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import io
 import json
-import re
+import logging
+import os
+import shlex
+import shutil
 import sys
-from collections.abc import Iterator
-from typing import Any
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+from modelexport.display import printable
+from modelexport.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.status import Status
+
+    from modelexport.result import ProgressEvent
+
+ROOT = "(root)"
+FINDINGS = 1
+_PANEL = "Output"
+FORMAT_DEFAULT = "By default human, or as the name of -o says."
+_SUFFIXES = {
+    "": "human",
+    ".txt": "human",
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".html": "html",
+    ".sarif": "sarif",
+}
+_SECONDS_BETWEEN_LINES = 5.0
+# Lines in files and pipes are as long as they need to be; rich wants a number.
+_UNLIMITED = 1_000_000
+_ROWS_ON_A_TERMINAL = 20
+_TALKATIVE = ("torch.onnx", "torch._export", "onnxscript", "onnx_ir", "transformers")
 
 
-class OutputFormat(enum.StrEnum):
+class Format(enum.StrEnum):
     """How a command prints its result."""
 
     HUMAN = "human"
     JSON = "json"
 
 
-def result_console() -> Console:
-    """For results people read."""
-    return Console(highlight=False, soft_wrap=True)
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="For people, or JSON for programs.", rich_help_panel=_PANEL)
+]
+# For reports, which -o writes to a file: its name may decide.
+ReportFormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", help=f"For people, or JSON for programs. {FORMAT_DEFAULT}", rich_help_panel=_PANEL),
+]
+Form = TypeVar("Form", bound=enum.StrEnum)
 
 
-def message_console() -> Console:
-    """For progress and errors."""
+class Output:
+    """Where a command prints, and how much.
+
+    Args:
+        quiet: Print neither progress nor notes, and no summary of the files written.
+        verbose: Print also what libraries log and warn about.
+        debug: Show the traceback of an error; `main.run` does that.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "quiet": (
+            Annotated[
+                bool,
+                typer.Option(
+                    "--quiet",
+                    "-q",
+                    help="No progress, notes or summary: only reports and errors.",
+                    rich_help_panel=_PANEL,
+                ),
+            ],
+            False,
+        ),
+        "verbose": (
+            Annotated[
+                bool,
+                typer.Option(
+                    "--verbose", "-v", help="Show also what libraries log and warn about.", rich_help_panel=_PANEL
+                ),
+            ],
+            False,
+        ),
+        "debug": (
+            Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_PANEL)],
+            False,
+        ),
+    }
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, debug: bool = False) -> None:
+        self.quiet, self.verbose, self.debug = quiet, verbose, debug
+
+    def summary(self, lines: Iterable[str]) -> None:
+        """What a command that writes files did; the files themselves are its result."""
+        if not self.quiet:
+            write_stdout("".join(f"{printable(line)}\n" for line in lines))
+
+    def json(self, content: Any) -> None:
+        """A result for programs."""
+        write_stdout(json_text(content))
+
+    def note(self, text: str) -> None:
+        """Something worth knowing that is not the result."""
+        if not self.quiet:
+            message(text)
+
+    @contextlib.contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Show on a terminal that something is being done."""
+        with Activity(quiet=self.quiet) as activity:
+            activity.show(text)
+            yield
+
+    @contextlib.contextmanager
+    def running_model(self) -> Iterator[Activity]:
+        """Load and run a model: what it prints goes to stderr, and libraries are quiet unless asked for."""
+        if not self.verbose:
+            silence_libraries()
+        with contextlib.redirect_stdout(sys.stderr), Activity(quiet=self.quiet) as activity:
+            yield activity
+
+
+class ReportFile:
+    """Where a report goes: stdout, or the file of ``-o``.
+
+    Args:
+        output: The file.
+        force: Whether to replace it if it exists.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "output": (
+            Annotated[
+                Path | None,
+                typer.Option("--output", "-o", help="Write to this file instead.", rich_help_panel=_PANEL),
+            ],
+            None,
+        ),
+        "force": (
+            Annotated[bool, typer.Option("--force", help="Replace the file if it exists.", rich_help_panel=_PANEL)],
+            False,
+        ),
+    }
+
+    def __init__(self, *, output: Path | None, force: bool) -> None:
+        self.path, self._force = output, force
+        self._target: Path | None = None
+
+    def check(self, *taken: Path) -> None:
+        """Find out before any work is done whether the file can be written.
+
+        Raises:
+            InputError: It cannot, or it is one of the files in `taken`.
+        """
+        from modelexport.textfile import check_text_target
+
+        if self.path is not None:
+            self._target = check_text_target(self.path, force=self._force, taken=taken)
+
+    def form(self, given: Form | None, forms: type[Form]) -> Form:
+        """The format to write: the one that was given, else the one that the name of the file says.
+
+        Raises:
+            InputError: The name says none of those that there are.
+        """
+        if given is not None or self.path is None:
+            return given or forms("human")
+        known = {suffix: name for suffix, name in _SUFFIXES.items() if name in list(forms)}
+        name = known.get(self.path.suffix.lower())
+        if name is None:
+            suffixes = ", ".join(suffix for suffix in known if suffix)
+            raise InputError(f"{self.path}: its name does not say the format. Use {suffixes}, or give --format.")
+        return forms(name)
+
+    def write(self, text: str, out: Output) -> None:
+        """Write the report.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        from modelexport.textfile import write_text
+
+        if self._target is None:
+            write_stdout(text)
+            return
+        write_text(self._target, text)
+        out.note(f"wrote {self._target}")
+
+    def rows(self, limit: int | None) -> int:
+        """How many rows of a table to show, 0 for all: what was asked for, else few on a terminal and all elsewhere."""
+        if limit is not None:
+            return limit
+        return 0 if self.width == _UNLIMITED else _ROWS_ON_A_TERMINAL
+
+    @property
+    def width(self) -> int:
+        """The width that text is laid out for: the terminal's, and no limit for files and pipes."""
+        return _UNLIMITED if self.path is not None else stdout_width()
+
+
+class Activity:
+    """What is being done, on stderr: in place on a terminal, now and then a line elsewhere.
+
+    Args:
+        quiet: Show nothing.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = _stderr_console()
+        self._status: Status | None = None
+        self._started: float | None = None
+        self._last = 0.0
+
+    def __enter__(self) -> Activity:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def show(self, text: str) -> None:
+        """What is being done now; only a terminal shows it."""
+        from rich.text import Text
+
+        if self._quiet or not self._console.is_terminal:
+            return
+        shown = Text(printable(text))
+        if self._status is None:
+            self._status = self._console.status(shown)
+            self._status.start()
+        else:
+            self._status.update(shown)
+
+    def log(self, text: str) -> None:
+        """What was done: a line that stays."""
+        if not self._quiet:
+            self._console.print(printable(text), markup=False)
+
+    def step(self, event: ProgressEvent) -> None:
+        """A step of an export began or ended."""
+        step = f"{event.number}/{event.total} {event.step:<9}"
+        if event.finished:
+            self.__exit__()
+            self.log(f"  {step} {event.seconds:6.2f} s  {event.detail}".rstrip())
+        else:
+            self.show(step)
+
+    def count(self, done: int, total: int, name: str) -> None:
+        """One of many things of the same kind is being done."""
+        now = time.monotonic()
+        # Loading the model is not counted: it is over when the first call is compared.
+        if self._started is None:
+            self._started = self._last = now
+        if done == total:
+            self.__exit__()
+            self.log(f"  {total} calls compared in {now - self._started:.1f} s")
+        elif self._console.is_terminal:
+            self.show(f"{done}/{total} {name or ROOT}")
+        elif now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            self.log(f"  {done}/{total} {name or ROOT}")
+
+
+def silence_libraries() -> None:
+    """Exporters log and warn about themselves; what matters to users reaches them as our errors and notes."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def message(text: str) -> None:
+    """A line for people on stderr."""
+    _stderr_console().print(printable(text), markup=False)
+
+
+def write_stdout(text: str) -> None:
+    """Print a result.
+
+    Raises:
+        StorageError: stdout takes no more; a closed pipe is a BrokenPipeError, which ends the command silently.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_stdout()
+        raise StorageError(f"Cannot write to standard output: {error.strerror or error}") from error
+
+
+def discard_stdout() -> None:
+    """Send what is left in stdout's buffer nowhere: Python would try to write it again when it ends."""
+    with contextlib.suppress(OSError, io.UnsupportedOperation):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def json_text(content: Any) -> str:
+    """JSON that any terminal and any file encoding can hold."""
+    return json.dumps(content, indent=2, ensure_ascii=True) + "\n"
+
+
+def rendered(content: RenderableType, width: int) -> str:
+    """What rich makes of it: with colours for a terminal, plain elsewhere, and no line longer than `width`."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    terminal = width != _UNLIMITED and _is_terminal(sys.stdout)
+    console = Console(file=text, width=width, highlight=False, force_terminal=terminal)
+    console.print(content)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def stdout_width() -> int:
+    """The width of the terminal that results go to; no limit where they go to a file or a pipe."""
+    return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) or os.environ.get("COLUMNS") else _UNLIMITED
+
+
+def command_line(*words: str | Path) -> str:
+    """A command as it can be pasted into a shell."""
+    return shlex.join(["modelexport", *map(str, words)])
+
+
+def _is_terminal(stream: Any) -> bool:
+    return bool(getattr(stream, "isatty", lambda: False)())
+
+
+def _stderr_console() -> Console:
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Shows on a terminal that something is being done, for as long as it takes."""
-    console = message_console()
-    with console.status(Text(printable(what))) if console.is_terminal else contextlib.nullcontext():
-        yield
-
-
-def print_json(content: Any) -> None:
-    """For results programs read."""
-    sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=True) + "\n")
-
-
-def printable(text: str) -> str:
-    """The text without control characters: names in a file can hold escape sequences for the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,17 +1,19 @@
-"""A report as sections of text and tables, and the same as text, Markdown or one HTML file that loads nothing."""
+"""A report as sections of text and tables, rendered as text, Markdown, CSV or one HTML file that loads nothing."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import html
+import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from modelexport.cli.output import printable
-from modelexport.cli.tables import Cell, aligned
+from modelexport.cli.output import rendered
+from modelexport.display import Cell, cell_text, escaped, html_table, printable
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; color: #1b1f24; }
@@ -25,29 +27,117 @@ th { background: #f0f3f6; } td.number { text-align: right; font-variant-numeric:
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
-# What Markdown takes for a sign of its own.
+# What makes a spreadsheet take a cell for a formula, their wide forms included.
+_FORMULA = frozenset("=+-@\t\r\uff1d\uff0b\uff0d\uff20")
+_LONGEST_CELL = 400
+_GAP = 2
+# What has a meaning in Markdown.
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$^-])")
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A part of a report: a title, lines of text, and a table. `left_out` rows are not shown."""
+    """A part of a report.
+
+    Attributes:
+        title: Its title; without one it has neither a title nor an indent.
+        lines: Lines of text.
+        headers: The columns of a table.
+        rows: Its rows.
+        left_out: How many further rows are not shown.
+        optional: Columns that are left out, in this order, where the table is wider than the terminal.
+    """
 
     title: str
     lines: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     left_out: int = 0
+    optional: tuple[str, ...] = ()
 
 
-def as_text(title: str, sections: Sequence[Section]) -> str:
-    """For terminals: names made harmless."""
-    lines = [printable(title)]
+def limited(
+    title: str, headers: tuple[str, ...], rows: Iterable[Sequence[Cell]], limit: int, optional: tuple[str, ...] = ()
+) -> Section:
+    """A table of the first `limit` rows, which says how many more there are; 0 is no limit."""
+    everything = tuple(tuple(row) for row in rows)
+    shown = everything[: limit or None]
+    return Section(title, (), headers, shown, len(everything) - len(shown), optional)
+
+
+def as_text(title: str, sections: Sequence[Section], width: int) -> str:
+    """For people: no line is longer than `width`, which for files and pipes has no limit."""
+    text = _line(title, 0, width) if title else ""
+    dropped: dict[str, None] = {}
     for section in sections:
-        lines += ["", printable(section.title), *(f"  {printable(line)}" for line in section.lines)]
+        indent = 2 if section.title else 0
+        text += f"\n{_line(section.title, 0, width)}" if section.title else ""
+        text += "".join(_line(line, indent, width) for line in section.lines)
         if section.rows:
-            lines += [f"  {line}" for line in aligned(section.headers, section.rows)]
-        lines += [f"  {words}" for words in _rest(section)]
-    return "".join(f"{line}\n" for line in lines)
+            table, left_out = _text_table(section, width, indent)
+            text += table
+            dropped |= dict.fromkeys(left_out)
+        text += "".join(_line(words, indent, width) for words in _rest(section))
+    if dropped:
+        words = f"columns without room here: {', '.join(dropped)} (--format json has all)"
+        text += f"\n{_line(words, 0, width)}"
+    return text
+
+
+def _line(text: str, indent: int, width: int) -> str:
+    shown = printable(text)
+    if indent + len(shown) <= width:
+        return f"{' ' * indent if shown else ''}{shown}\n"
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return rendered(Padding(Text(shown, overflow="fold"), (0, 0, 0, indent), expand=False), width)
+
+
+def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[str]]:
+    """The lines of a table, and the columns that it has no room for."""
+    columns = []
+    for position, header in enumerate(section.headers):
+        cells = [row[position] for row in section.rows]
+        numeric = not any(isinstance(cell, str) for cell in cells)
+        columns.append((header, [_cut(printable(_number(cell))) for cell in cells], numeric))
+    widths = {header: max(map(len, (header, *texts))) for header, texts, _ in columns}
+    # A column without any content tells nothing.
+    shown = {header for header, texts, _ in columns if any(texts)}
+    dropped = []
+    for header in section.optional:
+        if header in shown and indent + sum(widths[name] + _GAP for name in shown) - _GAP > width:
+            shown.remove(header)
+            dropped.append(header)
+    chosen = [column for column in columns if column[0] in shown]
+    if indent + sum(widths[name] + _GAP for name in shown) - _GAP <= width:
+        # What fits is aligned here: rich takes half a millisecond for a row, and files have thousands of modules.
+        lines = zip(*([header, *texts] for header, texts, _ in chosen), strict=True)
+        sides = [(widths[header], numeric) for header, _, numeric in chosen]
+        return "".join(f"{' ' * indent}{_aligned(line, sides)}\n" for line in lines), dropped
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
+    for header, _, numeric in chosen:
+        table.add_column(header, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for line in zip(*(texts for _, texts, _ in chosen), strict=True):
+        table.add_row(*map(Text, line))
+    return rendered(Padding(table, (0, 0, 0, indent), expand=False), width), dropped
+
+
+def _aligned(line: Sequence[str], sides: Sequence[tuple[int, bool]]) -> str:
+    cells = (text.rjust(size) if right else text.ljust(size) for text, (size, right) in zip(line, sides, strict=True))
+    return (" " * _GAP).join(cells).rstrip()
+
+
+def _number(cell: Cell) -> str:
+    return f"{cell:.2f}" if isinstance(cell, float) else cell_text(cell)
+
+
+def _cut(text: str) -> str:
+    # Every row is padded to the widest cell: one name of a megabyte would make each row a megabyte.
+    return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}…"
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:
@@ -60,7 +150,7 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
             lines += [""] if section.lines else []
             rows = [section.headers, tuple("---" for _ in section.headers)]
             lines += ["| " + " | ".join(rows[0]) + " |", "|" + "|".join(rows[1]) + "|"]
-            lines += ["| " + " | ".join(_marked(_shown(cell)) for cell in row) + " |" for row in section.rows]
+            lines += ["| " + " | ".join(_marked(cell_text(cell)) for cell in row) + " |" for row in section.rows]
         lines += ["", *_rest(section)] if section.left_out else []
     return "".join(f"{line}\n" for line in lines)
 
@@ -74,41 +164,36 @@ def _html_lines(title: str, sections: Sequence[Section]) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{_escaped(title)}</title>"
-    yield f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{_escaped(title)}</h1>"
+    yield f"<title>{escaped(title)}</title>"
+    yield f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{escaped(title)}</h1>"
     for section in sections:
-        yield f"<h2>{_escaped(section.title)}</h2>"
-        yield from (f"<p>{_escaped(line)}</p>" for line in section.lines)
+        yield f"<h2>{escaped(section.title)}</h2>"
+        yield from (f"<p>{escaped(line)}</p>" for line in section.lines)
         if section.rows:
-            yield "<table>\n<thead><tr>" + "".join(f"<th>{_escaped(head)}</th>" for head in section.headers)
-            yield "</tr></thead>\n<tbody>"
-            for row in section.rows:
-                yield "<tr>" + "".join(_html_cell(cell) for cell in row) + "</tr>"
-            yield "</tbody>\n</table>"
-        yield from (f"<p>{_escaped(words)}</p>" for words in _rest(section))
+            yield html_table(section.headers, section.rows)
+        yield from (f"<p>{escaped(words)}</p>" for words in _rest(section))
     yield "</body>\n</html>"
 
 
-def _html_cell(cell: Cell) -> str:
-    kind = ' class="number"' if isinstance(cell, int | float) else ""
-    return f"<td{kind}>{_escaped(_shown(cell))}</td>"
+def as_csv(headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table as RFC 4180 has it; a text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(headers)
+    writer.writerows([_csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _csv_cell(cell: str) -> str:
+    text = printable(cell)
+    return f"'{text}" if cell.lstrip(" ")[:1] in _FORMULA and cell.strip(" ") else text
 
 
 def _rest(section: Section) -> list[str]:
     return [f"… and {section.left_out:,} more"] if section.left_out else []
 
 
-def _shown(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    return f"{cell:,}" if isinstance(cell, int) else f"{cell}"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(printable(text), quote=True)
-
-
 def _marked(text: str) -> str:
-    escaped = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
-    # Without these, addresses and names of people become links.
-    return escaped.replace("://", ":&#47;&#47;").replace("www.", "www&#46;").replace("@", "&#64;")
+    marked = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
+    # Otherwise addresses and names of people become links.
+    return marked.replace("://", ":&#47;&#47;").replace("www.", "www&#46;").replace("@", "&#64;")

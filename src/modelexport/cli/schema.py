@@ -3,79 +3,49 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import importlib
 from typing import Annotated, Any
 
 import typer
 
-from modelexport.analysis.comparison import comparison_schema
-from modelexport.analysis.findings import validation_schema
-from modelexport.analysis.report import analysis_schema
-from modelexport.analysis.retagging import retagging_schema
-from modelexport.analysis.selection import selection_schema
-from modelexport.analysis.submodel_description import extraction_schema
-from modelexport.cli.output import print_json
-from modelexport.cli.tree import tree_schema
-from modelexport.document import document_schema
-from modelexport.result import export_schema, tagging_schema
+from modelexport.cli.output import Output, ReportFile, json_text
 
-
-class SchemaName(enum.StrEnum):
-    """What there is a schema of."""
-
-    SIDECAR = "sidecar"
-    ANALYZE = "analyze"
-    COMPARE = "compare"
-    EXPORT = "export"
-    EXTRACT = "extract"
-    INSPECT = "inspect"
-    RETAG = "retag"
-    SELECT = "select"
-    TAG = "tag"
-    TREE = "tree"
-    VALIDATE = "validate"
-    VERIFY = "verify"
-
-
-def _overview_schema() -> dict[str, Any]:
-    from modelexport.strategies.overview import overview_schema  # imports torch
-
-    return overview_schema()
-
-
-def _verification_schema() -> dict[str, Any]:
-    from modelexport.verification.report import verification_schema
-
-    return verification_schema()
-
-
-_SCHEMAS: dict[SchemaName, Callable[[], dict[str, Any]]] = {
-    SchemaName.SIDECAR: document_schema,
-    SchemaName.ANALYZE: analysis_schema,
-    SchemaName.COMPARE: comparison_schema,
-    SchemaName.EXPORT: export_schema,
-    SchemaName.EXTRACT: extraction_schema,
-    SchemaName.INSPECT: _overview_schema,
-    SchemaName.RETAG: retagging_schema,
-    SchemaName.SELECT: selection_schema,
-    SchemaName.TAG: tagging_schema,
-    SchemaName.TREE: tree_schema,
-    SchemaName.VALIDATE: validation_schema,
-    SchemaName.VERIFY: _verification_schema,
+# The function that gives the schema of what each command prints. Modules are imported when they are asked.
+_SCHEMAS = {
+    "sidecar": "document:document_schema",
+    "analyze": "analysis.report:analysis_schema",
+    "compare": "analysis.comparison:comparison_schema",
+    "export": "result:export_schema",
+    "extract": "analysis.submodel_description:extraction_schema",
+    "inspect": "strategies.overview:overview_schema",
+    "repair": "analysis.repairing:repair_schema",
+    "retag": "analysis.retagging:retagging_schema",
+    "select": "analysis.selection:selection_schema",
+    "tag": "result:tagging_schema",
+    "tree": "cli.tree:tree_schema",
+    "validate": "analysis.findings:validation_schema",
+    "verify": "verification.report:verification_schema",
 }
+SchemaName = enum.StrEnum("SchemaName", {name.upper(): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
 
 
 def schema(
-    name: Annotated[SchemaName, typer.Argument(help="The sidecar, or the command whose JSON is meant.")] = (
-        SchemaName.SIDECAR
-    ),
+    *,
+    name: Annotated[
+        SchemaName, typer.Argument(help="The sidecar, or the command whose JSON is meant.")
+    ] = SchemaName.SIDECAR,  # type: ignore[attr-defined]  # from the table
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Print a JSON Schema: of the sidecar <model>_hierarchy.json, or of a command's --format json.
+    """Print the JSON Schema of the sidecar file or of a command's JSON.
 
     Examples:
 
         modelexport schema > hierarchy.schema.json
 
-        modelexport schema analyze > analysis.schema.json
+        modelexport schema analyze -o analysis.schema.json
     """
-    print_json(_SCHEMAS[name]())
+    report.check()
+    module, _, function = _SCHEMAS[name.value].partition(":")
+    made: dict[str, Any] = getattr(importlib.import_module(f"modelexport.{module}"), function)()
+    report.write(json_text(made), out)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import enum
-import json
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from modelexport.analysis.selection import Selection
-from modelexport.analysis.selection import select as select_in_file
-from modelexport.cli.output import message_console, printable, working
-from modelexport.textfile import check_text_target, write_text
+from modelexport.cli.options import SELECTOR_HELP
+from modelexport.cli.output import FORMAT_DEFAULT, Output, ReportFile, json_text
+from modelexport.display import counted, printable
+from modelexport.errors import InputError
+
+if TYPE_CHECKING:
+    from modelexport.analysis.selection import Selection
 
 
 class SelectionFormat(enum.StrEnum):
     """In which form a selection is printed."""
 
-    NAMES = "names"
+    HUMAN = "human"
     JSON = "json"
     ORT_EXCLUDE = "ort-exclude"
     ORT_BLOCK_LIST = "ort-block-list"
@@ -38,21 +39,30 @@ _ARGUMENTS = {
 
 
 def select(
-    file: Annotated[Path, typer.Argument(help="An ONNX file of modelexport, or of torch's exporters.")],
-    pattern: Annotated[
-        str, typer.Argument(help="A selector: paths, tags, class:, op:, and/or/not (docs/selectors.md).")
+    *,
+    file: Annotated[
+        Path, typer.Argument(help="An ONNX file of modelexport, or of torch's exporters.", show_default=False)
     ],
-    output_format: Annotated[
-        SelectionFormat, typer.Option("--format", help="Names, everything, or what a tool takes.")
-    ] = SelectionFormat.NAMES,
+    selector: Annotated[str | None, typer.Argument(help=SELECTOR_HELP, show_default=False)] = None,
+    select_option: Annotated[
+        str | None, typer.Option("--select", metavar="SELECTOR", help="The same as SELECTOR.")
+    ] = None,
     owners_only: Annotated[
         bool,
         typer.Option("--owners-only", help="Leave out nodes that a selected module only contributed to (fused ones)."),
     ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to a file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace that file if it exists.")] = False,
+    output_format: Annotated[
+        SelectionFormat | None,
+        typer.Option(
+            "--format",
+            help=f"Names, JSON with everything, or what a tool takes. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """List the nodes of a model that a selector picks: for quantizers and mixed-precision tools, or for programs.
+    """List the nodes that a selector picks, in the form that a tool takes.
 
     The forms for tools are JSON objects of the tool's own arguments: ort-exclude for onnxruntime's quantize_static and
     quantize_dynamic, ort-block-list for its float16 conversion, olive for a quantization pass of Olive, nncf for
@@ -66,37 +76,38 @@ def select(
 
         modelexport select model.onnx 'encoder.layer.* and op:MatMul' --format json -o nodes.json --force
     """
-    target = check_text_target(output, force=force, taken=[file]) if output is not None else None
-    with working(f"reading {file}"):
-        selection = select_in_file(file, pattern, contributors=not owners_only)
-    text = _as_text(selection, output_format)
-    for note in _notes(selection, output_format):
-        message_console().print(printable(f"note: {note}"), markup=False)
-    if target is None:
-        sys.stdout.write(text)
-        return
-    write_text(target, text)
-    message_console().print(printable(f"wrote {target}"), markup=False)
+    if (selector is None) == (select_option is None):
+        raise InputError("give the selector once: as SELECTOR, or with --select")
+    form = report.form(output_format, SelectionFormat)
+    report.check(file)
+    from modelexport.analysis.selection import select as select_in_file
+
+    with out.working(f"reading {file}"):
+        selection = select_in_file(file, str(selector or select_option), contributors=not owners_only)
+    text = _as_text(selection, form)
+    for note in _notes(selection, form):
+        out.note(f"note: {note}")
+    report.write(text, out)
 
 
 def _as_text(selection: Selection, output_format: SelectionFormat) -> str:
     if output_format is SelectionFormat.JSON:
-        return json.dumps(msgspec.to_builtins(selection), indent=2, ensure_ascii=True) + "\n"
+        return json_text(msgspec.to_builtins(selection))
     names = selection.names(nested=output_format is not SelectionFormat.NNCF)
-    if output_format is SelectionFormat.NAMES:
+    if output_format is SelectionFormat.HUMAN:
         return "".join(f"{printable(name)}\n" for name in names)
     arguments: dict[str, object] = {_ARGUMENTS[output_format]: names}
     if output_format is SelectionFormat.OLIVE:
         # Its own preparation fuses nodes first, and what is excluded by a name that is gone is quantized in silence.
         arguments = {"type": "OnnxQuantization", "quant_preprocess": False, **arguments}
-    return json.dumps(arguments, indent=2, ensure_ascii=True) + "\n"
+    return json_text(arguments)
 
 
 def _notes(selection: Selection, output_format: SelectionFormat) -> list[str]:
     notes = [f"nothing here is {term!r}" for term in selection.unmatched]
     nested = sum(node.nested for node in selection.nodes)
     if nested and output_format is SelectionFormat.NNCF:
-        notes.append(f"{nested} nodes in bodies and functions are left out: NNCF does not quantize there")
+        notes.append(f"{counted(nested, 'node')} in subgraphs and functions left out: NNCF does not quantize there")
     through = sum(node.through == "contributor" for node in selection.nodes)
     if through:
         notes.append(

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.text import Text
-from rich.tree import Tree
 
 from modelexport.analysis.statistics import ModuleStatistics, count_modules
-from modelexport.cli.output import OutputFormat, message_console, print_json, printable, result_console
+from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text, rendered
+from modelexport.display import counted, printable
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy import MAX_DEPTH, parent_path
 from modelexport.reading import ModelFile, read_model
 from modelexport.schemas import json_schema
 
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
 
 def tree(
-    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.")],
+    *,
+    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.", show_default=False)],
     depth: Annotated[int | None, typer.Option(min=0, help="How many levels below the root to show.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also show modules that no node belongs to.")] = False,
-    output_format: Annotated[
-        OutputFormat, typer.Option("--format", help="For people or for programs.")
-    ] = OutputFormat.HUMAN,
+    everything: Annotated[bool, typer.Option("--all", help="Also show modules that own no node.")] = False,
+    output_format: ReportFormatOption = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Print the module tree of an exported model with node and parameter counts.
+    """Show the module tree of a file with node and parameter counts.
 
     Examples:
 
@@ -35,6 +38,8 @@ def tree(
 
         modelexport tree model.onnx --depth 2 --format json
     """
+    form = report.form(output_format, Format)
+    report.check(file)
     loaded = read_model(file)
     if loaded.document is None and not loaded.stored:
         raise FileFormatError(
@@ -42,20 +47,21 @@ def tree(
             "export the model with modelexport export"
         )
     if loaded.document is None:
-        message_console().print(f"note: {printable(loaded.missing)}; shown from the tags in the file", markup=False)
-    if output_format is OutputFormat.JSON:
-        print_json(msgspec.to_builtins(_printed(loaded, depth, everything)))
+        out.note(f"note: {loaded.missing}; shown from the tags in the file")
+    if form is Format.JSON:
+        report.write(json_text(msgspec.to_builtins(_printed(loaded, depth, everything))), out)
     elif loaded.document is not None:
         modules = _selected(count_modules(loaded.document), depth, everything)
-        result_console().print(_module_tree(modules))
+        report.write(rendered(_module_tree(modules), report.width), out)
     else:
-        result_console().print(_tag_tree(loaded.tag_counts(), depth))
+        report.write(rendered(_tag_tree(loaded.tag_counts(), depth), report.width), out)
 
 
 class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
     """A module tree as it is printed.
 
     Attributes:
+        schema_version: The version of this form.
         file: The file.
         strategy: The strategy that made the hierarchy; like the next three None without a sidecar.
         coverage: The part of the nodes that has an owner.
@@ -64,6 +70,7 @@ class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
         tags: Nodes by the tag they carry.
     """
 
+    schema_version: int = 1
     file: str
     strategy: str | None = None
     coverage: float | None = None
@@ -100,27 +107,33 @@ def _selected(modules: list[ModuleStatistics], depth: int | None, everything: bo
 
 
 def _module_tree(modules: list[ModuleStatistics]) -> Tree:
+    from rich.text import Text
+    from rich.tree import Tree
+
     branches: dict[str, Tree] = {}
     for module in modules:
         name = module.path.rpartition(".")[2]
-        label = Text()
+        label = Text(overflow="fold")
         if name:
             label.append(f"{printable(name)}: ", style="dim")
         label.append(printable(module.class_name), style="bold")
         if module.calls > 1:
             label.append(f" called {module.calls} times", style="yellow")
-        label.append(f"  {_counted(module.nodes, 'node')}", style="cyan")
+        label.append(f"  {counted(module.nodes, 'node')}", style="cyan")
         if module.own_nodes and module.own_nodes != module.nodes:
             label.append(f" ({module.own_nodes} own)", style="dim")
         if module.parameters:
-            label.append(f"  {_counted(module.parameters, 'parameter')}", style="green")
+            label.append(f"  {counted(module.parameters, 'parameter')}", style="green")
         above = parent_path(module.path)
         branches[module.path] = Tree(label) if above is None else branches[above].add(label)
     return branches[""]
 
 
 def _tag_tree(counts: dict[str, int], depth: int | None) -> Tree:
-    top = Tree(Text(_counted(sum(counts.values()), "node"), style="cyan"))
+    from rich.text import Text
+    from rich.tree import Tree
+
+    top = Tree(Text(counted(sum(counts.values()), "node"), style="cyan"))
     branches: dict[tuple[str, ...], Tree] = {(): top}
     most = MAX_DEPTH if depth is None else min(MAX_DEPTH, depth + 1)
     inside: Counter[tuple[str, ...]] = Counter()
@@ -129,11 +142,7 @@ def _tag_tree(counts: dict[str, int], depth: int | None) -> Tree:
         for length in range(1, len(segments) + 1):
             inside[segments[:length]] += counts[tag]
     for way, nodes in inside.items():
-        label = Text(printable(way[-1]), style="bold")
-        label.append(f"  {_counted(nodes, 'node')}", style="cyan")
+        label = Text(printable(way[-1]), style="bold", overflow="fold")
+        label.append(f"  {counted(nodes, 'node')}", style="cyan")
         branches[way] = branches[way[:-1]].add(label)
     return top
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -2,59 +2,63 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from modelexport.analysis.findings import Finding, Severity, ValidationReport
-from modelexport.analysis.repairing import repair as repair_file
-from modelexport.analysis.sarif import as_sarif
-from modelexport.analysis.validation import validate as validate_file
-from modelexport.cli.model_options import MODEL_HELP, ModelRequest, runs_file
-from modelexport.cli.output import message_console, print_json, printable, result_console
-from modelexport.cli.running import silence_libraries
+from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
+from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text, rendered
+from modelexport.display import counted, printable
 from modelexport.errors import InputError
 
-_FINDINGS = 1
-_STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from modelexport.analysis.findings import Finding, ValidationReport
+
+_STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
-class ReportFormat(enum.StrEnum):
-    """How findings are printed."""
+class ValidationFormat(enum.StrEnum):
+    """How findings are shown."""
 
     HUMAN = "human"
     JSON = "json"
     SARIF = "sarif"
 
 
-@runs_file
 def validate(
-    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.")],
-    request: ModelRequest,
+    *,
+    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.", show_default=False)],
+    loading: ModelLoading,
+    inputs: InputOptions,
+    limits: RunLimitOptions,
     check_contamination: Annotated[
-        bool, typer.Option("--check-contamination", help="Judge the owner of every node too.")
+        bool, typer.Option("--check-contamination", help="Also judge the owner of every node.")
     ] = False,
     model: Annotated[
         str | None, typer.Option(help=f"Judge owners by tensor values against this model: {MODEL_HELP}")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="A file that must have the same graph, our metadata aside.")
+        Path | None, typer.Option(help="A file that must have the same graph, apart from our metadata.")
     ] = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="First write missing stores of FILE from those that are there.")
-    ] = False,
     output_format: Annotated[
-        ReportFormat, typer.Option("--format", help="For people, for programs, or SARIF for code hosts.")
-    ] = ReportFormat.HUMAN,
+        ValidationFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, for programs, or SARIF for code hosts. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Check a model file: ONNX compliance, tags, the three stores, coverage, hierarchy, boundaries.
+    """Check a file: ONNX rules, tags, the three stores, and who owns each node.
 
-    Exits with 1 when there are errors. docs/validation.md lists the rules.
+    Exits with 1 when there are errors. docs/validation.md lists the rules; modelexport repair restores missing stores.
 
     Examples:
 
@@ -63,81 +67,73 @@ def validate(
         modelexport validate model.onnx --check-contamination --model my_package.models:make_net
 
         modelexport validate model.onnx --baseline plain.onnx --format sarif
-
-        modelexport validate model.onnx --repair
     """
-    _check_options(model, request, check_contamination)
-    if repair:
-        _repair(file)
-    report = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
-    if model is not None:
-        report = _judged_with_model(report, file, model, request)
-    if output_format is ReportFormat.JSON:
-        print_json(report.as_dict())
-    elif output_format is ReportFormat.SARIF:
-        print_json(as_sarif(report))
-    else:
-        _show(report)
-    if not report.is_valid:
-        raise typer.Exit(_FINDINGS)
-
-
-def _check_options(model: str | None, request: ModelRequest, contamination: bool) -> None:
-    if model is not None and not contamination:
+    given = (*loading.given, *inputs.given, *limits.given)
+    if model is not None and not check_contamination:
         raise InputError("--model is for --check-contamination: give both")
-    if model is None and request.options:
-        raise InputError(f"{' and '.join(request.options)} are for running a model: give --model too")
-    request.check()
+    if model is None and given:
+        raise InputError(f"{' and '.join(given)} are for running a model: give --model too")
+    inputs.check()
+    form = report.form(output_format, ValidationFormat)
+    report.check(file)
+    from modelexport.analysis.validation import validate as validate_file
+
+    with out.working(f"checking {file}"):
+        found = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
+    if model is not None:
+        from modelexport.verification.attributions import judge_attributions
+
+        with out.running_model():
+            sourced = loading.load(model, out)
+            found = judge_attributions(file, sourced.model, inputs.choose(sourced, out), found, limits=limits.limits)
+    report.write(render(found, form, report.width), out)
+    if not found.is_valid:
+        raise typer.Exit(FINDINGS)
 
 
-def _repair(file: Path) -> None:
-    done = repair_file(file)
-    console = message_console()
-    console.print(printable(f"repaired from {done.origin}: {', '.join(map(str, done.files))}"), markup=False)
-    for missing in done.missing:
-        console.print(printable(f"  not known: {missing}"), markup=False)
+def render(found: ValidationReport, form: ValidationFormat, width: int) -> str:
+    """A validation as text in one of the forms."""
+    if form is ValidationFormat.JSON:
+        return json_text(found.as_dict())
+    if form is ValidationFormat.SARIF:
+        from modelexport.analysis.sarif import as_sarif
+
+        return json_text(as_sarif(found))
+    from rich.console import Group
+
+    return rendered(Group(*_lines(found)), width)
 
 
-def _judged_with_model(report: ValidationReport, file: Path, reference: str, request: ModelRequest) -> ValidationReport:
-    from modelexport.verification.attributions import judge_attributions
-
-    silence_libraries()
-    # What a factory or a forward prints is no result of ours.
-    with contextlib.redirect_stdout(sys.stderr):
-        sourced = request.load(reference)
-        inputs = request.choose_inputs(reference, sourced)
-        return judge_attributions(file, sourced.model, inputs, report, limits=request.limits)
-
-
-def _show(report: ValidationReport) -> None:
-    console = result_console()
-    for finding in report.findings:
-        console.print(_line(finding))
+def _lines(found: ValidationReport) -> Iterator[Text]:
+    for finding in found.findings:
+        yield _finding(finding)
         if finding.case is not None:
             case = finding.case
-            console.print(Text(printable(f"    has: {', '.join(case.tags)}")))
-            console.print(
-                Text(
-                    printable(f"    evidence supports: {', '.join(case.supported_tags) or 'none of the calls near it'}")
-                )
-            )
-            console.print(Text(printable(f"    {case.kind}, {case.confidence:.2f} sure: {case.reason}"), style="dim"))
-    for fix in dict.fromkeys(f"{finding.rule}: {finding.fix}" for finding in report.findings):
-        console.print(Text(printable(f"fix {fix}"), style="dim"))
-    for rule in report.rules:
+            yield _text(f"    has: {', '.join(case.tags)}")
+            yield _text(f"    evidence supports: {', '.join(case.supported_tags) or 'none of the calls near it'}")
+            yield _text(f"    {case.kind}, {case.confidence:.2f} sure: {case.reason}", "dim")
+    for fix in dict.fromkeys(f"{finding.rule}: {finding.fix}" for finding in found.findings):
+        yield _text(f"fix {fix}", "dim")
+    for rule in found.rules:
         if rule.skipped:
-            console.print(Text(printable(f"{rule.id} was not checked: {rule.skipped}"), style="dim"))
-    checked = sum(not rule.skipped for rule in report.rules)
-    verdict = "valid" if report.is_valid else f"{report.errors} errors"
-    console.print(Text(printable(f"{report.nodes} nodes, {checked} rules, {len(report.findings)} findings: {verdict}")))
+            yield _text(f"{rule.id} was not checked: {rule.skipped}", "dim")
+    checked = sum(not rule.skipped for rule in found.rules)
+    verdict = "valid" if found.is_valid else counted(found.errors, "error")
+    counts = (counted(found.nodes, "node"), counted(checked, "rule"), counted(len(found.findings), "finding"))
+    yield _text(f"{', '.join(counts)}: {verdict}")
 
 
-def _line(finding: Finding) -> Text:
-    line = Text(finding.severity.value, style=_STYLES[finding.severity])
+def _text(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(printable(text), style=style, overflow="fold")
+
+
+def _finding(finding: Finding) -> Text:
+    line = _text(finding.severity.value, _STYLES[finding.severity.value])
     line.append(f" {finding.rule} ", style="bold")
     if finding.case is not None:
-        owner = finding.case.module or "(root)"
-        line.append(printable(f"{finding.node} is owned by {owner}"), style="default")
+        line.append(printable(f"{finding.node} is owned by {finding.case.module or ROOT}"), style="default")
     elif finding.node is not None:
         line.append(printable(f"{finding.node}: {finding.message}"), style="default")
     else:

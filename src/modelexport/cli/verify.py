@@ -2,68 +2,71 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import re
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.status import Status
 
-from modelexport.cli.model_options import ModelOption, ModelRequest, runs_file
-from modelexport.cli.output import message_console, print_json, printable, result_console
-from modelexport.cli.running import silence_libraries
-from modelexport.cli.tables import Cell, aligned, as_csv
+from modelexport.cli.model_options import InputOptions, ModelLoading, ModelOption, RunLimitOptions
+from modelexport.cli.options import LimitOption, SelectOption
+from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
+from modelexport.cli.pages import Section, as_csv, as_text
+from modelexport.display import Cell
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
     from modelexport.verification.difference import Difference
     from modelexport.verification.report import CallVerification, VerificationReport
 
-_FINDINGS = 1
 _MEBIBYTE = 1 << 20
-_SECONDS_BETWEEN_LINES = 5.0
 _TOLERANCE = re.compile(r"(?:(?P<kind>rtol|atol)=)?(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)")
-_ROOT = "(root)"
 
 
 class VerificationFormat(enum.StrEnum):
-    """How a verification is printed."""
+    """How a verification is shown."""
 
     HUMAN = "human"
     JSON = "json"
     CSV = "csv"
 
 
-@runs_file
 def verify(
-    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote, with its sidecar.")],
+    *,
+    file: Annotated[
+        Path, typer.Argument(help="An ONNX file that modelexport wrote, with its sidecar.", show_default=False)
+    ],
     model: ModelOption,
-    request: ModelRequest,
-    select: Annotated[
-        str | None, typer.Option(help="Only the calls that a selector picks (docs/selectors.md); by default all.")
-    ] = None,
+    loading: ModelLoading,
+    inputs: InputOptions,
+    limits: RunLimitOptions,
+    select: SelectOption = None,
     tolerance: Annotated[
         str | None,
         typer.Option(help="rtol=1e-3,atol=1e-5 is the default, more for 16-bit floats; a number alone is rtol."),
     ] = None,
     memory: Annotated[
-        int, typer.Option(min=1, help="MiB of module inputs and results to hold at a time; less means more runs.")
+        int, typer.Option(min=1, help="MiB of module inputs and outputs to hold at a time; less means more runs.")
     ] = 1024,
-    limit: Annotated[int, typer.Option(min=0, help="Rows for people beside the findings; 0 for all.")] = 20,
+    limit: LimitOption = None,
     output_format: Annotated[
-        VerificationFormat, typer.Option("--format", help="For people, for programs, or for spreadsheets.")
-    ] = VerificationFormat.HUMAN,
+        VerificationFormat | None,
+        typer.Option(
+            "--format",
+            help=f"For people, for programs, or for spreadsheets. {FORMAT_DEFAULT}",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    report: ReportFile,
+    out: Output,
 ) -> None:
-    """Compare every module of an exported file with PyTorch, and say where errors come from.
+    """Compare every module of a file with PyTorch, and say where errors come from.
 
-    Each module call runs in onnxruntime on the inputs that the PyTorch module really got. What it gives, against what
-    the module really returned, is the error it introduces; what the whole ONNX run has at the same place, against that,
-    is the error it inherits. The worst comes first. Exits with 1 when something is out of tolerance. The model must
-    have the weights that the file was exported with.
+    Each module call runs in onnxruntime on the inputs that the PyTorch module got. Its outputs differ from PyTorch's by
+    the error that the module introduces; the same tensors of the full ONNX run differ from its outputs by the error
+    that it inherits. The worst comes first, and --limit counts rows without findings. Exits with 1 when something is
+    out of tolerance. The model must have the weights that the file was exported with.
 
     Examples:
 
@@ -73,120 +76,89 @@ def verify(
 
         modelexport verify bert.onnx --model builtin:bert-tiny --select class:BertLayer --tolerance rtol=1e-4,atol=1e-6
     """
-    # Found out before anything is loaded: a wrong option should not cost the time of a run.
+    # Checked before anything is loaded: a wrong option should not cost the time of a run.
     if not file.is_file():
         raise InputError(f"{file} is not a file: give the path of an ONNX model")
-    request.check()
+    inputs.check()
+    form = report.form(output_format, VerificationFormat)
+    report.check(file)
     tolerances = _parse_tolerance(tolerance)
     from modelexport.verification.modules import verify_modules
 
-    silence_libraries()
-    # What a factory or a forward prints is no result of ours.
-    with contextlib.redirect_stdout(sys.stderr), _Progress() as progress:
-        sourced = request.load(model)
-        report = verify_modules(
+    with out.running_model() as activity:
+        sourced = loading.load(model, out)
+        found = verify_modules(
             file,
             sourced.model,
-            request.choose_inputs(model, sourced),
+            inputs.choose(sourced, out),
             select=select,
             rtol=tolerances.get("rtol"),
             atol=tolerances.get("atol"),
+            limits=limits.limits,
             memory_bytes=memory * _MEBIBYTE,
-            limits=request.limits,
-            progress=progress,
+            progress=activity.count,
         )
-    if output_format is VerificationFormat.JSON:
-        print_json({**report.as_dict(), "file": str(file), "model": model})
-    elif output_format is VerificationFormat.CSV:
-        sys.stdout.write(as_csv(_CSV_HEADERS, [_csv_row(call) for call in report.calls]))
+    if form is VerificationFormat.JSON:
+        report.write(json_text({**found.as_dict(), "file": str(file), "model": model}), out)
+    elif form is VerificationFormat.CSV:
+        report.write(as_csv(_CSV_HEADERS, [_csv_row(call) for call in found.calls]), out)
     else:
-        _show(report, limit)
-    if not report.passed:
-        raise typer.Exit(_FINDINGS)
+        report.write(_text(found, report.rows(limit), report.width), out)
+    if not found.passed:
+        raise typer.Exit(FINDINGS)
 
 
 def _parse_tolerance(text: str | None) -> dict[str, float]:
-    tolerances: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         match = _TOLERANCE.fullmatch(part.strip())
         if match is None:
             raise InputError(f"--tolerance {text!r} cannot be read: write rtol=1e-3,atol=1e-5")
-        tolerances[match["kind"] or "rtol"] = float(match["number"])
-    return tolerances
+        limits[match["kind"] or "rtol"] = float(match["number"])
+    return limits
 
 
-class _Progress:
-    """Says which call is being compared: in place on a terminal, now and then a line elsewhere."""
-
-    def __init__(self) -> None:
-        self._console = message_console()
-        self._status: Status | None = None
-        self._start: float | None = None
-        self._last = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, done: int, total: int, call: str) -> None:
-        now = time.monotonic()
-        # Loading the model is not counted: it is over when the first call is compared.
-        self._start = now if self._start is None else self._start
-        if done == total:
-            self.__exit__()
-            self._console.print(f"  {total} calls compared in {now - self._start:.1f} s", markup=False)
-        elif self._console.is_terminal:
-            if self._status is None:
-                self._status = self._console.status("")
-                self._status.start()
-            # The name comes from a file: no markup in it.
-            self._status.update(f"{done}/{total} {printable(call or _ROOT)}".replace("[", "\\["))
-        elif now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
-            self._console.print(printable(f"  {done}/{total} {call or _ROOT}"), markup=False)
+_HEADERS = (
+    *("verdict", "call", "class", "x tolerance"),
+    *("introduced", "relative", "cosine", "inherited", "inherited relative", "inherited cosine", "why"),
+)
+_OPTIONAL = ("inherited relative", "inherited cosine", "relative", "class", "cosine")
 
 
-_ERRORS = ("relative", "cosine")
-_HEADERS = ("verdict", "call", "class", "x tolerance", "introduced", *_ERRORS, "inherited", *_ERRORS, "")
-
-
-def _show(report: VerificationReport, limit: int) -> None:
-    console = result_console()
-    rest = [call for call in report.calls if not call.is_finding]
-    shown = rest if limit == 0 else rest[:limit]
-    for line in aligned(_HEADERS, [_row(call) for call in (*report.findings, *shown)]):
-        console.print(line, markup=False)
+def _text(found: VerificationReport, limit: int, width: int) -> str:
+    rest = [call for call in found.calls if not call.is_finding]
+    shown = rest[: limit or None]
+    rows = tuple(_row(call) for call in (*found.findings, *shown))
+    lines = []
     if len(shown) < len(rest):
-        console.print(f"… and {len(rest) - len(shown)} more without findings (--limit 0 shows all)", markup=False)
-    console.print("", markup=False)
-    if report.whole_run_error:
-        text = f"the whole model does not run in onnxruntime: {report.whole_run_error}"
-        console.print(printable(text), markup=False)
-    console.print(printable(report.summary()), markup=False)
-    if not report.passed and not report.findings and not report.whole_run_error:
-        console.print("nothing could be compared, so nothing is proven", markup=False)
+        lines.append(f"… and {len(rest) - len(shown):,} more without findings (--limit 0 shows all)")
+    lines.append("")
+    if found.whole_run_error:
+        lines.append(f"the whole model does not run in onnxruntime: {found.whole_run_error}")
+    lines.append(found.summary())
+    if not found.passed and not found.findings and not found.whole_run_error:
+        lines.append("nothing could be compared, so nothing is proven")
+    table = Section("", (), _HEADERS, rows, optional=_OPTIONAL)
+    return as_text("", [table, Section("", tuple(lines))], width)
 
 
 def _row(call: CallVerification) -> tuple[Cell, ...]:
     judged = call.judged
     return (
         call.verdict.value.replace("_", " "),
-        call.call or _ROOT,
+        call.call or ROOT,
         call.class_name,
-        "-" if judged is None else f"{judged.excess:.3g}",
+        None if judged is None else f"{judged.excess:.3g}",
         *_errors(call.introduced),
         *_errors(call.inherited),
         _why(call),
     )
 
 
-def _errors(difference: Difference | None) -> tuple[str, str, str]:
+def _errors(difference: Difference | None) -> tuple[str | None, str | None, str | None]:
     if difference is None:
-        return "-", "-", "-"
-    cosine = "-" if difference.cosine is None else f"{difference.cosine:.6f}"
+        return None, None, None
+    cosine = None if difference.cosine is None else f"{difference.cosine:.6f}"
     return f"{difference.absolute:.2e}", f"{difference.relative:.2e}", cosine
 
 
@@ -218,10 +190,10 @@ def _csv_row(call: CallVerification) -> tuple[Cell, ...]:
             numbers += [None, None, None, None]
         else:
             numbers += [difference.absolute, difference.relative, difference.cosine, difference.excess]
-    source = None if call.source is None else call.source or _ROOT
+    source = None if call.source is None else call.source or ROOT
     notes = "; ".join(call.notes)
     return (
-        call.call or _ROOT,
+        call.call or ROOT,
         call.tag,
         call.class_name,
         call.verdict.value,

@@ -27,11 +27,13 @@ class ModelOverview(msgspec.Struct, frozen=True):
         model: What the model is called.
         characteristics: What it is like.
         candidates: What an export would try, in order.
+        schema_version: The version of this form.
     """
 
     model: str
     characteristics: ModelCharacteristics
     candidates: tuple[Recommendation, ...]
+    schema_version: int = 1
 
 
 def overlook(name: str, model: torch.nn.Module) -> ModelOverview:

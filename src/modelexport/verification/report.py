@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from modelexport.display import Summary, summarized
 from modelexport.schemas import json_schema, or_null
 from modelexport.verification.difference import Difference
 
@@ -108,6 +109,22 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.verdict in _FINDINGS
 
 
+def _summary(report: VerificationReport) -> Summary:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
+    facts = {"passed": report.passed, "calls": len(report.calls), "counts": counts}
+    rows = [
+        (
+            call.call or "(root)",
+            call.class_name,
+            call.verdict.value.replace("_", " "),
+            None if call.judged is None else f"{call.judged.excess:.3g}",
+        )
+        for call in report.calls
+    ]
+    return Summary(facts, ("call", "class", "verdict", "x tolerance"), rows)
+
+
+@summarized(_summary)
 class VerificationReport(msgspec.Struct, frozen=True):
     """The module calls of a model against PyTorch.
 
@@ -199,6 +216,7 @@ class VerificationContent(msgspec.Struct, frozen=True):
     atol: float | None
     whole_run_error: str
     forward_passes: int
+    schema_version: int = 1
 
 
 class PrintedVerification(VerificationContent, frozen=True, kw_only=True):

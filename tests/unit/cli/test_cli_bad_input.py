@@ -142,6 +142,7 @@ def test_interrupt_exits_130_and_leaves_what_was_there(tmp_path: Path) -> None:
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert stdout == ""
+    assert stderr.splitlines()[-1] == "interrupted: nothing was written"
     assert "Traceback" not in stderr
     assert files_in(folder) == {"net.onnx": b"what stood here before"}
     assert list(folder.iterdir()) == [target]

@@ -14,7 +14,7 @@ from onnx import helper
 from tests.support.command import Outcome
 from tests.support.command_process import FACTORIES, Exported, in_process, plain_onnx, start
 
-from modelexport.cli.output import printable
+from modelexport.display import printable
 from modelexport.document import decode_document
 
 # --- tree and schema -------------------------------------------------------------------------------------------

@@ -77,10 +77,10 @@ def test_inputs_are_as_before_even_where_forward_changes_them(strategy: str, out
     contents = [tensor.clone() for tensor in (x, row, scale)]
     model, error = Greedy(OUTCOMES[outcome].act), OUTCOMES[outcome].error
     if error is None:
-        export_model(model, inputs, tmp_path / "model.onnx", strategy=strategy)
+        export_model(model, inputs, tmp_path / "model.onnx", strategy=strategy, overwrite=True)
     else:
         with pytest.raises(error):
-            export_model(model, inputs, tmp_path / "model.onnx", strategy=strategy)
+            export_model(model, inputs, tmp_path / "model.onnx", strategy=strategy, overwrite=True)
     for tensor, content in zip((x, row, scale), contents, strict=True):
         assert torch.equal(tensor, content)
         assert not tensor.requires_grad

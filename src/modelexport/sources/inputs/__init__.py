@@ -1,1 +1,1 @@
-"""Where the example inputs of a model come from."""
+"""Where example inputs come from."""

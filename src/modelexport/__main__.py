@@ -1,0 +1,5 @@
+"""`python -m modelexport`: the command line."""
+
+from modelexport.cli.main import run
+
+run()

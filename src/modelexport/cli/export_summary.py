@@ -1,0 +1,83 @@
+"""What an export tells: a few lines for people, and a Markdown report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelexport.cli.output import ROOT, command_line
+from modelexport.cli.pages import Section, as_markdown
+from modelexport.display import counted
+
+if TYPE_CHECKING:
+    from modelexport.result import ExportResult
+
+
+def summary_lines(result: ExportResult, model: str) -> list[str]:
+    """What was done, and what to do next."""
+    return [*_counts(result), *(f"wrote {shown_path(path)}" for path in result.files), *next_steps(result, model)]
+
+
+def stage_lines(name: str, result: ExportResult) -> list[str]:
+    """What was done for one stage of generating."""
+    counts, *_ = _counts(result)
+    return [f"{name}: {counts}", *(f"  wrote {shown_path(path)}" for path in result.files)]
+
+
+def next_steps(result: ExportResult, model: str) -> list[str]:
+    """Commands that ask the file what it holds, and check it."""
+    file = shown_path(result.onnx_path)
+    return [
+        f"next: {command_line('tree', file)}",
+        f"      {command_line('verify', file, '--model', model)}",
+    ]
+
+
+def shown_path(path: Path) -> str:
+    """A path as short as it can be written from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _counts(result: ExportResult) -> list[str]:
+    document = result.document
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in result.kinds.items())
+    modules, calls = counted(len(document.modules), "module"), counted(len(document.calls), "call")
+    return [
+        f"{counted(len(document.nodes), 'node')}, {result.coverage:.0%} with an owner ({kinds})",
+        f"{modules}, {calls}, strategy {result.strategy}, exporter {document.exporter}",
+    ]
+
+
+def markdown_report(model: str, result: ExportResult) -> str:
+    """What an export did, for people who were not there."""
+    from modelexport.analysis.statistics import count_modules
+
+    document = result.document
+    inexact = tuple(
+        (n.id, n.op, n.module or ROOT, n.kind, ", ".join(c or ROOT for c in n.contributors), n.reason)
+        for n in document.nodes
+        if n.kind != "exact"
+    )
+    modules = tuple(
+        (m.path or ROOT, m.class_name, m.calls, m.own_nodes, m.nodes, m.parameters)
+        for m in count_modules(document)
+        if m.nodes
+    )
+    steps = tuple((s.step, f"{s.seconds:.2f}", f"{s.peak_memory_bytes / 1e6:.0f}") for s in result.steps)
+    attempts = tuple(
+        (a.strategy, a.exporter, " ".join(a.reason.split()), " ".join((a.error or "").split())) for a in result.attempts
+    )
+    sections = [
+        Section("Result", (*_counts(result), *(f"wrote {path}" for path in result.files), *result.notes)),
+        Section("Attributions", (), ("kind", "nodes"), tuple(sorted(result.kinds.items()))),
+        _table("Nodes that are not exact", ("node", "operation", "module", "kind", "contributors", "reason"), inexact),
+        _table("Modules", ("module", "class", "calls", "own nodes", "nodes", "parameters"), modules),
+        _table("Steps", ("step", "seconds", "peak memory (MB)"), steps),
+        _table("Strategies tried", ("strategy", "exporter", "reason", "error"), attempts),
+    ]
+    return as_markdown(f"Export of {model}", sections)
+
+
+def _table(title: str, headers: tuple[str, ...], rows: tuple[tuple[str | int, ...], ...]) -> Section:
+    return Section(title, () if rows else ("none",), headers, rows)

@@ -1,0 +1,93 @@
+"""Which example inputs a model runs on: those that are given, else its source's, else synthesized ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelexport.errors import InputError, ModelExportError
+from modelexport.sources.example_inputs import fill_shapes, read_inputs
+from modelexport.sources.inputs.synthesis.search import complete_inputs, describe, make_example_inputs
+from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
+from modelexport.sources.processed_inputs import process, read_material
+from modelexport.sources.sourced_model import SourcedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenInputs:
+    """Example inputs, and what is worth knowing about them.
+
+    Attributes:
+        inputs: What `export_model` takes as example inputs.
+        notes: Which of them were synthesized, and why the model's own processor was not used, in words.
+    """
+
+    inputs: Any
+    notes: tuple[str, ...] = ()
+
+
+def choose_inputs(
+    source: SourcedModel | torch.nn.Module,
+    *,
+    file: str | Path | None = None,
+    shapes: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    images: Sequence[str | Path] = (),
+    audio: Sequence[str | Path] = (),
+) -> ChosenInputs:
+    """Choose the example inputs of a model as the command line does.
+
+    The first of these that there is: the inputs in a file, tensors of the given shapes, what the model's own processor
+    makes of texts, images and sounds, the example inputs that came with the model, and synthesized ones.
+
+    Args:
+        source: A model, or what `load_model` gives.
+        file: An ``.npz`` or ``.json`` file with the inputs by name.
+        shapes: An input each, as ``name=1x16`` or ``name=1x16:int64``.
+        texts: Texts for the model's tokenizer.
+        images: Image files for the model's image processor.
+        audio: Sound files for the model's feature extractor.
+
+    Raises:
+        InputError: What is given cannot be used, or no inputs could be synthesized.
+    """
+    sourced = source if isinstance(source, SourcedModel) else SourcedModel(source)
+    if file is not None:
+        return ChosenInputs(read_inputs(Path(file)))
+    if shapes:
+        return ChosenInputs(fill_shapes(list(shapes)))
+    if texts or images or audio:
+        return _processed(sourced, list(texts), [Path(path) for path in images], [Path(path) for path in audio])
+    if sourced.example_inputs is not None:
+        return ChosenInputs(sourced.example_inputs)
+    processor, notes = _processor_if_any(sourced)
+    inputs = make_example_inputs(sourced.model, processor)
+    return ChosenInputs(inputs, (*notes, f"inputs synthesized: {describe(inputs) or 'none'}"))
+
+
+def _processed(sourced: SourcedModel, texts: list[str], images: list[Path], audio: list[Path]) -> ChosenInputs:
+    """What the model's own processor makes of what is given, with what else forward needs."""
+    processor = None if sourced.processor is None else sourced.processor()
+    if processor is None:
+        option = "--input-text" if texts else "--input-image" if images else "--input-audio"
+        raise InputError(
+            f"{option}: {type(sourced.model).__name__} came without a tokenizer or processor; "
+            "give --inputs file.npz or --input-shape name=1x16"
+        )
+    facts = ModelFacts.read(sourced.model)
+    given = process(processor, read_material(processor, texts, images, audio), facts.parameters, facts.dtype)
+    inputs = complete_inputs(sourced.model, given)
+    added = {name: inputs[name] for name in inputs if name not in given} if isinstance(inputs, dict) else {}
+    return ChosenInputs(inputs, (f"inputs synthesized: {describe(added)}",) if added else ())
+
+
+def _processor_if_any(sourced: SourcedModel) -> tuple[Any | None, tuple[str, ...]]:
+    """The model's own processor; where it cannot be loaded, inputs can still be synthesized without it."""
+    try:
+        return None if sourced.processor is None else sourced.processor(), ()
+    except ModelExportError as error:
+        return None, (f"note: {error}",)
