@@ -75,6 +75,10 @@ def net() -> nn.Module:
     return Net()
 
 
+def half_net() -> nn.Module:
+    return Net().half()
+
+
 def net_with_inputs() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Net(), (torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)),)
 
