@@ -63,12 +63,16 @@ class Runner:
         self._stop()
 
     def run(
-        self, model: bytes, feeds: Mapping[str, np.ndarray], outputs: Sequence[str], folder: Path | None = None
+        self,
+        model: Sequence[bytes],
+        feeds: Mapping[str, np.ndarray],
+        outputs: Sequence[str],
+        folder: Path | None = None,
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Run a graph once. Yields its outputs, one at a time; those that are not numeric tensors are left out.
 
         Args:
-            model: The serialized model.
+            model: The serialized model, in one or more pieces.
             feeds: Its inputs by name, of the types it declares; names that it does not have are ignored.
             outputs: The names of the outputs.
             folder: Where its external data lies.
@@ -83,8 +87,10 @@ class Runner:
             "feeds": list(feeds),
             "outputs": list(outputs),
             "threads": self._threads,
+            "pieces": len(model),
         }
-        answer, arrays = self.ask("run", "onnxruntime", header, [np.frombuffer(model, np.uint8), *feeds.values()])
+        pieces = [np.frombuffer(piece, np.uint8) for piece in model]
+        answer, arrays = self.ask("run", "onnxruntime", header, [*pieces, *feeds.values()])
         for position, array in zip(answer["outputs"], arrays, strict=True):
             yield outputs[position], array
 

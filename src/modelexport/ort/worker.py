@@ -99,7 +99,7 @@ def _read(stream: BinaryIO, size: int) -> bytearray:
 
 
 def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Run a graph: the first array is the model, the others are its inputs."""
+    """Run a graph: the first arrays are the pieces of the serialized model, the others are its inputs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -112,12 +112,12 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     options.add_session_config_entry("session.disable_prepacking", "1")
     if header["folder"]:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", header["folder"])
-    model = arrays[0].tobytes()
-    arrays[0] = arrays[0][:0]
+    model = b"".join(piece.data for piece in arrays[: header["pieces"]])
+    del arrays[: header["pieces"]]
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     del model
     taken = {value.name for value in session.get_inputs()}
-    feeds = {name: array for name, array in zip(header["feeds"], arrays[1:], strict=True) if name in taken}
+    feeds = {name: array for name, array in zip(header["feeds"], arrays, strict=True) if name in taken}
     results = session.run(header["outputs"], feeds)
     tensors = {
         position: value

@@ -33,7 +33,7 @@ def runner() -> Iterator[Runner]:
 
 
 def run(runner: Runner, graph: onnx.ModelProto, feeds: dict[str, np.ndarray] = ONE) -> dict[str, np.ndarray]:
-    return dict(runner.run(graph.SerializeToString(), feeds, ["y"]))
+    return dict(runner.run([graph.SerializeToString()], feeds, ["y"]))
 
 
 def child_of(runner: Runner) -> int:
@@ -91,7 +91,7 @@ def test_consumer_may_take_longer_than_the_time_limit() -> None:
         graph.graph.output.append(onnx.ValueInfoProto(name="a"))
         feeds = {"x": np.ones(1 << 20, np.float32)}
         found = []
-        for name, _ in runner.run(graph.SerializeToString(), feeds, ["y", "a"]):
+        for name, _ in runner.run([graph.SerializeToString()], feeds, ["y", "a"]):
             found.append(name)
             time.sleep(2)
         assert found == ["y", "a"]
@@ -122,7 +122,7 @@ def test_limit_that_is_not_positive_is_refused(limits: dict[str, float]) -> None
 def test_answer_that_was_not_read_to_its_end_does_not_reach_the_next_request(runner: Runner) -> None:
     graph = model(helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"]))
     graph.graph.output.append(onnx.ValueInfoProto(name="a"))
-    results = runner.run(graph.SerializeToString(), {"x": np.ones(1 << 20, np.float32)}, ["y", "a"])
+    results = runner.run([graph.SerializeToString()], {"x": np.ones(1 << 20, np.float32)}, ["y", "a"])
     assert next(results)[0] == "y"
     assert run(runner, model(DOUBLE))["y"] == [2]
 
@@ -151,7 +151,7 @@ from modelexport.ort.runner import Runner
 worker.__file__ = sys.argv[1]
 with Runner(NO_RUN_LIMITS) as runner:
     print(runner._started().pid, flush=True)
-    list(runner.run(open(sys.argv[2], "rb").read(), {"x": np.ones(1, np.float32)}, ["y"]))
+    list(runner.run([open(sys.argv[2], "rb").read()], {"x": np.ones(1, np.float32)}, ["y"]))
 """
 
 
