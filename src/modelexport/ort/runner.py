@@ -146,7 +146,7 @@ class Runner:
         sizes = [worker.array_bytes(entry) for entry in entries]
         most = self._limits.memory_bytes
         if any(size < 0 for size in sizes) or (most is not None and sum(sizes) > most):
-            raise worker.MessageError("arrays beyond the memory limit")
+            raise ValueError("arrays beyond the memory limit")
 
     @contextlib.contextmanager
     def _failing_as(self, name: str, process: subprocess.Popen[bytes]) -> Iterator[None]:
@@ -155,7 +155,7 @@ class Runner:
             yield
         except (EOFError, OSError) as error:
             raise OnnxRunError(self._how_it_ended(name, process)) from error
-        except worker.MessageError as error:
+        except ValueError as error:
             self._stop()
             raise OnnxRunError(f"the process of {name} sent an invalid answer: {error}") from error
         except BaseException:

@@ -30,10 +30,6 @@ Request = tuple[dict[str, Any], list[np.ndarray]]
 Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
 
 
-class MessageError(Exception):
-    """The other side sent something that is not a message."""
-
-
 # --- messages --------------------------------------------------------------------------------------------------
 
 
@@ -53,16 +49,16 @@ def read_header(stream: BinaryIO) -> dict[str, Any]:
 
     Raises:
         EOFError: The other side has closed the stream.
-        MessageError: It sent something else.
+        ValueError: It sent something that is not a message.
     """
     length = int.from_bytes(_read(stream, _LENGTH_BYTES), "little")
     if length > _HEADER_BYTES:
-        raise MessageError(f"a header of {length} bytes")
+        raise ValueError(f"a header of {length} bytes")
     try:
         header = json.loads(_read(stream, length))
         header["arrays"] = [(_dtype(name), tuple(map(int, shape))) for name, shape in header["arrays"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MessageError(f"{type(error).__name__}: {error}") from error
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     return dict(header)
 
 

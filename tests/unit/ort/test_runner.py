@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -125,6 +126,31 @@ def test_answer_that_was_not_read_to_its_end_does_not_reach_the_next_request(run
     results = runner.run([graph.SerializeToString()], {"x": np.ones(1 << 20, np.float32)}, ["y", "a"])
     assert next(results)[0] == "y"
     assert run(runner, model(DOUBLE))["y"] == [2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"arrays": [["<f4", [2**40]]], "outputs": [0]},
+        {"arrays": [["<f4", [-1]]], "outputs": [0]},
+        {"arrays": [["O", [1]]], "outputs": [0]},
+        {},
+    ],
+    ids=["beyond the memory limit", "a negative size", "objects", "no arrays"],
+)
+def test_answer_that_is_not_one_of_ours_is_an_error(answer: dict[str, object], tmp_path: Path) -> None:
+    """A graph may take the process over: what it says is not believed."""
+    script = tmp_path / "worker.py"
+    source = Path(worker.__file__).read_text()
+    sent = "        write_message(answers, *_answer(*requests.get()))\n"
+    assert sent in source
+    lie = f"        requests.get(); b = {json.dumps(answer).encode()!r}\n"
+    lie += "        answers.write(len(b).to_bytes(8, 'little') + b); answers.flush()\n"
+    script.write_text(source.replace(sent, lie))
+    with pytest.MonkeyPatch.context() as patch, Runner() as runner:
+        patch.setattr(worker, "__file__", str(script))
+        with pytest.raises(OnnxRunError, match="sent an invalid answer"):
+            run(runner, model(DOUBLE))
 
 
 def test_process_that_was_killed_between_two_requests_is_started_again(runner: Runner) -> None:
