@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from tests.conftest import Exported, Exporter
 from tests.support import rewriting
+from tests.support.hostile_graphs import endless_loop, function_chain, huge_tensor
 from tests.support.renaming import rename_everything, rename_file, with_old_names
 
 import modelexport
@@ -41,7 +44,7 @@ def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_thei
 ) -> None:
     ours = exported(name)
     rewritten, renamed, old = rewritten_and_renamed(ours, tool, tmp_path)
-    report = retag(renamed, ours.path, tmp_path / "retagged.onnx", by_value=True)
+    report = retag(renamed, ours.path, tmp_path / "retagged.onnx", by_value=True, overwrite=True)
     verdict = rewriting.judge(ours.path, ours.document, rewritten, with_old_names(report.document, old))
     assert (verdict.unowned, verdict.moved, verdict.strangers) == ([], [], [])
     assert report.document.coverage == 1.0
@@ -120,58 +123,25 @@ def test_another_model_is_refused(exported: Exporter, tmp_path: Path, strategy: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def stranger(*nodes: onnx.NodeProto, shape: object = ("n",), functions: object = ()) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        list(nodes),
-        "graph",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
-    return helper.make_model(graph, ir_version=10, opset_imports=imports, functions=functions)
-
-
-DOUBLE = helper.make_node("Add", ["x", "x"], ["y"])
-
-
 @pytest.mark.xdist_group("cnn")
-def test_file_that_kills_onnxruntime_is_an_error_of_ours(exported: Exporter, tmp_path: Path) -> None:
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid("local", 1)]
-    functions = []
-    for number in range(3000):
-        inner = helper.make_node(f"f{number + 1}", ["x"], ["y"], domain="local") if number < 2999 else DOUBLE
-        functions.append(helper.make_function("local", f"f{number}", ["x"], ["y"], [inner], imports))
-    deep = stranger(helper.make_node("f0", ["x"], ["y"], domain="local"), shape=(2, 3, 16, 16), functions=functions)
-    path = tmp_path / "deep.onnx"
-    onnx.save(deep, path)
-    with pytest.raises(modelexport.InputError, match="onnxruntime"):
-        retag(path, exported("cnn").path, by_value=True, overwrite=True)
-
-
-@pytest.mark.xdist_group("cnn")
-def test_file_that_takes_too_long_or_too_much_is_an_error_of_ours(exported: Exporter, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "limits", "reason"),
+    [
+        (functools.partial(function_chain, 5000), RunLimits(), "onnxruntime crashed (SIGSEGV"),
+        (endless_loop, RunLimits(seconds=2.0), "onnxruntime timed out after 2 s"),
+        (huge_tensor, RunLimits(memory_bytes=2**30), "onnxruntime ran out of memory, its limit is 1 GiB"),
+    ],
+    ids=["function chain", "endless loop", "huge tensor"],
+)
+def test_hostile_file_is_an_error_of_ours(
+    exported: Exporter, tmp_path: Path, make: Callable[..., onnx.ModelProto], limits: RunLimits, reason: str
+) -> None:
     ours = exported("cnn")
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["v"], ["w"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
-        ],
-        [helper.make_tensor_value_info("on", TensorProto.BOOL, []), helper.make_tensor_value_info("w", 1, None)],
-    )
     shape = [size.dim_value for size in onnx.load(ours.path).graph.input[0].type.tensor_type.shape.dim]
-    endless = stranger(helper.make_node("Loop", ["", "", "x"], ["y"], body=body), shape=shape)
-    path = tmp_path / "endless.onnx"
-    onnx.save(endless, path)
-    with pytest.raises(modelexport.InputError, match="timed out after 2 s"):
-        retag(path, ours.path, by_value=True, limits=RunLimits(seconds=2.0), overwrite=True)
-    length = helper.make_node("Constant", [], ["size"], value_ints=[2**33])
-    huge = stranger(length, helper.make_node("ConstantOfShape", ["size"], ["y"]), shape=shape)
-    onnx.save(huge, path)
-    with pytest.raises(modelexport.InputError, match="onnxruntime"):
-        retag(path, ours.path, by_value=True, limits=RunLimits(memory_bytes=2**30), overwrite=True)
+    path = tmp_path / "hostile.onnx"
+    onnx.save(make(shape=shape), path)
+    with pytest.raises(modelexport.InputError, match=re.escape(reason)):
+        retag(path, ours.path, by_value=True, overwrite=True, limits=limits)
 
 
 @pytest.mark.xdist_group("cnn")

@@ -48,7 +48,8 @@ def prepared(model: ir.Model) -> Iterator[PreparedModel]:
     """Prepare a model for runs. Weights that lie in files stay there; others are written to a temporary folder once.
 
     Raises:
-        FileFormatError: The model cannot be serialized: text that is not UTF-8, a tensor that contradicts its shape.
+        FileFormatError: The model cannot be serialized (text that is not UTF-8, a tensor that contradicts its shape),
+            or external data is missing.
     """
     folder = external_folder(model)
     with contextlib.ExitStack() as stack:
@@ -62,7 +63,7 @@ def prepared(model: ir.Model) -> Iterator[PreparedModel]:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            raise FileFormatError(f"it cannot be serialized: {type(cause).__name__}: {cause}") from error
+            raise FileFormatError(f"the model cannot be serialized: {type(cause).__name__}: {cause}") from error
         yield PreparedModel(proto, folder)
 
 
@@ -116,7 +117,11 @@ class PreparedModel:
                 node.name = ""
         for tensor in graph.initializer:
             if folder is not None and _is_external(tensor) and math.prod(tensor.dims) <= _SHAPE_ELEMENTS:
-                load_external_data_for_tensor(tensor, str(folder))
+                try:
+                    load_external_data_for_tensor(tensor, str(folder))
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {error}"
+                    raise FileFormatError(f"the weight {tensor.name!r} cannot be read: {reason}") from error
                 tensor.data_location = onnx.TensorProto.DEFAULT
                 del tensor.external_data[:]
         self._content: bytes | None = None
@@ -151,8 +156,8 @@ class PreparedModel:
                 output=[onnx.ValueInfoProto(name=name) for name in wanted.values()],
             )
             # Protobuf merges a message that follows another: the graph is serialized once for all groups.
-            content = self._serialized() + onnx.ModelProto(graph=graph).SerializeToString()
-            for name, array in runner.run(content, given, list(wanted.values()), self.folder):
+            pieces = [self._serialized(), onnx.ModelProto(graph=graph).SerializeToString()]
+            for name, array in runner.run(pieces, given, list(wanted.values()), self.folder):
                 yield widened.get(name, name), array
 
     def _types_of(self, name: str) -> int:

@@ -63,12 +63,16 @@ class Runner:
         self._stop()
 
     def run(
-        self, model: bytes, feeds: Mapping[str, np.ndarray], outputs: Sequence[str], folder: Path | None = None
+        self,
+        model: Sequence[bytes],
+        feeds: Mapping[str, np.ndarray],
+        outputs: Sequence[str],
+        folder: Path | None = None,
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Run a graph once. Yields its outputs, one at a time; those that are not numeric tensors are left out.
 
         Args:
-            model: The serialized model.
+            model: The serialized model, in one or more pieces.
             feeds: Its inputs by name, of the types it declares; names that it does not have are ignored.
             outputs: The names of the outputs.
             folder: Where its external data lies.
@@ -83,8 +87,10 @@ class Runner:
             "feeds": list(feeds),
             "outputs": list(outputs),
             "threads": self._threads,
+            "pieces": len(model),
         }
-        answer, arrays = self.ask("run", "onnxruntime", header, [np.frombuffer(model, np.uint8), *feeds.values()])
+        pieces = [np.frombuffer(piece, np.uint8) for piece in model]
+        answer, arrays = self.ask("run", "onnxruntime", header, [*pieces, *feeds.values()])
         for position, array in zip(answer["outputs"], arrays, strict=True):
             yield outputs[position], array
 
@@ -140,7 +146,7 @@ class Runner:
         sizes = [worker.array_bytes(entry) for entry in entries]
         most = self._limits.memory_bytes
         if any(size < 0 for size in sizes) or (most is not None and sum(sizes) > most):
-            raise worker.MessageError("arrays beyond the memory limit")
+            raise ValueError("arrays beyond the memory limit")
 
     @contextlib.contextmanager
     def _failing_as(self, name: str, process: subprocess.Popen[bytes]) -> Iterator[None]:
@@ -149,7 +155,7 @@ class Runner:
             yield
         except (EOFError, OSError) as error:
             raise OnnxRunError(self._how_it_ended(name, process)) from error
-        except worker.MessageError as error:
+        except ValueError as error:
             self._stop()
             raise OnnxRunError(f"the process of {name} sent an invalid answer: {error}") from error
         except BaseException:

@@ -30,10 +30,6 @@ Request = tuple[dict[str, Any], list[np.ndarray]]
 Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
 
 
-class MessageError(Exception):
-    """The other side sent something that is not a message."""
-
-
 # --- messages --------------------------------------------------------------------------------------------------
 
 
@@ -53,16 +49,16 @@ def read_header(stream: BinaryIO) -> dict[str, Any]:
 
     Raises:
         EOFError: The other side has closed the stream.
-        MessageError: It sent something else.
+        ValueError: It sent something that is not a message.
     """
     length = int.from_bytes(_read(stream, _LENGTH_BYTES), "little")
     if length > _HEADER_BYTES:
-        raise MessageError(f"a header of {length} bytes")
+        raise ValueError(f"a header of {length} bytes")
     try:
         header = json.loads(_read(stream, length))
         header["arrays"] = [(_dtype(name), tuple(map(int, shape))) for name, shape in header["arrays"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MessageError(f"{type(error).__name__}: {error}") from error
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     return dict(header)
 
 
@@ -99,7 +95,7 @@ def _read(stream: BinaryIO, size: int) -> bytearray:
 
 
 def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Run a graph: the first array is the model, the others are its inputs."""
+    """Run a graph: the first arrays are the pieces of the serialized model, the others are its inputs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -112,12 +108,12 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     options.add_session_config_entry("session.disable_prepacking", "1")
     if header["folder"]:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", header["folder"])
-    model = arrays[0].tobytes()
-    arrays[0] = arrays[0][:0]
+    model = b"".join(piece.data for piece in arrays[: header["pieces"]])
+    del arrays[: header["pieces"]]
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     del model
     taken = {value.name for value in session.get_inputs()}
-    feeds = {name: array for name, array in zip(header["feeds"], arrays[1:], strict=True) if name in taken}
+    feeds = {name: array for name, array in zip(header["feeds"], arrays, strict=True) if name in taken}
     results = session.run(header["outputs"], feeds)
     tensors = {
         position: value

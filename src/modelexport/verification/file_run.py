@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from modelexport.errors import InputError, OnnxRunError
+from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.limits import RunLimits
 from modelexport.loading import load
 from modelexport.ort.prepared_model import Array, prepared
@@ -35,12 +35,13 @@ def run_file(
     Raises:
         InputError: onnxruntime cannot run the file on these inputs.
     """
+    model = load(path).model
     try:
-        with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(load(path).model) as ready:
+        with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(model) as ready:
             for name, value in ready.tensors(runner, feeds, ready.produced):
                 receive(name, value)
             run_subgraphs(runner, ready, feeds, receive_inner)
-    except OnnxRunError as error:
+    except (FileFormatError, OnnxRunError) as error:
         raise InputError(f"onnxruntime cannot run {path} on these inputs: {error}") from error
 
 

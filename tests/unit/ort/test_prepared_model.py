@@ -66,7 +66,7 @@ def test_every_tensor_is_had_in_any_grouping(
     assert {name: array[0] for name, array in found.items()} == {"a": 4, "b": 7, "y": 10}
     assert len(runs) == (1 if limit == "_INLINE_BYTES" else 3)
     # The weights of 16 kB travel with each run, or not at all.
-    assert all((len(args[0]) < 4000) == (limit == "_INLINE_BYTES") for args in runs)
+    assert all((len(args[0][0]) < 4000) == (limit == "_INLINE_BYTES") for args in runs)
 
 
 def test_external_weights_are_read_from_their_own_folder(runner: Runner, tmp_path: Path) -> None:
@@ -84,6 +84,17 @@ def test_small_external_weight_may_be_a_shape(runner: Runner, tmp_path: Path) ->
     onnx.save(reshaped, path, save_as_external_data=True, location="net.data", size_threshold=0)
     with prepared(ir.load(path)) as ready:
         assert dict(ready.tensors(runner, {"x": np.ones(6, np.float32)}))["y"].shape == (2, 3)
+
+
+def test_missing_external_data_is_an_error_of_ours(tmp_path: Path) -> None:
+    reshaped = model(helper.make_node("Reshape", ["x", "size"], ["y"]))
+    reshaped.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 3]), "size"))
+    path = tmp_path / "net.onnx"
+    onnx.save(reshaped, path, save_as_external_data=True, location="net.data", size_threshold=0)
+    loaded = ir.load(path)
+    (tmp_path / "net.data").unlink()
+    with pytest.raises(FileFormatError, match="the weight 'size' cannot be read: "), prepared(loaded):
+        pass
 
 
 def test_bfloat16_goes_in_and_out_as_float(runner: Runner) -> None:
@@ -111,5 +122,5 @@ def test_repeated_node_names_do_not_matter_and_others_stay_in_errors(runner: Run
 def test_model_that_cannot_be_serialized_is_an_error_of_ours() -> None:
     broken = ir.from_proto(chain("y"))
     broken.producer_name = "\udc80"
-    with pytest.raises(FileFormatError, match="cannot be serialized: UnicodeEncodeError"), prepared(broken):
+    with pytest.raises(FileFormatError, match="the model cannot be serialized: UnicodeEncodeError"), prepared(broken):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -33,7 +34,7 @@ def runner() -> Iterator[Runner]:
 
 
 def run(runner: Runner, graph: onnx.ModelProto, feeds: dict[str, np.ndarray] = ONE) -> dict[str, np.ndarray]:
-    return dict(runner.run(graph.SerializeToString(), feeds, ["y"]))
+    return dict(runner.run([graph.SerializeToString()], feeds, ["y"]))
 
 
 def child_of(runner: Runner) -> int:
@@ -91,7 +92,7 @@ def test_consumer_may_take_longer_than_the_time_limit() -> None:
         graph.graph.output.append(onnx.ValueInfoProto(name="a"))
         feeds = {"x": np.ones(1 << 20, np.float32)}
         found = []
-        for name, _ in runner.run(graph.SerializeToString(), feeds, ["y", "a"]):
+        for name, _ in runner.run([graph.SerializeToString()], feeds, ["y", "a"]):
             found.append(name)
             time.sleep(2)
         assert found == ["y", "a"]
@@ -122,9 +123,34 @@ def test_limit_that_is_not_positive_is_refused(limits: dict[str, float]) -> None
 def test_answer_that_was_not_read_to_its_end_does_not_reach_the_next_request(runner: Runner) -> None:
     graph = model(helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"]))
     graph.graph.output.append(onnx.ValueInfoProto(name="a"))
-    results = runner.run(graph.SerializeToString(), {"x": np.ones(1 << 20, np.float32)}, ["y", "a"])
+    results = runner.run([graph.SerializeToString()], {"x": np.ones(1 << 20, np.float32)}, ["y", "a"])
     assert next(results)[0] == "y"
     assert run(runner, model(DOUBLE))["y"] == [2]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"arrays": [["<f4", [2**40]]], "outputs": [0]},
+        {"arrays": [["<f4", [-1]]], "outputs": [0]},
+        {"arrays": [["O", [1]]], "outputs": [0]},
+        {},
+    ],
+    ids=["beyond the memory limit", "a negative size", "objects", "no arrays"],
+)
+def test_answer_that_is_not_one_of_ours_is_an_error(answer: dict[str, object], tmp_path: Path) -> None:
+    """A graph may take the process over: what it says is not believed."""
+    script = tmp_path / "worker.py"
+    source = Path(worker.__file__).read_text()
+    sent = "        write_message(answers, *_answer(*requests.get()))\n"
+    assert sent in source
+    lie = f"        requests.get(); b = {json.dumps(answer).encode()!r}\n"
+    lie += "        answers.write(len(b).to_bytes(8, 'little') + b); answers.flush()\n"
+    script.write_text(source.replace(sent, lie))
+    with pytest.MonkeyPatch.context() as patch, Runner() as runner:
+        patch.setattr(worker, "__file__", str(script))
+        with pytest.raises(OnnxRunError, match="sent an invalid answer"):
+            run(runner, model(DOUBLE))
 
 
 def test_process_that_was_killed_between_two_requests_is_started_again(runner: Runner) -> None:
@@ -151,7 +177,7 @@ from modelexport.ort.runner import Runner
 worker.__file__ = sys.argv[1]
 with Runner(NO_RUN_LIMITS) as runner:
     print(runner._started().pid, flush=True)
-    list(runner.run(open(sys.argv[2], "rb").read(), {"x": np.ones(1, np.float32)}, ["y"]))
+    list(runner.run([open(sys.argv[2], "rb").read()], {"x": np.ones(1, np.float32)}, ["y"]))
 """
 
 
