@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError, UnusableOptionError
+from modelexport.errors import (
+    InputError,
+    ModelExportError,
+    StrategyIncompatibleError,
+    UnsupportedLibraryError,
+    UnusableOptionError,
+)
 
 _LONGEST_REASON = 300
 # Colours for terminals, which torch puts into its messages.
@@ -51,6 +57,8 @@ def explain_failure(
     """
     if isinstance(error, UnusableOptionError):
         return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
+    if isinstance(error, UnsupportedLibraryError):
+        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may do without it")
     rejected = _run_eagerly(model, args, kwargs)
     if rejected is not None:
         return InputError(
