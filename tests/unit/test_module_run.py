@@ -208,3 +208,19 @@ def test_calls_in_bodies_are_seen_and_counted_apart() -> None:
     assert found.body_calls["cell"] == 3
     assert found.values[Place(body_call("cell"), Side.INPUT, "x")].shape == (2,)
     assert found.values[Place("cell@1", Side.INPUT, "x")].shape == (3, 2)
+
+
+def test_modules_are_listed_once_however_many_there_are() -> None:
+    class Counting(nn.Sequential):
+        listed = 0
+
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            Counting.listed += 1
+            return super().named_modules(*args, **kwargs)
+
+    model = Counting(*(nn.Identity() for _ in range(50)))
+    names = [record.path for record in document_of(model).modules]
+    assert len(names) == 51
+    Counting.listed = 0
+    ModuleRunner(model, document_of(model), (torch.ones(1),), {})
+    assert Counting.listed <= 3

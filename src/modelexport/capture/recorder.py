@@ -19,7 +19,13 @@ import torch
 from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
 from modelexport.structure import named_arguments, named_results
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
-from modelexport.torch_support.private_fx import Tracer, active_tracer, innermost_scope, node_of
+from modelexport.torch_support.private_fx import (
+    Tracer,
+    active_tracer,
+    innermost_scope,
+    node_of,
+    require_tracing_parts,
+)
 
 # torch copies `meta["custom"]` from a node to the nodes it is decomposed into, and writes none of it to ONNX.
 _CUSTOM = "custom"
@@ -130,6 +136,7 @@ class Recorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Hooks on every module for the time of the context; all of them removed at its end."""
+        require_tracing_parts()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._calls.watching(self._modules))
             for see in (self._see_generated, self._see_replaced):

@@ -18,16 +18,30 @@ class Tracer(Protocol):
     graph: torch.fx.Graph
 
 
+_PROXY_MODE = "torch.fx.experimental.proxy_tensor.get_proxy_mode"
+_PROXY_SLOT = "torch.fx.experimental.proxy_tensor.get_proxy_slot"
+
+
+def require_tracing_parts() -> None:
+    """Look up what hooks need while torch traces: torch takes an error in a hook for a model that it cannot trace.
+
+    Raises:
+        UnsupportedLibraryError: The installed release lacks one of the parts.
+    """
+    for part in (_PROXY_MODE, _PROXY_SLOT):
+        fixed_part(part)
+
+
 def active_tracer() -> Tracer | None:
     """The tracer that records the operators that run now; None where none does."""
-    mode = fixed_part("torch.fx.experimental.proxy_tensor.get_proxy_mode")()
+    mode = fixed_part(_PROXY_MODE)()
     tracer: Tracer | None = mode.tracer if mode is not None else None
     return tracer
 
 
 def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:
     """The FX node that holds a tensor in the graph of that tracer; None where it knows none."""
-    slot = fixed_part("torch.fx.experimental.proxy_tensor.get_proxy_slot")(tensor, tracer, None)
+    slot = fixed_part(_PROXY_SLOT)(tensor, tracer, None)
     proxy = getattr(slot, "proxy", slot)
     node = getattr(proxy, "node", None)
     return node if isinstance(node, torch.fx.Node) else None

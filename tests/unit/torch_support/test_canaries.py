@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -17,7 +18,8 @@ from torch import nn
 
 from modelexport.capture.fx_evidence import FxSources
 from modelexport.capture.recorder import mark_serial, serial_of
-from modelexport.errors import UnsupportedLibraryError
+from modelexport.errors import ModelExportError, UnsupportedLibraryError
+from modelexport.export import export_model
 from modelexport.torch_support import private, private_fx, private_jit, transformers_private
 from modelexport.torch_support.private_jit import JitPass
 
@@ -261,6 +263,15 @@ def test_innermost_scope() -> None:
     key, name = seen[0][1]
     assert (key.endswith(name), name.rpartition(".")[2]) == (True, "0")
     assert private_fx.innermost_scope(None) == ("", None)
+
+
+def test_require_tracing_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    private_fx.require_tracing_parts()
+    monkeypatch.delattr("torch.fx.experimental.proxy_tensor.get_proxy_slot")
+    private.fixed_part.cache_clear()
+    # Not a file with weaker evidence: an error that names the part.
+    with pytest.raises(ModelExportError, match=r"has no torch\.fx\.experimental\.proxy_tensor\.get_proxy_slot"):
+        export_model(nn.Linear(2, 2), torch.ones(1, 2), tmp_path / "model.onnx", strategy="fx")
 
 
 def test_custom_metadata_goes_to_what_a_node_is_decomposed_into() -> None:
