@@ -61,19 +61,6 @@ def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
             yield attempt.replace(**{name: dataclasses.replace(spec, kind=kind, upper_bound=upper_bound)})
 
 
-def shorten_for_embedding(attempt: Attempt) -> Iterator[Proposal]:
-    """Shorten all arguments to the size of an embedding that was indexed out of its range: positions are looked up."""
-    module, given = attempt.failure.module, attempt.failure.given
-    if isinstance(module, EMBEDDINGS) and given and not given[0][1].is_floating_point:
-        longest = module.num_embeddings
-        yield attempt.replace(
-            **{
-                name: spec.resized({axis: longest for axis, size in enumerate(spec.shape) if axis and size > longest})
-                for name, spec in attempt.tensors.items()
-            }
-        )
-
-
 def change_rank_for_module(attempt: Attempt) -> Iterator[Proposal]:
     """Give an argument the rank and channels that a convolution takes."""
     mismatch = _mismatch(attempt)

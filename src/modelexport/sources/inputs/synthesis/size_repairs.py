@@ -79,15 +79,6 @@ def take_size_from_message(attempt: Attempt) -> Iterator[Proposal]:
             yield from resize(attempt, size, wanted)
 
 
-def scale_by_message(attempt: Attempt) -> Iterator[Proposal]:
-    """Scale a size by the ratio of two numbers of the message, where it is a multiple of one of them."""
-    sizes = {size for spec in attempt.tensors.values() for size in spec.shape[1:] if size > 1}
-    for found, wanted in itertools.permutations([number for number in attempt.numbers if number > 1][:3], 2):
-        for size in sorted(sizes, reverse=True):
-            if size > found and size % found == 0:
-                yield from resize(attempt, size, size * wanted // found)
-
-
 def probe_sizes(attempt: Attempt) -> Iterator[Proposal]:
     """Halve one size of an argument that an operand was computed from, for `extrapolate_size` to see the effect."""
     for name in attempt.failure.suspects[:_MAX_SUSPECTS] if attempt.failure.operands else ():
