@@ -10,7 +10,7 @@ import torch
 from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
 from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS
-from modelexport.sources.inputs.synthesis.size_repairs import resize
+from modelexport.sources.inputs.synthesis.shape_repairs import resize
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
 
 # Rounding inside the model hides the exact size: sizes near the computed one are tried too.

@@ -19,11 +19,12 @@ from modelexport.sources.inputs.synthesis.module_repairs import (
     flatten_for_module,
     scale_for_module,
 )
-from modelexport.sources.inputs.synthesis.rank_repairs import change_rank, take_shape_from_message
-from modelexport.sources.inputs.synthesis.size_repairs import (
+from modelexport.sources.inputs.synthesis.shape_repairs import (
+    change_rank,
     extrapolate_size,
     match_operands,
     probe_sizes,
+    take_shape_from_message,
     take_size_from_message,
 )
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
