@@ -24,17 +24,11 @@ def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
             yield attempt.replace(**{name: _fit(spec, attempt.proposal)})
 
 
-def add_arguments_that_are_none(attempt: Attempt) -> Iterator[Proposal]:
-    """Add the argument that is None in the line of code that failed, or all that are None in the traceback."""
-    added: Proposal = {}
-    for name in _addable(attempt, attempt.failure.absent) if "None" in attempt.failure.words else ():
+def add_argument_that_is_none(attempt: Attempt) -> Iterator[Proposal]:
+    """Add the argument that is None in the innermost line of code that failed."""
+    for name in _addable(attempt, attempt.failure.absent)[:1] if "None" in attempt.failure.words else ():
         spec = next(_input_of_module(attempt.failure), None) or guess(attempt.facts, name)
-        added[name] = _fit(spec, attempt.proposal)
-    if added:
-        first = next(iter(added))
-        yield attempt.replace(**{first: added[first]})
-    if len(added) > 1:
-        yield attempt.replace(**added)
+        yield attempt.replace(**{name: _fit(spec, attempt.proposal)})
 
 
 def add_any_argument(attempt: Attempt) -> Iterator[Proposal]:

@@ -10,7 +10,7 @@ import torch
 from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
 from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS
-from modelexport.sources.inputs.synthesis.size_repairs import resize
+from modelexport.sources.inputs.synthesis.shape_repairs import resize
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
 
 # Rounding inside the model hides the exact size: sizes near the computed one are tried too.
@@ -59,19 +59,6 @@ def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
         others = [(name, spec) for name, spec in attempt.tensors.items() if spec.kind is not kind]
         for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
             yield attempt.replace(**{name: dataclasses.replace(spec, kind=kind, upper_bound=upper_bound)})
-
-
-def shorten_for_embedding(attempt: Attempt) -> Iterator[Proposal]:
-    """Shorten all arguments to the size of an embedding that was indexed out of its range: positions are looked up."""
-    module, given = attempt.failure.module, attempt.failure.given
-    if isinstance(module, EMBEDDINGS) and given and not given[0][1].is_floating_point:
-        longest = module.num_embeddings
-        yield attempt.replace(
-            **{
-                name: spec.resized({axis: longest for axis, size in enumerate(spec.shape) if axis and size > longest})
-                for name, spec in attempt.tensors.items()
-            }
-        )
 
 
 def change_rank_for_module(attempt: Attempt) -> Iterator[Proposal]:

@@ -9,7 +9,7 @@ from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
 from modelexport.sources.inputs.synthesis.missing_arguments import (
     add_any_argument,
-    add_arguments_that_are_none,
+    add_argument_that_is_none,
     add_named_arguments,
 )
 from modelexport.sources.inputs.synthesis.module_repairs import (
@@ -18,14 +18,13 @@ from modelexport.sources.inputs.synthesis.module_repairs import (
     change_size_for_module,
     flatten_for_module,
     scale_for_module,
-    shorten_for_embedding,
 )
-from modelexport.sources.inputs.synthesis.rank_repairs import change_rank, take_shape_from_message
-from modelexport.sources.inputs.synthesis.size_repairs import (
+from modelexport.sources.inputs.synthesis.shape_repairs import (
+    change_rank,
     extrapolate_size,
     match_operands,
     probe_sizes,
-    scale_by_message,
+    take_shape_from_message,
     take_size_from_message,
 )
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
@@ -59,9 +58,8 @@ def change_length(attempt: Attempt) -> Iterator[Proposal]:
 # the tests: see docs/decisions/014-synthesis-rules-that-earn-their-lines.md before adding one.
 REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (0, extrapolate_size),
-    (0, add_arguments_that_are_none),
+    (0, add_argument_that_is_none),
     (1, change_kind_for_module),
-    (1, shorten_for_embedding),
     (1, change_rank_for_module),
     (1, flatten_for_module),
     (1, change_size_for_module),
@@ -73,7 +71,6 @@ REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (1, add_named_arguments),
     (2, take_size_from_message),
     (2, probe_sizes),
-    (3, scale_by_message),
     (4, change_length),
     (4, add_any_argument),
 )

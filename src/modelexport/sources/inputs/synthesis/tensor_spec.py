@@ -33,18 +33,14 @@ class TensorSpec:
         shape: Its shape.
         kind: What it contains.
         upper_bound: Tokens are smaller than this number.
-        placeholders: Tokens that stand for an image, a sound or the like, each with how often it occurs in a row.
         rows: The whole content, for a tensor whose values are sizes.
-        copies: With a number, the argument is a list of that many such tensors.
         rule: The name of the rule that guessed it; no part of what the tensor is.
     """
 
     shape: tuple[int, ...]
     kind: Kind = Kind.FLOATS
     upper_bound: int = 2
-    placeholders: tuple[tuple[int, int], ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
-    copies: int = 0
     rule: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
@@ -62,7 +58,7 @@ class TensorSpec:
         return dataclasses.replace(self, shape=shape)
 
     def create(self, generator: torch.Generator, dtype: torch.dtype, special_tokens: frozenset[int]) -> torch.Tensor:
-        """Create the tensor; no special token is in it, unless it is one of the placeholders."""
+        """Create the tensor; no special token is in it."""
         if self.rows:
             return torch.tensor(self.rows, dtype=torch.int64)
         if self.kind is Kind.FLOATS:
@@ -78,16 +74,10 @@ class TensorSpec:
     def _create_tokens(self, generator: torch.Generator, special_tokens: frozenset[int]) -> torch.Tensor:
         usual = [token for token in range(min(self.upper_bound, _MAX_TOKEN)) if token not in special_tokens] or [0]
         picked = torch.randint(0, len(usual), self.shape, generator=generator)
-        tokens = torch.tensor(usual)[picked]
-        start = 1
-        for token, count in self.placeholders:
-            tokens[..., start : start + count] = token
-            start += count
-        return tokens
+        return torch.tensor(usual)[picked]
 
     def __str__(self) -> str:
-        times = f"{self.copies} times " if self.copies else ""
-        return f"{times}{'x'.join(map(str, self.shape)) or 'scalar'} {self.kind.value}"
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.kind.value}"
 
 
 # The arguments of a call by name: a TensorSpec for a tensor to synthesize, any other value as it is.
@@ -104,10 +94,7 @@ def create_arguments(proposal: Proposal, dtype: torch.dtype, special_tokens: fro
     generator = torch.Generator().manual_seed(_SEED)
     arguments: dict[str, Any] = {}
     for name, spec in proposal.items():
-        value = spec
-        if isinstance(spec, TensorSpec):
-            created = [spec.create(generator, dtype, special_tokens) for _ in range(spec.copies or 1)]
-            value = created if spec.copies else created[0]
+        value = spec.create(generator, dtype, special_tokens) if isinstance(spec, TensorSpec) else spec
         whole, _, part = name.partition(".")
         if part:
             arguments.setdefault(whole, {})[part] = value

@@ -199,7 +199,7 @@ class Sized(nn.Module):
         return sum(torch.arange(end=size, start=0).sum() for size in sizes)
 
 
-def test_arguments_that_are_none_in_one_line_are_added_together() -> None:
+def test_arguments_that_are_none_are_added_one_after_the_other() -> None:
     model = Sized()
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))

@@ -231,20 +231,6 @@ def test_missing_input_of_a_module_gets_the_size_of_its_weights() -> None:
     assert inputs["when"].dtype is torch.int64
 
 
-class Halving(nn.Module):
-    """Speaks of what became of a size, not of the size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 2, stride=2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.conv(x)
-        if x.shape[-1] > 6:
-            raise ValueError(f"Height ({x.shape[-1]}) cannot be greater than: 6.")
-        return x
-
-
 class Positions(nn.Module):
     """Has one position more than it takes, and as many of them only."""
 
@@ -275,8 +261,7 @@ def test_rank_is_taken_from_the_code_that_unpacks_the_shape() -> None:
     assert make_example_inputs(Clips())["hidden_states"].shape == (2, 4, 5, 16, 16)  # type: ignore[call-overload]
 
 
-def test_size_is_told_by_what_became_of_it() -> None:
-    assert make_example_inputs(Halving())["x"].shape == (2, 3, 12, 12)  # type: ignore[call-overload]
+def test_length_is_found_that_the_model_has_positions_for() -> None:
     assert make_example_inputs(Positions())["states"].shape == (2, 11, 5)  # type: ignore[call-overload]
 
 
