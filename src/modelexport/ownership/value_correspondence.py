@@ -252,7 +252,7 @@ class ValueCorrespondence:
         by_number: dict[int, str] = {}
         itself: dict[ir.Value, str] = {}
         for value, original in (*self._originals.items(), *self._also.items()):
-            if value.name and value.graph is self.rewritten.graph:
+            if value.name and value.graph is self.rewritten.graph and _may_have_same_rank(value, original):
                 itself.setdefault(original, value.name)
                 by_number.setdefault(self._numbers.of(original), value.name)
         for name, original in named_values(self.original.graph).items():
@@ -268,6 +268,11 @@ def same_operation(node: ir.Node, other: ir.Node) -> bool:
     if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
         return False
     return attributes_key(node) == attributes_key(other)
+
+
+def _may_have_same_rank(value: ir.Value, original: ir.Value) -> bool:
+    """Whether two values may be equal as far as their ranks are known: a reshape may have moved past a kept name."""
+    return value.shape is None or original.shape is None or len(value.shape) == len(original.shape)
 
 
 def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool:
