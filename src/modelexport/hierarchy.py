@@ -92,8 +92,8 @@ class BoundaryTensor(msgspec.Struct, frozen=True, omit_defaults=True):
         name: The forward argument or the result's field, with the way to a nested tensor: ``states.0.key``.
         tensor: The tensor of the ONNX graph that holds it, or None where the graph no longer has it.
         info: Its shape and type, where they were seen.
-        stand_in: For an argument that the graph no longer has: the tensor that all its readers read in its place, each
-            by the same operation as before. Put back in that place, the argument gives what it gave before.
+        stand_in: For an argument that the graph no longer has: the tensor that all its consumers consume in its place,
+            each by the same operation. Put back in that place, the argument gives the same results.
     """
 
     name: str

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
-<<<<<<< HEAD
 from modelexport.capture.recorded_model import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
 from modelexport.errors import (
@@ -22,20 +21,12 @@ from modelexport.errors import (
     InputError,
     ModelExportError,
     StrategyIncompatibleError,
+    UnsupportedLibraryError,
     UnusableOptionError,
 )
 from modelexport.inputs import copied_inputs
 from modelexport.preserve import TURN, CopyOnWrite, buffers_restored, evaluation_mode, preserved_state
 from modelexport.structure import tensors_in
-=======
-from modelexport.errors import (
-    InputError,
-    ModelExportError,
-    StrategyIncompatibleError,
-    UnsupportedLibraryError,
-    UnusableOptionError,
-)
->>>>>>> w-watch
 
 _LONGEST_REASON = 300
 # How many of the example inputs a message describes.
@@ -208,7 +199,8 @@ def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error:
     """The error to raise for a failed export of a model that PyTorch runs on the example inputs."""
     if isinstance(error, UnusableOptionError):
         return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
-<<<<<<< HEAD
+    if isinstance(error, UnsupportedLibraryError):
+        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may do without it")
     found = find_data_dependence(error)
     if found is not None:
         place = find_place(raising_frames(found.__traceback__), module_paths(model))
@@ -219,15 +211,6 @@ def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error:
             f"{in_one_line(found)}.",
             "Write it with torch.cond or tensor operations; strategy 'htp' fixes it to what the example inputs give",
             None if place is None else str(place),
-=======
-    if isinstance(error, UnsupportedLibraryError):
-        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may do without it")
-    rejected = _run_eagerly(model, args, kwargs)
-    if rejected is not None:
-        return InputError(
-            f"{type(model).__name__}.forward fails on the example inputs: {in_one_line(rejected)}. "
-            "Check their shapes, types and values: PyTorch itself cannot run the model on them"
->>>>>>> w-watch
         )
     return StrategyIncompatibleError(
         strategy,

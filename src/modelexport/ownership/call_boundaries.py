@@ -9,13 +9,13 @@ input.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.attribution import Attribution
-from modelexport.graph import named_values
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
@@ -52,8 +52,6 @@ class _BoundaryFinder:
         owners: Mapping[ir.Node, Attribution],
     ) -> None:
         self._values = values
-        self._original = named_values(values.original.graph)
-        self._rewritten = named_values(values.rewritten.graph)
         self._original_nodes = _NodesByCall(calls, original_owners)
         self._rewritten_nodes = _NodesByCall(calls, owners)
 
@@ -77,9 +75,9 @@ class _BoundaryFinder:
     def _replacement(self, call: CallId, tensor: BoundaryTensor) -> ir.Value | None:
         """The value that the call's nodes consume in place of an argument that the rewritten graph does not have."""
         name = tensor.tensor or tensor.stand_in
-        if name is None or name not in self._original:
+        if name is None or name not in self._values.original_values:
             return None
-        value = self._original[name]
+        value = self._values.original_values[name]
         uses = list(self._values.consumers(value))
         if tensor.tensor is None:
             # The original graph has a replacement itself. Other calls may consume it for its own sake.
@@ -103,7 +101,7 @@ class _BoundaryFinder:
         """The same use in the rewritten graph: the same operation, with the same other inputs and output."""
         node, index = use
         for output in node.outputs:
-            value = self._rewritten.get(self._values.surviving.get(output.name or "", ""))
+            value = self._values.rewritten_values.get(self._values.surviving.get(output.name or "", ""))
             found = value.producer() if value is not None else None
             if found is not None and same_operation(found, node):
                 pairs = zip(node.inputs, found.inputs, strict=True)
@@ -114,7 +112,7 @@ class _BoundaryFinder:
     def _is_same_input(self, original: ir.Value | None, own: ir.Value | None) -> bool:
         if original is None or own is None:
             return original is own
-        same = self._rewritten.get(self._values.tensor(original.name or "") or "")
+        same = self._values.rewritten_values.get(self._values.tensor(original.name or "") or "")
         return same is own or _is_same_constant(original, own)
 
 
@@ -132,11 +130,16 @@ class _NodesByCall:
 
     def __init__(self, calls: CallTree, owners: Mapping[ir.Node, Attribution]) -> None:
         self._calls = calls
-        self._nodes: dict[CallId, list[ir.Node]] = {}
-        for node, found in owners.items():
-            for call in (found.owner, *found.contributors):
-                self._nodes.setdefault(call, []).append(node)
+        self._owners = owners
         self._known: dict[CallId, frozenset[ir.Node]] = {}
+
+    @functools.cached_property
+    def _nodes(self) -> dict[CallId, list[ir.Node]]:
+        nodes: dict[CallId, list[ir.Node]] = {}
+        for node, found in self._owners.items():
+            for call in (found.owner, *found.contributors):
+                nodes.setdefault(call, []).append(node)
+        return nodes
 
     def of(self, call: CallId) -> frozenset[ir.Node]:
         """The nodes of a call."""

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from modelexport.graph import named_values, nodes_within
+from modelexport.graph import nodes_within
 
 # A no-op is a few nodes, whose constants are scalars, shapes and axes.
 _MAX_NODES = 8
@@ -68,14 +68,21 @@ class RemovedNoOps:
 
     Args:
         original: The original graph.
-        rewritten: The rewritten graph; it may know types that the original does not.
+        original_values: Its values by name.
+        rewritten_values: Those of the rewritten graph; it may know types that the original does not.
         tensors: For tensors of the original graph that the rewritten graph has: their names there.
     """
 
-    def __init__(self, original: ir.Model, rewritten: ir.Model, tensors: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        original: ir.Model,
+        original_values: Mapping[str, ir.Value],
+        rewritten_values: Mapping[str, ir.Value],
+        tensors: Mapping[str, str],
+    ) -> None:
         self._opsets = original.opset_imports
-        self._original = named_values(original.graph)
-        self._rewritten = named_values(rewritten.graph)
+        self._original = original_values
+        self._rewritten = rewritten_values
         self._positions = {node: position for position, node in enumerate(original.graph)}
         self._tensors = tensors
 

@@ -8,6 +8,7 @@ Nothing here knows an operator: only producers, consumers, and which values are 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -32,6 +33,7 @@ class ValueCorrespondence:
     def __init__(self, original: ir.Model, rewritten: ir.Model, names: Mapping[ir.Value, str] | None = None) -> None:
         self.original = original
         self.rewritten = rewritten
+        self.original_values = named_values(original.graph)
         self._names = names
         self._passed_on = passed_on_values(original)
         self._numbers = ValueNumbers(original, self._passed_on)
@@ -50,8 +52,16 @@ class ValueCorrespondence:
             self._match_merged(graph)
         self.graphs = tuple(graphs)
         self._tensors = self._surviving_tensors()
-        self._no_ops = RemovedNoOps(original, rewritten, self._tensors)
         self._removed: dict[str, str | None] = {}
+
+    @functools.cached_property
+    def rewritten_values(self) -> dict[str, ir.Value]:
+        """The values of the rewritten main graph by name; `original_values` are those of the original one."""
+        return named_values(self.rewritten.graph)
+
+    @functools.cached_property
+    def _no_ops(self) -> RemovedNoOps:
+        return RemovedNoOps(self.original, self.original_values, self.rewritten_values, self._tensors)
 
     # --- the answers -------------------------------------------------------------------------------------------
 
@@ -148,7 +158,8 @@ class ValueCorrespondence:
         while waiting:
             graph, original, around = waiting.pop()
             # Names of the graphs around a subgraph are known in it too.
-            names = collections.ChainMap(named_values(original), *around.maps)
+            own = self.original_values if original is self.original.graph else named_values(original)
+            names = collections.ChainMap(own, *around.maps)
             yield graph
             self._match_by_name(graph, original, names)
             self._match_renamed(graph)
@@ -252,10 +263,10 @@ class ValueCorrespondence:
         by_number: dict[int, str] = {}
         itself: dict[ir.Value, str] = {}
         for value, original in (*self._originals.items(), *self._also.items()):
-            if value.name and value.graph is self.rewritten.graph:
+            if value.name and value.graph is self.rewritten.graph and _may_have_same_rank(value, original):
                 itself.setdefault(original, value.name)
                 by_number.setdefault(self._numbers.of(original), value.name)
-        for name, original in named_values(self.original.graph).items():
+        for name, original in self.original_values.items():
             # Equal values that were not merged are still two.
             tensor = itself.get(original) or by_number.get(self._numbers.of(original))
             if tensor is not None:
@@ -268,6 +279,11 @@ def same_operation(node: ir.Node, other: ir.Node) -> bool:
     if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
         return False
     return attributes_key(node) == attributes_key(other)
+
+
+def _may_have_same_rank(value: ir.Value, original: ir.Value) -> bool:
+    """Whether two values may be equal as far as their ranks are known: a reshape may have moved past a kept name."""
+    return value.shape is None or original.shape is None or len(value.shape) == len(original.shape)
 
 
 def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import modelexport
+from modelexport.graph import named_values
 from modelexport.ownership.no_ops import RemovedNoOps
 
 
@@ -34,7 +35,7 @@ def same_as_h(
 ) -> str | None:
     first = model(nodes, shape, constants, kind)
     rewritten = model([], shape, {}, kind)
-    return RemovedNoOps(first, rewritten, {"x": "x", "y": "y"}).find("h")
+    return RemovedNoOps(first, named_values(first.graph), named_values(rewritten.graph), {"x": "x", "y": "y"}).find("h")
 
 
 def node(operation: str, *inputs: str, output: str = "h", **attributes: Any) -> onnx.NodeProto:

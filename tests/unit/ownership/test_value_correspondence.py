@@ -1,0 +1,139 @@
+"""Which tensors of a rewritten graph are which of the original one, and what that leaves of call boundaries."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from modelexport.attribution import Attribution
+from modelexport.confidence import recorded_by_exporter
+from modelexport.graph import graph_hash
+from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
+from modelexport.ownership import Projection, ValueCorrespondence, project
+from modelexport.ownership.no_ops import passed_on_values
+
+A, B = CallId("a"), CallId("b")
+
+
+def parsed(nodes: str, outputs: str = "float[2,3] y") -> ir.Model:
+    inputs = "float[2,3] x, float[1,3] m"
+    text = f'<ir_version: 10, opset_import: ["": 20, "any": 1]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
+    return ir.from_proto(onnx.parser.parse_model(text))
+
+
+def owned(model: ir.Model, **calls: CallId) -> dict[ir.Node, Attribution]:
+    return {node: recorded_by_exporter(calls[node.outputs[0].name or ""]) for node in model.graph}
+
+
+def call_b(**argument: str) -> CallTree:
+    """Two calls; the second takes an argument `mask` that is this tensor, or is replaced by it."""
+    mask = BoundaryTensor("mask", info=TensorInfo((2, 3), "float32"), **argument)
+    calls = (ModuleCall("a", 0, ROOT_CALL), ModuleCall("b", 0, ROOT_CALL, (mask,)))
+    return CallTree({call.id: call for call in calls})
+
+
+def mask_of(projection: Projection) -> tuple[str | None, str | None]:
+    found = projection.calls[B].inputs[0]
+    return found.tensor, found.stand_in
+
+
+# --- nodes that pass a value on --------------------------------------------------------------------------------
+
+
+def test_operators_that_return_their_input_are_found_by_running_them() -> None:
+    nodes = "i = Identity(x) d = Dropout(i) s = Squeeze(d) n = Neg(s) q = any.Identity(n) y = Relu(q)"
+    model = parsed(nodes)
+    passed = {value.name: source.name for value, source in passed_on_values(model).items()}
+    assert passed == {"i": "x", "d": "x"}
+
+
+def test_projection_changes_neither_graph() -> None:
+    original = parsed("h = Relu(x) i = Identity(h) y = Tanh(i)")
+    rewritten = parsed("h = Relu(x) y = Tanh(h)")
+    before = [graph_hash(model) for model in (original, rewritten)]
+    project(original, owned(original, h=A, i=B, y=B), rewritten, call_b(tensor="i"))
+    assert [graph_hash(model) for model in (original, rewritten)] == before
+
+
+def test_tensor_behind_a_removed_identity_is_its_input() -> None:
+    original = parsed("h = Relu(x) i = Identity(h) y = Tanh(i)")
+    assert ValueCorrespondence(original, parsed("h = Relu(x) y = Tanh(h)")).tensor("i") == "h"
+    assert ValueCorrespondence(original, parsed("i = Relu(x) y = Tanh(i)")).tensor("h") == "i"
+
+
+def test_identity_that_is_still_there_keeps_its_own_tensor_and_owner() -> None:
+    original, copy = (parsed("h = Relu(x) i = Identity(h) y = Tanh(i)") for _ in range(2))
+    projection = project(original, owned(original, h=A, i=B, y=A), copy, call_b(tensor="i"))
+    assert mask_of(projection) == ("i", None)
+    owners = {node.outputs[0].name: found.owner for node, found in projection.attributions.items()}
+    assert owners == {"h": A, "i": B, "y": A}
+
+
+def test_work_behind_an_identity_whose_name_was_kept_is_that_of_the_work() -> None:
+    original = parsed("h = Relu(x) i = Identity(h) y = Tanh(i)")
+    projection = project(
+        original, owned(original, h=A, i=B, y=B), parsed("i = Relu(x) y = Tanh(i)"), call_b(tensor="i")
+    )
+    owners = {node.outputs[0].name: found.owner for node, found in projection.attributions.items()}
+    assert owners == {"i": A, "y": B}
+
+
+# --- tensors that are not the same -----------------------------------------------------------------------------
+
+
+def test_tensor_that_kept_its_name_but_not_its_rank_is_another() -> None:
+    nodes = "h = Relu(x) y = Tanh(h)"
+    original, rewritten = parsed(nodes), parsed(nodes)
+    rewritten.graph[0].outputs[0].shape = ir.Shape([6])
+    original.graph[0].outputs[0].shape = ir.Shape([2, 3])
+    assert ValueCorrespondence(original, rewritten).tensor("h") is None
+    original.graph[0].outputs[0].shape = None
+    assert ValueCorrespondence(original, rewritten).tensor("h") == "h"
+
+
+# --- replaced arguments ----------------------------------------------------------------------------------------
+
+EXPANDED = "c = Constant <value_ints=[2, 3]> () e = Expand(m, c) h = Relu(x) y = Add(h, e)"
+BROADCAST = "h = Relu(x) y = Add(h, m)"
+
+
+def test_argument_that_broadcasting_made_needless_is_replaced() -> None:
+    original = parsed(EXPANDED)
+    owners = owned(original, c=ROOT_CALL, e=ROOT_CALL, h=A, y=B)
+    assert mask_of(project(original, owners, parsed(BROADCAST), call_b(tensor="e"))) == (None, "m")
+
+
+def test_replacement_outlasts_a_second_rewriting() -> None:
+    original, copy = parsed(BROADCAST), parsed(BROADCAST)
+    assert mask_of(project(original, owned(original, h=A, y=B), copy, call_b(stand_in="m"))) == (None, "m")
+    renamed = parsed("h = Relu(x) k = any.Cast(m) y = Add(h, k)")
+    assert mask_of(project(original, owned(original, h=A, y=B), renamed, call_b(stand_in="m"))) == (None, "k")
+
+
+def test_other_calls_may_consume_the_replacement_for_its_own_sake() -> None:
+    nodes = "h = Add(x, m) y = Add(h, m)"
+    original, copy = parsed(nodes), parsed(nodes)
+    assert mask_of(project(original, owned(original, h=A, y=B), copy, call_b(stand_in="m"))) == (None, "m")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "h = Relu(x) k = Neg(x) z = any.AddRelu(h, m) y = Mul(z, k)",
+        "h = Relu(x) k = Neg(x) z = Mul(h, m) y = Mul(z, k)",
+        "h = Relu(x) k = Neg(x) z = Add(k, m) y = Mul(z, k)",
+    ],
+    ids=["fused", "another operation", "another second input"],
+)
+def test_argument_is_lost_where_its_consumer_is_another_one_now(nodes: str) -> None:
+    original = parsed("h = Relu(x) k = Neg(x) z = Add(h, m) y = Mul(z, k)")
+    owners = owned(original, h=A, k=A, z=B, y=ROOT_CALL)
+    assert mask_of(project(original, owners, parsed(nodes), call_b(stand_in="m"))) == (None, None)
+
+
+def test_argument_is_lost_where_the_call_also_consumes_its_replacement_itself() -> None:
+    original = parsed("c = Constant <value_ints=[2, 3]> () e = Expand(m, c) h = Add(x, m) y = Add(h, e)")
+    owners = owned(original, c=ROOT_CALL, e=ROOT_CALL, h=B, y=B)
+    rewritten = parsed("h = Add(x, m) y = Add(h, m)")
+    assert mask_of(project(original, owners, rewritten, call_b(tensor="e"))) == (None, None)
