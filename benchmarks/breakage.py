@@ -28,12 +28,12 @@ from tests.support import nine, zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, with_owners
 
 import modelexport
-from modelexport.analysis.claims import Claims
-from modelexport.analysis.contamination_cases import Evidence, contamination_findings
+from modelexport.analysis.contamination.claimed_owners import Claims
+from modelexport.analysis.contamination.check import Evidence, contamination_findings
 from modelexport.analysis.findings import Severity
-from modelexport.analysis.subject import Subject
+from modelexport.analysis.validation.subject import Subject
 from modelexport.errors import ModelExportError
-from modelexport.verification.attributions import gather_evidence
+from modelexport.verification.contamination_by_value import gather_evidence
 
 _MARK = "<!-- written by benchmarks/breakage.py -->"
 _SEED = 4

@@ -22,7 +22,7 @@ import onnx.utils
 import torch
 
 import modelexport
-from modelexport.analysis.submodel_file import write_submodel
+from modelexport.analysis.extraction.submodel_files import write_submodel
 
 
 def export_bert(path: Path) -> None:

@@ -35,7 +35,7 @@ from tests.support.plain import fresh_generated_code
 
 import modelexport
 from modelexport.errors import ModelExportError
-from modelexport.inputs import normalize_inputs
+from modelexport.torch_support.example_inputs import normalize_inputs
 
 BEGIN, END = "<!-- written by benchmarks/extraction_rates.py: begin -->", "<!-- end -->"
 # The TorchScript exporter folds and fuses whatever it is told: its files count among the optimized ones.

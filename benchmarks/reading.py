@@ -62,9 +62,9 @@ def _compare(path: Path) -> object:
 
 # To measure a further command, add a line.
 def _validate(path: Path) -> object:
-    from modelexport.analysis.subject import Subject
-    from modelexport.analysis.validation import EXTERNAL, RULES, check
-    from modelexport.uncollected import uncollected
+    from modelexport.analysis.validation.subject import Subject
+    from modelexport.analysis.validation.validator import EXTERNAL, RULES, check
+    from modelexport.gc_pause import uncollected
 
     # What ONNX's own checker and shape inference take is theirs, and they run in a process of their own.
     with uncollected():

@@ -19,10 +19,10 @@ from tests.support import rewriting, zoo
 from tests.support.renaming import rename_file, with_old_names
 
 import modelexport
-from modelexport.analysis.retagging import retag
-from modelexport.inputs import normalize_inputs
-from modelexport.loading import load
-from modelexport.structure import named_arguments
+from modelexport.analysis.retagging.retagger import retag
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.storage.loaded_model import load
+from modelexport.torch_support.tensor_paths import named_arguments
 
 _MARKS = {
     "table": ("<!-- table -->", "<!-- end of table -->"),

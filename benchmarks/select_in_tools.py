@@ -72,7 +72,7 @@ def _quantized(model: onnx.ModelProto) -> set[str]:
 
 def main() -> None:
     from modelexport import export_model
-    from modelexport.sources.model_source import load_model
+    from modelexport.sources.loaders.model_reference import load_model
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -23,9 +23,9 @@ from benchmarks.sweep_process import describe
 from tests.support.value_check import judge
 
 import modelexport
-from modelexport.document import HierarchyDocument
-from modelexport.structure import named_arguments, named_results
-from modelexport.verification.attributions import judge_attributions
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.torch_support.tensor_paths import named_arguments, named_results
+from modelexport.verification.contamination_by_value import judge_attributions
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.report import Verdict
 

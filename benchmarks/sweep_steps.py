@@ -25,9 +25,9 @@ from benchmarks.sweep_shrinking import LEVELS, Level
 from torch.utils import _pytree as pytree
 
 import modelexport
-from modelexport.capture.huggingface import WITH_CACHES
-from modelexport.inputs import normalize_inputs
-from modelexport.structure import named_results
+from modelexport.capture.fx.transformers_exporter import WITH_CACHES
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.torch_support.tensor_paths import named_results
 
 # After so many models that were built and took no inputs, a larger one is not tried.
 _MOST_WITHOUT_INPUTS = 4

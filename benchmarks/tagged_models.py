@@ -9,13 +9,13 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from modelexport.artifact import sidecar_path
-from modelexport.attribution import Attribution, Kind
-from modelexport.carriers import write_stores
-from modelexport.confidence import recorded_by_exporter
-from modelexport.document import build_document, encode_document
-from modelexport.graph import graph_hash, identified_tensors
-from modelexport.hierarchy import (
+from modelexport.storage.transaction import sidecar_path
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.storage.metadata_stores import write_stores
+from modelexport.hierarchy.confidence import recorded_by_exporter
+from modelexport.hierarchy.document import build_document, encode_document
+from modelexport.graph.node_ids import graph_hash, identified_tensors
+from modelexport.hierarchy.modules import (
     ROOT_CALL,
     BoundaryTensor,
     CallId,
@@ -26,7 +26,7 @@ from modelexport.hierarchy import (
     TensorInfo,
     parent_path,
 )
-from modelexport.tags import TagView
+from modelexport.hierarchy.tags import TagView
 
 WIDTH = 64
 # What each layer is made of: path below the layer, class, and the operations that its own forward runs.

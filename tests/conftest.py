@@ -19,7 +19,7 @@ import torch
 
 import modelexport
 from modelexport.cli.main import run
-from modelexport.inputs import normalize_inputs
+from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
 from tests.support.command import Outcome
 from tests.support.plain import fresh_generated_code

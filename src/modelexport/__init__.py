@@ -9,32 +9,32 @@ from modelexport._version import __version__ as __version__
 
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
-    from modelexport.analysis.comparison import Comparison as Comparison
-    from modelexport.analysis.comparison import compare_models as compare_models
-    from modelexport.analysis.extraction import Extractor as Extractor
-    from modelexport.analysis.extraction import ModuleSubgraph as ModuleSubgraph
-    from modelexport.analysis.extraction import extract_module as extract_module
-    from modelexport.analysis.extraction import extract_module_subgraph as extract_module_subgraph
+    from modelexport.analysis.comparison.model_comparison import Comparison as Comparison
+    from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
+    from modelexport.analysis.extraction.extractor import Extractor as Extractor
+    from modelexport.analysis.extraction.extractor import ModuleSubgraph as ModuleSubgraph
+    from modelexport.analysis.extraction.extractor import extract_module as extract_module
+    from modelexport.analysis.extraction.extractor import extract_module_subgraph as extract_module_subgraph
     from modelexport.analysis.findings import Case as Case
     from modelexport.analysis.findings import Finding as Finding
     from modelexport.analysis.findings import ValidationReport as ValidationReport
-    from modelexport.analysis.repairing import RepairReport as RepairReport
-    from modelexport.analysis.repairing import repair as repair
-    from modelexport.analysis.report import AnalysisReport as AnalysisReport
-    from modelexport.analysis.report import analyze as analyze
-    from modelexport.analysis.retagging import RetagReport as RetagReport
-    from modelexport.analysis.retagging import retag as retag
-    from modelexport.analysis.selection import Selection as Selection
-    from modelexport.analysis.selection import select as select
-    from modelexport.analysis.selectors import select_calls as select_calls
-    from modelexport.analysis.selectors import select_nodes as select_nodes
-    from modelexport.analysis.submodel_description import ExtractedModules as ExtractedModules
-    from modelexport.analysis.submodel_folder import extract_modules as extract_modules
-    from modelexport.analysis.validation import validate as validate
+    from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
+    from modelexport.analysis.validation.store_repair import repair as repair
+    from modelexport.analysis.query.analysis_report import AnalysisReport as AnalysisReport
+    from modelexport.analysis.query.analysis_report import analyze as analyze
+    from modelexport.analysis.retagging.retagger import RetagReport as RetagReport
+    from modelexport.analysis.retagging.retagger import retag as retag
+    from modelexport.analysis.query.node_selection import Selection as Selection
+    from modelexport.analysis.query.node_selection import select as select
+    from modelexport.analysis.query.selectors import select_calls as select_calls
+    from modelexport.analysis.query.selectors import select_nodes as select_nodes
+    from modelexport.analysis.extraction.manifest import ExtractedModules as ExtractedModules
+    from modelexport.analysis.extraction.submodel_folder import extract_modules as extract_modules
+    from modelexport.analysis.validation.validator import validate as validate
     from modelexport.capture.capture import Capture as Capture
-    from modelexport.carriers import strip_hierarchy as strip_hierarchy
-    from modelexport.document import HierarchyDocument as HierarchyDocument
-    from modelexport.document import document_schema as document_schema
+    from modelexport.storage.metadata_stores import strip_hierarchy as strip_hierarchy
+    from modelexport.hierarchy.document import HierarchyDocument as HierarchyDocument
+    from modelexport.hierarchy.document import document_schema as document_schema
     from modelexport.errors import AllStrategiesFailedError as AllStrategiesFailedError
     from modelexport.errors import ContractError as ContractError
     from modelexport.errors import DataDependentError as DataDependentError
@@ -52,27 +52,27 @@ if TYPE_CHECKING:
     from modelexport.errors import UnknownStrategyError as UnknownStrategyError
     from modelexport.errors import UnsupportedLibraryError as UnsupportedLibraryError
     from modelexport.errors import UnusableOptionError as UnusableOptionError
-    from modelexport.export import FXHierarchyExporter as FXHierarchyExporter
-    from modelexport.export import HierarchyExporter as HierarchyExporter
-    from modelexport.export import HTPHierarchyExporter as HTPHierarchyExporter
-    from modelexport.export import UnifiedExporter as UnifiedExporter
-    from modelexport.export import UsageBasedExporter as UsageBasedExporter
-    from modelexport.export import export_model as export_model
+    from modelexport.exporting.export import FXHierarchyExporter as FXHierarchyExporter
+    from modelexport.exporting.export import HierarchyExporter as HierarchyExporter
+    from modelexport.exporting.export import HTPHierarchyExporter as HTPHierarchyExporter
+    from modelexport.exporting.export import UnifiedExporter as UnifiedExporter
+    from modelexport.exporting.export import UsageBasedExporter as UsageBasedExporter
+    from modelexport.exporting.export import export_model as export_model
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
-    from modelexport.loading import LoadedModel as LoadedModel
-    from modelexport.loading import load as load
-    from modelexport.reading import ModelFile as ModelFile
-    from modelexport.reading import read_model as read_model
-    from modelexport.result import ExportResult as ExportResult
-    from modelexport.result import ProgressEvent as ProgressEvent
+    from modelexport.storage.loaded_model import LoadedModel as LoadedModel
+    from modelexport.storage.loaded_model import load as load
+    from modelexport.storage.opened_file import ModelFile as ModelFile
+    from modelexport.storage.opened_file import read_model as read_model
+    from modelexport.exporting.result import ExportResult as ExportResult
+    from modelexport.exporting.result import ProgressEvent as ProgressEvent
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
     from modelexport.sources.inputs.choose import choose_inputs as choose_inputs
     from modelexport.sources.inputs.synthesis.search import make_example_inputs as make_example_inputs
-    from modelexport.sources.model_source import load_model as load_model
-    from modelexport.sources.sourced_model import LoadOptions as LoadOptions
-    from modelexport.sources.sourced_model import SourcedModel as SourcedModel
-    from modelexport.stages import export_stages as export_stages
+    from modelexport.sources.loaders.model_reference import load_model as load_model
+    from modelexport.sources.loaders.sourced_model import LoadOptions as LoadOptions
+    from modelexport.sources.loaders.sourced_model import SourcedModel as SourcedModel
+    from modelexport.exporting.generation_stages import export_stages as export_stages
     from modelexport.strategies.base import CaptureRequest as CaptureRequest
     from modelexport.strategies.base import Strategy as Strategy
     from modelexport.strategies.characteristics import ModelCharacteristics as ModelCharacteristics
@@ -82,90 +82,90 @@ if TYPE_CHECKING:
     from modelexport.strategies.registry import register_strategy as register_strategy
     from modelexport.strategies.selection import StrategySelector as StrategySelector
     from modelexport.strategies.usage_based import UsageBasedStrategy as UsageBasedStrategy
-    from modelexport.tagging import tag_file as tag_file
-    from modelexport.verification.modules import verify_modules as verify_modules
+    from modelexport.exporting.file_tagging import tag_file as tag_file
+    from modelexport.verification.module_verification import verify_modules as verify_modules
     from modelexport.verification.report import CallVerification as CallVerification
     from modelexport.verification.report import VerificationReport as VerificationReport
 
 # The module that defines each public name. It is imported when the name is first used: reading files needs no torch.
 _HOMES = {
     "AllStrategiesFailedError": "errors",
-    "AnalysisReport": "analysis.report",
+    "AnalysisReport": "analysis.query.analysis_report",
     "CallVerification": "verification.report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
     "ChosenInputs": "sources.inputs.choose",
-    "Comparison": "analysis.comparison",
+    "Comparison": "analysis.comparison.model_comparison",
     "ContractError": "errors",
     "DataDependentError": "errors",
     "ExportError": "errors",
-    "ExportResult": "result",
-    "ExtractedModules": "analysis.submodel_description",
+    "ExportResult": "exporting.result",
+    "ExtractedModules": "analysis.extraction.manifest",
     "ExtractionError": "errors",
-    "Extractor": "analysis.extraction",
-    "FXHierarchyExporter": "export",
+    "Extractor": "analysis.extraction.extractor",
+    "FXHierarchyExporter": "exporting.export",
     "FileFormatError": "errors",
     "Finding": "analysis.findings",
     "FxStrategy": "strategies.fx",
-    "HTPHierarchyExporter": "export",
-    "HierarchyDocument": "document",
-    "HierarchyExporter": "export",
+    "HTPHierarchyExporter": "exporting.export",
+    "HierarchyDocument": "hierarchy.document",
+    "HierarchyExporter": "exporting.export",
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
-    "LoadOptions": "sources.sourced_model",
-    "LoadedModel": "loading",
+    "LoadOptions": "sources.loaders.sourced_model",
+    "LoadedModel": "storage.loaded_model",
     "ModelCharacteristics": "strategies.characteristics",
     "ModelExportError": "errors",
-    "ModelFile": "reading",
+    "ModelFile": "storage.opened_file",
     "ModelSourceError": "errors",
-    "ModuleSubgraph": "analysis.extraction",
+    "ModuleSubgraph": "analysis.extraction.extractor",
     "OnnxRunError": "errors",
-    "ProgressEvent": "result",
+    "ProgressEvent": "exporting.result",
     "ReadLimits": "limits",
-    "RepairReport": "analysis.repairing",
-    "RetagReport": "analysis.retagging",
+    "RepairReport": "analysis.validation.store_repair",
+    "RetagReport": "analysis.retagging.retagger",
     "RunLimits": "limits",
-    "Selection": "analysis.selection",
+    "Selection": "analysis.query.node_selection",
     "SelectorError": "errors",
     "SpecializationError": "errors",
-    "SourcedModel": "sources.sourced_model",
+    "SourcedModel": "sources.loaders.sourced_model",
     "StorageError": "errors",
     "Strategy": "strategies.base",
     "StrategyIncompatibleError": "errors",
     "StrategyRegistry": "strategies.registry",
     "StrategySelector": "strategies.selection",
-    "UnifiedExporter": "export",
+    "UnifiedExporter": "exporting.export",
     "UnknownStrategyError": "errors",
     "UnsupportedLibraryError": "errors",
     "UnusableOptionError": "errors",
-    "UsageBasedExporter": "export",
+    "UsageBasedExporter": "exporting.export",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
     "VerificationReport": "verification.report",
-    "analyze": "analysis.report",
+    "analyze": "analysis.query.analysis_report",
     "choose_inputs": "sources.inputs.choose",
-    "compare_models": "analysis.comparison",
-    "document_schema": "document",
-    "export_model": "export",
-    "export_stages": "stages",
-    "extract_module": "analysis.extraction",
-    "extract_module_subgraph": "analysis.extraction",
-    "extract_modules": "analysis.submodel_folder",
-    "load": "loading",
-    "load_model": "sources.model_source",
+    "compare_models": "analysis.comparison.model_comparison",
+    "document_schema": "hierarchy.document",
+    "export_model": "exporting.export",
+    "export_stages": "exporting.generation_stages",
+    "extract_module": "analysis.extraction.extractor",
+    "extract_module_subgraph": "analysis.extraction.extractor",
+    "extract_modules": "analysis.extraction.submodel_folder",
+    "load": "storage.loaded_model",
+    "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
-    "read_model": "reading",
+    "read_model": "storage.opened_file",
     "register_strategy": "strategies.registry",
-    "repair": "analysis.repairing",
-    "retag": "analysis.retagging",
-    "select": "analysis.selection",
-    "select_calls": "analysis.selectors",
-    "select_nodes": "analysis.selectors",
-    "strip_hierarchy": "carriers",
-    "tag_file": "tagging",
-    "validate": "analysis.validation",
-    "verify_modules": "verification.modules",
+    "repair": "analysis.validation.store_repair",
+    "retag": "analysis.retagging.retagger",
+    "select": "analysis.query.node_selection",
+    "select_calls": "analysis.query.selectors",
+    "select_nodes": "analysis.query.selectors",
+    "strip_hierarchy": "storage.metadata_stores",
+    "tag_file": "exporting.file_tagging",
+    "validate": "analysis.validation.validator",
+    "verify_modules": "verification.module_verification",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

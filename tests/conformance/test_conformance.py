@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import modelexport
-from modelexport.analysis.claims import Claims
-from modelexport.analysis.subject import Subject
-from modelexport.verification.attributions import gather_evidence
+from modelexport.analysis.contamination.claimed_owners import Claims
+from modelexport.analysis.validation.subject import Subject
+from modelexport.verification.contamination_by_value import gather_evidence
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export
 from tests.conformance.case import FILES, all_cases

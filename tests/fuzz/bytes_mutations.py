@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from modelexport.wire import _encode, _spans
+from modelexport.storage.wire_format import _encode, _spans
 
 
 def mutate_bytes(draw: Random, data: bytes, other: bytes) -> bytes:

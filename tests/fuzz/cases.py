@@ -13,8 +13,8 @@ from random import Random
 
 import onnx
 
-from modelexport.graph import graph_hash
-from modelexport.inspection import external_tensors
+from modelexport.graph.node_ids import graph_hash
+from modelexport.storage.untrusted_checks import external_tensors
 from tests.fuzz import nasty
 from tests.fuzz.bytes_mutations import mutate_bytes, mutate_fields
 from tests.fuzz.model_mutations import mutate_model

@@ -19,15 +19,15 @@ import onnx_ir as ir
 import typer
 
 import modelexport
-from modelexport.analysis import validation
-from modelexport.analysis.comparison import compare_models
-from modelexport.analysis.extraction import Extractor
-from modelexport.analysis.repairing import repair
-from modelexport.analysis.retagging import retag
-from modelexport.analysis.selection import select
-from modelexport.analysis.subject import Subject
-from modelexport.artifact import sidecar_path
-from modelexport.carriers import read_sidecar, strip_hierarchy
+from modelexport.analysis.validation import validator
+from modelexport.analysis.comparison.model_comparison import compare_models
+from modelexport.analysis.extraction.extractor import Extractor
+from modelexport.analysis.validation.store_repair import repair
+from modelexport.analysis.retagging.retagger import retag
+from modelexport.analysis.query.node_selection import select
+from modelexport.analysis.validation.subject import Subject
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
 from modelexport.cli import analyze as analyze_command
 from modelexport.cli import compare as compare_command
 from modelexport.cli import extract as extract_command
@@ -36,7 +36,7 @@ from modelexport.cli import tree as tree_command
 from modelexport.cli import validate as validate_command
 from modelexport.cli.output import Format, Output, ReportFile
 from modelexport.ort.model_checks import ModelChecks
-from modelexport.recovery import find_hierarchy
+from modelexport.storage.recovery import find_hierarchy
 from tests.fuzz import nasty
 from tests.fuzz.cases import Case, Workspace
 
@@ -128,8 +128,8 @@ def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
     confined = case.number % 250 == 0
     if not confined:
         subject.model_checks = ModelChecks("", "", None)
-    rules = [rule for rule in validation.RULES if confined or rule.id not in CONFINED]
-    report = validation.check(subject, rules)
+    rules = [rule for rule in validator.RULES if confined or rule.id not in CONFINED]
+    report = validator.check(subject, rules)
     forms = validate_command.ValidationFormat
     shown = _harmless(validate_command.render(report, forms.HUMAN, 80))
     return shown + validate_command.render(report, forms.JSON, 80) + validate_command.render(report, forms.SARIF, 80)

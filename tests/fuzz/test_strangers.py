@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modelexport.analysis.validation import validate
+from modelexport.analysis.validation.validator import validate
 from tests.conftest import Exporter
 from tests.fuzz import attack as attacks
 from tests.fuzz.attack import attack

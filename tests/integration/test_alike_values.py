@@ -14,7 +14,7 @@ from tests.support.usage import Confusion, by_usage, stripped
 from torch import nn
 
 import modelexport
-from modelexport.graph import identified_nodes
+from modelexport.graph.node_ids import identified_nodes
 
 pytestmark = pytest.mark.integration
 

@@ -12,10 +12,10 @@ from tests.support import zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, read_document, with_owners, write_artifact
 
 import modelexport
-from modelexport.analysis.claims import Claims
-from modelexport.analysis.contamination_cases import Evidence
-from modelexport.analysis.subject import Subject
-from modelexport.analysis.validation import validate
+from modelexport.analysis.contamination.claimed_owners import Claims
+from modelexport.analysis.contamination.check import Evidence
+from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validator import validate
 
 pytestmark = pytest.mark.integration
 
@@ -110,7 +110,7 @@ def test_where_every_owner_is_wrong_all_are_told_and_only_the_first_are_weighed(
     calls = [call.id for call in ours.document.calls]
     wrong = {node.id: calls[(calls.index(node.module) + 7) % len(calls)] for node in ours.document.nodes}
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(ours.document, wrong))
-    monkeypatch.setattr("modelexport.analysis.contamination.MOST_WEIGHED", 10)
+    monkeypatch.setattr("modelexport.analysis.contamination.flow_rules.MOST_WEIGHED", 10)
     found = [f.case for f in validate(path, check_contamination=True).findings if f.case is not None]
     assert len(found) > 40
     assert sum(bool(case.supported_modules) for case in found) <= 10

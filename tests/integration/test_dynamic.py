@@ -19,7 +19,7 @@ from torch import nn
 import modelexport
 from modelexport.capture.dynamic_axes import Call, check_axes, dynamic_shapes, find_axes
 from modelexport.errors import InputError, StrategyIncompatibleError
-from modelexport.structure import named_results
+from modelexport.torch_support.tensor_paths import named_results
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}

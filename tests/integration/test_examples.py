@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import modelexport
 from modelexport.cli.main import app
-from modelexport.sources.model_source import load_model
+from modelexport.sources.loaders.model_reference import load_model
 from modelexport.strategies.registry import default_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("examples"), pytest.mark.filterwarnings("ignore")]

@@ -18,7 +18,7 @@ from tests.support.eager_calls import record_calls
 from tests.support.extraction_check import eager_truth, judge_extractions, run_submodel
 
 import modelexport
-from modelexport.analysis.submodel_file import write_submodel
+from modelexport.analysis.extraction.submodel_files import write_submodel
 from modelexport.errors import ExtractionError, InputError
 
 pytestmark = pytest.mark.integration

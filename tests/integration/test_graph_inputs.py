@@ -14,7 +14,7 @@ from tests.support.untouched import snapshot
 
 import modelexport
 from modelexport.errors import InputError
-from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.contamination_by_value import judge_attributions
 from modelexport.verification.graph_inputs import GraphInputs
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("graph_inputs")]

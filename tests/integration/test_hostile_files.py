@@ -18,11 +18,11 @@ from tests.support.commands_in_process import run_commands
 from tests.support.hostile_graphs import DOUBLE, endless_loop, function_chain, huge_tensor, model
 
 import modelexport
-from modelexport.artifact import sidecar_path
-from modelexport.document import encode_document
-from modelexport.graph import graph_hash, identified_nodes, operation
+from modelexport.storage.transaction import sidecar_path
+from modelexport.hierarchy.document import encode_document
+from modelexport.graph.node_ids import graph_hash, identified_nodes, operation
 from modelexport.limits import RunLimits
-from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.contamination_by_value import judge_attributions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tests.support.torchscript_gaps import Differences, Ranks, Singular
 from torch import nn
 
 import modelexport
-from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.contamination_by_value import judge_attributions
 
 pytestmark = pytest.mark.integration
 

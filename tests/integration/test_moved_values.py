@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.contamination_by_value import judge_attributions
 
 pytestmark = pytest.mark.integration
 

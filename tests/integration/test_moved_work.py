@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.document import HierarchyDocument, NodeRecord
-from modelexport.verification.attributions import judge_attributions
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
+from modelexport.verification.contamination_by_value import judge_attributions
 
 pytestmark = pytest.mark.integration
 

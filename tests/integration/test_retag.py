@@ -13,8 +13,8 @@ from tests.support import rewriting
 from tests.support.extraction_check import eager_truth, judge_extractions
 
 import modelexport
-from modelexport.analysis.extraction import Extractor
-from modelexport.analysis.retagging import RetagReport, retag
+from modelexport.analysis.extraction.extractor import Extractor
+from modelexport.analysis.retagging.retagger import RetagReport, retag
 
 pytestmark = pytest.mark.integration
 

@@ -18,7 +18,7 @@ from tests.support.hostile_graphs import endless_loop, function_chain, huge_tens
 from tests.support.renaming import rename_everything, rename_file, with_old_names
 
 import modelexport
-from modelexport.analysis.retagging import retag
+from modelexport.analysis.retagging.retagger import retag
 from modelexport.limits import RunLimits
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]

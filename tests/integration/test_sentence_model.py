@@ -13,7 +13,7 @@ import torch
 from tests.support.command import Outcome
 from tests.support.commands_in_process import APART
 
-from modelexport.sources.model_source import SourcedModel, load_model
+from modelexport.sources.loaders.model_reference import SourcedModel, load_model
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("sentences")]

@@ -26,8 +26,8 @@ from tests.support.plain import fresh_generated_code
 from tests.support.value_check import judge
 
 import modelexport
-from modelexport.capture.decomposition import Stage, decompose
-from modelexport.result import export_schema
+from modelexport.capture.fx.stage_decomposition import Stage, decompose
+from modelexport.exporting.result import export_schema
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [

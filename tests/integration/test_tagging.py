@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import modelexport
 from modelexport.cli.tag import tag
-from modelexport.tagging import tag_file
+from modelexport.exporting.file_tagging import tag_file
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cnn")]
 

@@ -11,10 +11,10 @@ import torch
 from tests.support.plain import export_plainly
 from torch import nn
 
-from modelexport.capture.decomposition import _watched
-from modelexport.carriers import strip_hierarchy
-from modelexport.export import export_model
-from modelexport.verification.attributions import judge_attributions
+from modelexport.capture.fx.stage_decomposition import _watched
+from modelexport.storage.metadata_stores import strip_hierarchy
+from modelexport.exporting.export import export_model
+from modelexport.verification.contamination_by_value import judge_attributions
 from modelexport.verification.eager_run import run_eagerly
 
 pytestmark = pytest.mark.integration

@@ -23,8 +23,8 @@ from tests.support.usage import Confusion, by_usage, stripped
 from tests.support.value_check import judge, run_onnx
 
 import modelexport
-from modelexport.capture.usage import Usage
-from modelexport.graph import identified_nodes
+from modelexport.capture.by_value.attribution_by_value import Usage
+from modelexport.graph.node_ids import identified_nodes
 from modelexport.strategies.registry import StrategyRegistry
 from modelexport.strategies.usage_based import UsageBasedStrategy
 

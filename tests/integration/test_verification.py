@@ -17,11 +17,11 @@ from tests.support import zoo
 from tests.support.breaking import near_moves, random_moves, read_document, with_owners, write_artifact
 from tests.support.eager_calls import record_calls
 
-from modelexport.analysis.claims import Claims
-from modelexport.analysis.subject import Subject
+from modelexport.analysis.contamination.claimed_owners import Claims
+from modelexport.analysis.validation.subject import Subject
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
-from modelexport.verification.attributions import gather_evidence, judge_attributions
+from modelexport.verification.contamination_by_value import gather_evidence, judge_attributions
 from modelexport.verification.eager_run import as_array, run_eagerly
 from modelexport.verification.file_run import run_file
 from modelexport.verification.fingerprint import FingerprintIndex, take_fingerprint

@@ -13,7 +13,7 @@ from torch import nn
 
 import modelexport
 from modelexport.errors import InputError
-from modelexport.verification.attributions import judge_attributions
+from modelexport.verification.contamination_by_value import judge_attributions
 from modelexport.verification.report import Verdict
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from tests.support import zoo
 from torch import nn
 
 import modelexport
-from modelexport.export import export_model
+from modelexport.exporting.export import export_model
 
 pytestmark = pytest.mark.must
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from modelexport.artifact import data_file_name, sidecar_path, stage
+from modelexport.storage.transaction import data_file_name, sidecar_path, stage
 
 # Every call by which the code changes the disk or opens something on it: the points at which a test lets an
 # export fail or die. io.open is what pathlib opens with, builtins.open what shutil copies with.

@@ -10,10 +10,10 @@ import msgspec
 import onnx
 
 import modelexport
-from modelexport.analysis.dataflow import read_flow
-from modelexport.artifact import sidecar_path
-from modelexport.carriers import write_stores
-from modelexport.document import (
+from modelexport.graph.flow_graph import read_flow
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.metadata_stores import write_stores
+from modelexport.hierarchy.document import (
     CallRecord,
     HierarchyDocument,
     NodeRecord,

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from modelexport.analysis.comparison import Comparison, ModuleChange, compare_models
+from modelexport.analysis.comparison.model_comparison import Comparison, ModuleChange, compare_models
 
 
 def by_module(found: Comparison) -> dict[str, ModuleChange]:

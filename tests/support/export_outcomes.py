@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from modelexport.errors import InputError, StrategyIncompatibleError
-from modelexport.export import export_model
-from modelexport.result import ProgressEvent
+from modelexport.exporting.export import export_model
+from modelexport.exporting.result import ProgressEvent
 from modelexport.strategies.registry import default_registry
 from tests.support.meddlers import example, fail, interrupt, net, succeed, untranslated, wait_for_a_signal
 from tests.support.untouched import changes, files, snapshot

@@ -13,8 +13,8 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
-from modelexport.analysis.extraction import Extractor
-from modelexport.analysis.submodel import Submodel
+from modelexport.analysis.extraction.extractor import Extractor
+from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.errors import ExtractionError
 from tests.support.eager_calls import EagerCall, record_calls
 from tests.support.value_check import plain_control_flow, run_onnx, watch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.tags import TagScheme, TagView
+from modelexport.hierarchy.tags import TagScheme, TagView
 
 
 def made(name: str, base: type[nn.Module] = nn.Module, module: str = __name__) -> type[nn.Module]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from modelexport.inputs import normalize_inputs
+from modelexport.torch_support.example_inputs import normalize_inputs
 
 
 def save_program(model: torch.nn.Module, inputs: Any, path: Path, **options: Any) -> Path:

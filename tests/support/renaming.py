@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import onnx
 
-from modelexport.document import HierarchyDocument
+from modelexport.hierarchy.document import HierarchyDocument
 
 _SEED = 0
 

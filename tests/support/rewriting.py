@@ -20,7 +20,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from modelexport.document import HierarchyDocument
+from modelexport.hierarchy.document import HierarchyDocument
 
 Feeds = dict[str, np.ndarray]
 Tool = Callable[[Path, Path, Feeds], None]

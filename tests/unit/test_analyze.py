@@ -17,16 +17,16 @@ from onnx import helper
 from tests.conftest import Exported, Exporter
 from tests.support.command import Outcome
 
-from modelexport.analysis.report import analysis_schema, analyze
-from modelexport.analysis.selection import select, selection_schema
-from modelexport.analysis.selectors import select_nodes
-from modelexport.analysis.statistics import count
-from modelexport.artifact import sidecar_path
+from modelexport.analysis.query.analysis_report import analysis_schema, analyze
+from modelexport.analysis.query.node_selection import select, selection_schema
+from modelexport.analysis.query.selectors import select_nodes
+from modelexport.analysis.query.statistics import count
+from modelexport.storage.transaction import sidecar_path
 from modelexport.cli.pages import as_csv
 from modelexport.display import printable
-from modelexport.document import HierarchyDocument
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError, SelectorError
-from modelexport.hierarchy import contains
+from modelexport.hierarchy.modules import contains
 
 MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
 
@@ -145,8 +145,8 @@ def test_resolution_details_are_every_node_that_is_not_exact(exported: Exporter,
 
 
 def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
-    from modelexport.document import ModuleRecord
-    from modelexport.hierarchy import TensorInfo
+    from modelexport.hierarchy.document import ModuleRecord
+    from modelexport.hierarchy.modules import TensorInfo
 
     def module(path: str, **parameters: str) -> ModuleRecord:
         infos = {name: TensorInfo((10,), dtype) for name, dtype in parameters.items()}

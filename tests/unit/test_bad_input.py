@@ -22,8 +22,8 @@ from modelexport.errors import (
     StrategyIncompatibleError,
     UnknownStrategyError,
 )
-from modelexport.export import HierarchyExporter, UnifiedExporter, export_model
-from modelexport.result import ProgressEvent
+from modelexport.exporting.export import HierarchyExporter, UnifiedExporter, export_model
+from modelexport.exporting.result import ProgressEvent
 
 
 class Lookup(nn.Module):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.support import zoo
 
-from modelexport.attribution import Attribution, Kind
-from modelexport.carriers import (
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.storage.metadata_stores import (
     KIND_KEY,
     MODULE_KEY,
     PREFIX,
@@ -30,14 +30,14 @@ from modelexport.carriers import (
     strip_hierarchy,
     write_stores,
 )
-from modelexport.document import HierarchyDocument, build_document
+from modelexport.hierarchy.document import HierarchyDocument, build_document
 from modelexport.errors import FileFormatError, InputError
-from modelexport.export import export_model
-from modelexport.graph import graph_hash, identified_nodes, identified_tensors
-from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
-from modelexport.loading import load
-from modelexport.result import ExportResult
-from modelexport.tags import TagView
+from modelexport.exporting.export import export_model
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors
+from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.storage.loaded_model import load
+from modelexport.exporting.result import ExportResult
+from modelexport.hierarchy.tags import TagView
 
 ROOT = Path(__file__).parents[2]
 # What only a file of the exporting machine is called, and how a stack trace looks.

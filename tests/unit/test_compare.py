@@ -19,8 +19,8 @@ from tests.support.comparing import by_module, chain, compared, consistent, fate
 from torch import nn
 
 import modelexport
-from modelexport.analysis.comparison import compare_models
-from modelexport.artifact import sidecar_path
+from modelexport.analysis.comparison.model_comparison import compare_models
+from modelexport.storage.transaction import sidecar_path
 from modelexport.errors import FileFormatError
 
 MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]

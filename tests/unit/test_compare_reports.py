@@ -19,7 +19,7 @@ from tests.conftest import Exporter
 from tests.support.command import Outcome
 from tests.support.comparing import by_module, chain, compared, saved, two_branches
 
-from modelexport.analysis.comparison import compare_models, comparison_schema
+from modelexport.analysis.comparison.model_comparison import compare_models, comparison_schema
 from modelexport.errors import InputError
 
 

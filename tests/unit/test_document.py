@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support import zoo
 from torch import nn
 
-from modelexport.document import (
+from modelexport.hierarchy.document import (
     SCHEMA_VERSION,
     CallRecord,
     HierarchyDocument,
@@ -28,10 +28,10 @@ from modelexport.document import (
     encode_document,
 )
 from modelexport.errors import FileFormatError, ModelExportError
-from modelexport.export import export_model
-from modelexport.hierarchy import BoundaryTensor, CallId, ForwardArgument, TensorInfo
-from modelexport.result import ExportResult
-from modelexport.tags import TagView
+from modelexport.exporting.export import export_model
+from modelexport.hierarchy.modules import BoundaryTensor, CallId, ForwardArgument, TensorInfo
+from modelexport.exporting.result import ExportResult
+from modelexport.hierarchy.tags import TagView
 
 SOURCE = "some/where/model_hierarchy.json"
 

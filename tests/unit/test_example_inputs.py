@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modelexport.errors import InputError
-from modelexport.sources.example_inputs import read_inputs
+from modelexport.sources.inputs.from_files import read_inputs
 
 
 def written(folder: Path, content: Any) -> Path:

@@ -16,16 +16,16 @@ from tests.conftest import Exporter
 from typer.testing import CliRunner
 
 import modelexport
-from modelexport.analysis.submodel import Submodel
-from modelexport.analysis.submodel_file import file_names, write_submodel
-from modelexport.artifact import sidecar_path
-from modelexport.carriers import write_stores
+from modelexport.analysis.extraction.submodel import Submodel
+from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.metadata_stores import write_stores
 from modelexport.cli.main import app
-from modelexport.confidence import recorded_by_exporter
-from modelexport.document import build_document, encode_document
+from modelexport.hierarchy.confidence import recorded_by_exporter
+from modelexport.hierarchy.document import build_document, encode_document
 from modelexport.errors import ExtractionError, InputError
-from modelexport.graph import graph_hash, identified_nodes, identified_tensors, operation
-from modelexport.hierarchy import (
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.modules import (
     ROOT_CALL,
     BoundaryTensor,
     CallId,
@@ -35,7 +35,7 @@ from modelexport.hierarchy import (
     ModuleTree,
     TensorInfo,
 )
-from modelexport.tags import TagView
+from modelexport.hierarchy.tags import TagView
 
 pytestmark = pytest.mark.integration
 
@@ -92,7 +92,7 @@ def test_interrupted_extraction_of_many_leaves_nothing(
         written.append(submodel.call.id)
         return write_submodel(submodel, path)
 
-    monkeypatch.setattr("modelexport.analysis.submodel_folder.write_submodel", interrupt)
+    monkeypatch.setattr("modelexport.analysis.extraction.submodel_folder.write_submodel", interrupt)
     with pytest.raises(KeyboardInterrupt):
         modelexport.extract_modules(exported("bert").path, "class:BertLayer", tmp_path / "layers")
     assert written == ["encoder.layer.0"]
@@ -192,8 +192,8 @@ def _large_model(folder: Path) -> Path:
 
 _MEASURE = """
 import resource, sys
-from modelexport.analysis.extraction import Extractor
-from modelexport.analysis.submodel_file import write_submodel
+from modelexport.analysis.extraction.extractor import Extractor
+from modelexport.analysis.extraction.submodel_files import write_submodel
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 write_submodel(Extractor(sys.argv[1]).extract("layers.7"), sys.argv[2])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from modelexport.graph import SMALL_TENSOR_BYTES, graph_hash, identified_nodes, identified_proto_nodes
+from modelexport.graph.node_ids import SMALL_TENSOR_BYTES, graph_hash, identified_nodes, identified_proto_nodes
 
 # Protobuf reads no message that is nested deeper than 100; a body is three messages below its node.
 DEEPEST_FILE = 32

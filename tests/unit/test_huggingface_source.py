@@ -15,7 +15,7 @@ from tests.support import tiny_models
 from tests.support.command import Outcome
 
 from modelexport.errors import InputError, ModelSourceError
-from modelexport.sources.model_source import LoadOptions, load_model
+from modelexport.sources.loaders.model_reference import LoadOptions, load_model
 
 transformers = pytest.importorskip("transformers")
 

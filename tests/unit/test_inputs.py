@@ -17,8 +17,8 @@ from torch import nn
 
 from modelexport.capture.module_tree import read_forward_arguments
 from modelexport.errors import InputError
-from modelexport.inputs import normalize_inputs
-from modelexport.structure import named_arguments, named_results, tensors_in
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
 
 A, B, C, D = (torch.full((1,), float(i)) for i in range(4))
 

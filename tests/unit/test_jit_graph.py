@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from modelexport.capture.jit_graph import blocks_of, inputs_of, outputs_of
+from modelexport.capture.torchscript.jit_graph import blocks_of, inputs_of, outputs_of
 
 pytestmark = pytest.mark.sanity
 

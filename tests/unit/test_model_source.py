@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.tiny_models import Trap
 
 from modelexport.errors import InputError, ModelExportError, ModelSourceError
-from modelexport.sources.model_source import LoadOptions, load_model
+from modelexport.sources.loaders.model_reference import LoadOptions, load_model
 
 FACTORIES = "tests.support.factories"
 

@@ -10,9 +10,9 @@ import torch
 from tests.conftest import Exporter
 from torch import nn
 
-from modelexport.document import HierarchyDocument, ModuleRecord, Producer
-from modelexport.hierarchy import ForwardArgument
-from modelexport.tags import TagView
+from modelexport.hierarchy.document import HierarchyDocument, ModuleRecord, Producer
+from modelexport.hierarchy.modules import ForwardArgument
+from modelexport.hierarchy.tags import TagView
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
 
 

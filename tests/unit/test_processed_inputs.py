@@ -18,7 +18,7 @@ from tests.support.tiny_models import VOCABULARY, make_bert, make_tokenizer, sav
 
 from modelexport.errors import InputError
 from modelexport.sources.inputs.synthesis import complete_inputs, make_example_inputs
-from modelexport.sources.processed_inputs import Material, process, read_material
+from modelexport.sources.inputs.from_processor import Material, process, read_material
 
 transformers = pytest.importorskip("transformers")
 TAKEN = dict.fromkeys(["input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values"])

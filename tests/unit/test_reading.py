@@ -18,13 +18,13 @@ from onnx import TensorProto, helper
 from tests.conftest import Exporter
 from tests.support.model_files import READERS, external, function, make_model, refused, relu, saved, value
 
-from modelexport.artifact import sidecar_path
-from modelexport.document import decode_document, encode_document
+from modelexport.storage.transaction import sidecar_path
+from modelexport.hierarchy.document import decode_document, encode_document
 from modelexport.errors import InputError, ModelExportError
 from modelexport.limits import ReadLimits
-from modelexport.loading import load
-from modelexport.reading import read_model
-from modelexport.wire import scan
+from modelexport.storage.loaded_model import load
+from modelexport.storage.opened_file import read_model
+from modelexport.storage.wire_format import scan
 
 # --- what both readers say --------------------------------------------------------------------------------------
 

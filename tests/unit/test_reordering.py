@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from modelexport.verification.difference import Tolerance
-from modelexport.verification.reordering import ResultPair, same_in_another_order
+from modelexport.verification.permuted_outputs import ResultPair, same_in_another_order
 
 TOLERANCE = Tolerance(1e-3, 1e-5)
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]], np.float32)

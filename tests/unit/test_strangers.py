@@ -19,20 +19,20 @@ from onnx import TensorProto
 from tests.conftest import Exporter
 
 import modelexport
-from modelexport.analysis.comparison import compare_models
-from modelexport.analysis.extraction import Extractor
-from modelexport.analysis.repairing import repair
-from modelexport.analysis.report import analyze
-from modelexport.analysis.retagging import retag
-from modelexport.analysis.submodel_file import write_submodel
-from modelexport.analysis.validation import validate
-from modelexport.artifact import sidecar_path
-from modelexport.carriers import read_doc_string
+from modelexport.analysis.comparison.model_comparison import compare_models
+from modelexport.analysis.extraction.extractor import Extractor
+from modelexport.analysis.validation.store_repair import repair
+from modelexport.analysis.query.analysis_report import analyze
+from modelexport.analysis.retagging.retagger import retag
+from modelexport.analysis.extraction.submodel_files import write_submodel
+from modelexport.analysis.validation.validator import validate
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.metadata_stores import read_doc_string
 from modelexport.cli.tree import _tag_tree
-from modelexport.document import decode_document, encode_document
+from modelexport.hierarchy.document import decode_document, encode_document
 from modelexport.errors import ExtractionError, FileFormatError, InputError
-from modelexport.hierarchy import MAX_DEPTH, CallId
-from modelexport.recovery import find_hierarchy
+from modelexport.hierarchy.modules import MAX_DEPTH, CallId
+from modelexport.storage.recovery import find_hierarchy
 
 pytestmark = [pytest.mark.regression, pytest.mark.xdist_group("shared_block")]
 

@@ -13,10 +13,10 @@ from torch import nn
 import modelexport
 from modelexport.capture.module_tree import qualified_name
 from modelexport.errors import InputError
-from modelexport.hierarchy import (
+from modelexport.hierarchy.modules import (
     ModuleInfo,
 )
-from modelexport.tags import DEFAULT_TORCH_NN_EXCEPTIONS, TagView
+from modelexport.hierarchy.tags import DEFAULT_TORCH_NN_EXCEPTIONS, TagView
 
 NORMS_AND_EMBEDDING = {
     *("LayerNorm", "GroupNorm", "Embedding"),

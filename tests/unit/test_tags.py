@@ -13,7 +13,7 @@ from tests.support.module_trees import made, tags_of, tree_of
 from torch import nn
 
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.hierarchy import (
+from modelexport.hierarchy.modules import (
     ROOT_CALL,
     ROOT_PATH,
     CallId,
@@ -23,7 +23,7 @@ from modelexport.hierarchy import (
     ancestor_paths,
     contains,
 )
-from modelexport.tags import TagScheme, TagView
+from modelexport.hierarchy.tags import TagScheme, TagView
 
 # A tree is cheap and a shared machine is slow: no deadline for the single example.
 properties = settings(max_examples=150, deadline=None)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelexport.trial import EffectError, Trial, try_out
+from modelexport.torch_support.dry_run import EffectError, Trial, try_out
 
 
 class Net(nn.Module):

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from modelexport import fingerprints
-from modelexport.capture.eager import run_eagerly
-from modelexport.capture.eager_graph import EagerGraph, EagerRun
+from modelexport.graph import fingerprints
+from modelexport.capture.by_value.eager_recording import run_eagerly
+from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.usage import match_inputs, run_onnx
-from modelexport.capture.values import take_fingerprint
+from modelexport.capture.by_value.attribution_by_value import match_inputs, run_onnx
+from modelexport.capture.by_value.torch_fingerprints import take_fingerprint
 from modelexport.errors import InputError, StrategyIncompatibleError
-from modelexport.fingerprints import Fingerprint, ValueIndex
-from modelexport.hierarchy import ROOT_CALL, CallId
+from modelexport.graph.fingerprints import Fingerprint, ValueIndex
+from modelexport.hierarchy.modules import ROOT_CALL, CallId
 
 
 def taken(tensor: torch.Tensor) -> Fingerprint:
@@ -163,7 +163,7 @@ def test_fingerprint_costs_a_few_hundred_bytes(size: int) -> None:
 def test_large_tensor_gives_the_same_in_one_piece_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(100, 77)
     whole = taken(tensor)
-    monkeypatch.setattr("modelexport.fingerprints._CHUNK", 1000)
+    monkeypatch.setattr("modelexport.graph.fingerprints._CHUNK", 1000)
     pieces = taken(tensor)
     assert pieces.is_moved(whole)
     lowest, highest = tensor.flatten().sort().values[:6], tensor.flatten().sort().values[-6:]

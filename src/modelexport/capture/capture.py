@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.attribution import Attribution
-from modelexport.hierarchy import CallTree, ModuleTree
-from modelexport.wire import ExporterFile
+from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.modules import CallTree, ModuleTree
+from modelexport.storage.wire_format import ExporterFile
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from modelexport.errors import InputError
-from modelexport.inputs import copied_inputs
-from modelexport.preserve import TURN, buffers_restored, evaluation_mode, preserved_state
-from modelexport.structure import named_results
+from modelexport.torch_support.example_inputs import copied_inputs
+from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
+from modelexport.torch_support.tensor_paths import named_results
 from modelexport.torch_support.private import leaves_of, leaves_with_keys, map_leaves, map_leaves_with_keys
 
 AUTO = "auto"

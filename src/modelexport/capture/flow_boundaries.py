@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph import graph_bodies
-from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
+from modelexport.graph.node_ids import graph_bodies
+from modelexport.hierarchy.modules import BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
 
 
 @dataclasses.dataclass(frozen=True)

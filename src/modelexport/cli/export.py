@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.artifact import check_target, sidecar_path
+from modelexport.storage.transaction import check_target, sidecar_path
 from modelexport.cli.export_summary import markdown_report, next_steps, stage_lines, summary_lines
 from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
 from modelexport.cli.options import TorchNnExceptionsOption, parse_exceptions
 from modelexport.cli.output import Format, FormatOption, Output
 from modelexport.errors import InputError
-from modelexport.textfile import check_text_target, write_text
+from modelexport.storage.atomic_text import check_text_target, write_text
 
 if TYPE_CHECKING:
-    from modelexport.result import ExportResult
+    from modelexport.exporting.result import ExportResult
 
 _AUTO = "auto"
 _AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
@@ -156,8 +156,8 @@ def export(
         options |= {"strategy": strategy, "exporter": exporter, "dynamic": _parse_dynamic(dynamic)}
         options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
         options |= {"allow_specialization": allow_specialization}
-    from modelexport.export import export_model
-    from modelexport.stages import export_stages
+    from modelexport.exporting.export import export_model
+    from modelexport.exporting.generation_stages import export_stages
 
     with out.running_model() as activity:
         sourced = loading.load(model, out)
@@ -183,7 +183,7 @@ def export(
 
 def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, output_format: Format) -> None:
     if output_format is Format.JSON:
-        from modelexport.result import stages_as_dict
+        from modelexport.exporting.result import stages_as_dict
 
         out.json(stages_as_dict(results))
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from modelexport.artifact import check_target
+from modelexport.storage.transaction import check_target
 from modelexport.cli.export_summary import shown_path
 from modelexport.cli.options import SelectOption
 from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line
@@ -16,7 +16,7 @@ from modelexport.display import counted
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.analysis.submodel_description import DescribedSubmodel
+    from modelexport.analysis.extraction.manifest import DescribedSubmodel
 
 
 def extract(
@@ -69,9 +69,9 @@ def extract(
 
 
 def _extract_one(file: Path, target: str, output: Path, force: bool, out: Output, output_format: Format) -> None:
-    from modelexport.analysis.extraction import Extractor
-    from modelexport.analysis.submodel_description import WrittenSubmodel, describe_submodel
-    from modelexport.analysis.submodel_file import write_submodel
+    from modelexport.analysis.extraction.extractor import Extractor
+    from modelexport.analysis.extraction.manifest import WrittenSubmodel, describe_submodel
+    from modelexport.analysis.extraction.submodel_files import write_submodel
 
     with out.working(f"reading {file}"):
         submodel = Extractor(file).extract(target)
@@ -86,7 +86,7 @@ def _extract_one(file: Path, target: str, output: Path, force: bool, out: Output
 
 
 def _extract_many(file: Path, selector: str, folder: Path, force: bool, out: Output, output_format: Format) -> None:
-    from modelexport.analysis.submodel_folder import extract_modules
+    from modelexport.analysis.extraction.submodel_folder import extract_modules
 
     with out.working(f"extracting from {file}"):
         found = extract_modules(file, selector, folder, overwrite=force)

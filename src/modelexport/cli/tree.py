@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from modelexport.analysis.statistics import ModuleStatistics, count_modules
+from modelexport.analysis.query.statistics import ModuleStatistics, count_modules
 from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import FileFormatError
-from modelexport.hierarchy import MAX_DEPTH, parent_path
-from modelexport.reading import ModelFile, read_model
-from modelexport.schemas import json_schema
+from modelexport.hierarchy.modules import MAX_DEPTH, parent_path
+from modelexport.storage.opened_file import ModelFile, read_model
+from modelexport.hierarchy.schemas import json_schema
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -83,7 +83,7 @@ def verify(
     form = report.form(output_format, VerificationFormat)
     report.check(file)
     tolerances = _parse_tolerance(tolerance)
-    from modelexport.verification.modules import verify_modules
+    from modelexport.verification.module_verification import verify_modules
 
     with out.running_model() as activity:
         sourced = loading.load(model, out)

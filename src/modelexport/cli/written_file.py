@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from modelexport.artifact import check_target
+from modelexport.storage.transaction import check_target
 from modelexport.errors import InputError
 
 _PANEL = "Output"

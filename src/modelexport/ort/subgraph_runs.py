@@ -14,7 +14,7 @@ import onnx
 from onnx import helper
 
 from modelexport.errors import OnnxRunError
-from modelexport.graph import identified_proto_nodes, proto_graphs
+from modelexport.graph.node_ids import identified_proto_nodes, proto_graphs
 from modelexport.ort.prepared_model import Array, PreparedModel
 from modelexport.ort.runner import Runner
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
-from modelexport.attribution import Attribution
-from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.modules import BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
 _MAX_CONSTANT_BYTES = 1024

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from modelexport import confidence
-from modelexport.attribution import Attribution
-from modelexport.hierarchy import CallId, CallTree, TensorInfo
+from modelexport.hierarchy import confidence
+from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.modules import CallId, CallTree, TensorInfo
 
 
 def with_sharers(

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.graph import graph_bodies, named_values
-from modelexport.numbering import ValueNumbers, attributes_key
+from modelexport.graph.node_ids import graph_bodies, named_values
+from modelexport.graph.value_numbering import ValueNumbers, attributes_key
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
 
 

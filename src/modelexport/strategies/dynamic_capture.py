@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.capture import torchscript
+from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_forward
 from modelexport.capture.dynamic_axes import (
@@ -27,7 +27,7 @@ from modelexport.capture.dynamic_axes import (
     widened,
 )
 from modelexport.errors import ExportError, InputError
-from modelexport.result import AttemptReport
+from modelexport.exporting.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
 
@@ -68,7 +68,7 @@ def capture_dynamic(
     """
     call = Call(request.model, request.args, dict(request.kwargs))
     # Where others can serve too it is not asked: it takes any axis, also those that it fixes when it traces.
-    by_torchscript = all(candidate.exporter == torchscript.EXPORTER for candidate in found)
+    by_torchscript = all(candidate.exporter == jit_exporter.EXPORTER for candidate in found)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
         _check_widened(call, widened(call, axes), training=request.training)

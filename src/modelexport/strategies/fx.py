@@ -6,16 +6,18 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture import dynamo, exported_program, huggingface
+from modelexport.capture.fx import dynamo
+from modelexport.capture.fx import exported_program
+from modelexport.capture.fx import transformers_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.recorded_model import ExportedProgramModule
+from modelexport.capture.fx.program_modules import ExportedProgramModule
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 _CAPTURES = {
     dynamo.EXPORTER: dynamo.capture_with_dynamo,
-    huggingface.EXPORTER: huggingface.capture_with_transformers,
-    huggingface.WITH_CACHES: huggingface.capture_with_caches,
+    transformers_exporter.EXPORTER: transformers_exporter.capture_with_transformers,
+    transformers_exporter.WITH_CACHES: transformers_exporter.capture_with_caches,
 }
 
 
@@ -30,8 +32,8 @@ class FxStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        if huggingface.can_export(model):
-            return (dynamo.EXPORTER, huggingface.EXPORTER, huggingface.WITH_CACHES)
+        if transformers_exporter.can_export(model):
+            return (dynamo.EXPORTER, transformers_exporter.EXPORTER, transformers_exporter.WITH_CACHES)
         return (dynamo.EXPORTER,)
 
     def capture(self, request: CaptureRequest) -> Capture:

@@ -6,10 +6,10 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture import torchscript
+from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.recorded_model import refuse_program
+from modelexport.capture.fx.program_modules import refuse_program
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -21,13 +21,13 @@ class HtpStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        return (torchscript.EXPORTER,)
+        return (jit_exporter.EXPORTER,)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
         refuse_program(self.name, request.model)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
-            return torchscript.capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
+            return jit_exporter.capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, request.model, error) from error

@@ -8,16 +8,17 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture import dynamo, torchscript
+from modelexport.capture.fx import dynamo
+from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.recorded_model import refuse_program
-from modelexport.capture.usage import STRATEGY, attribute_by_usage, require_onnxruntime
+from modelexport.capture.fx.program_modules import refuse_program
+from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, require_onnxruntime
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.limits import NO_RUN_LIMITS
 from modelexport.strategies.base import CaptureRequest, Strategy
-from modelexport.wire import ExporterFile
+from modelexport.storage.wire_format import ExporterFile
 
 
 @final
@@ -28,7 +29,7 @@ class UsageBasedStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        return (dynamo.EXPORTER, torchscript.EXPORTER)
+        return (dynamo.EXPORTER, jit_exporter.EXPORTER)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
@@ -71,9 +72,9 @@ class UsageBasedStrategy(Strategy):
 def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
     """The graph, and the file where only the exporter itself can write it byte for byte."""
     model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
-    if request.exporter == torchscript.EXPORTER:
+    if request.exporter == jit_exporter.EXPORTER:
         # What else it records of the calls is not used.
-        capture = torchscript.capture_with_torchscript(model, args, kwargs, options)
+        capture = jit_exporter.capture_with_torchscript(model, args, kwargs, options)
         if capture.file is None:
             return capture.model, None
         return ir.from_proto(onnx.load_model_from_string(b"".join(capture.file.pieces()))), capture.file

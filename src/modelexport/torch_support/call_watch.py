@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from modelexport.hierarchy import ROOT_PATH, CallId
+from modelexport.hierarchy.modules import ROOT_PATH, CallId
 
 Record = TypeVar("Record")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from modelexport.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy import ROOT_CALL, ForwardArgument
-from modelexport.inputs import copied_inputs
-from modelexport.preserve import TURN, buffers_restored, evaluation_mode, preserved_state
-from modelexport.structure import named_arguments, tensors_in
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument
+from modelexport.hierarchy.modules import ROOT_CALL, ForwardArgument
+from modelexport.torch_support.example_inputs import copied_inputs
+from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
+from modelexport.torch_support.tensor_paths import named_arguments, tensors_in
 from modelexport.torch_support.transformers_private import prepared_inputs
 
 # transformers' own exporter computes some arguments ahead, where forward would do it in a way that cannot be traced:

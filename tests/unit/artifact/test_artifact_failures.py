@@ -29,7 +29,7 @@ from tests.support.artifact_sets import (
     whole,
 )
 
-from modelexport.artifact import check_target, recover, stage
+from modelexport.storage.transaction import check_target, recover, stage
 from modelexport.errors import InputError, ModelExportError, StorageError
 
 

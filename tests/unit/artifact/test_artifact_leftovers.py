@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.support.artifact_sets import as_root, contents, export, forked, in_child, mixed, snapshot, whole
 
-from modelexport import artifact
-from modelexport.artifact import recover, stage
+from modelexport.storage import transaction
+from modelexport.storage.transaction import recover, stage
 from modelexport.errors import StorageError
 
 
@@ -134,7 +134,7 @@ def test_lock_does_not_outlive_the_commit_in_a_child_forked_meanwhile(
         finally:
             os.kill(children[0], signal.SIGKILL)
 
-    monkeypatch.setattr(artifact, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(transaction, "_PATIENCE_S", 0.2)
     assert not in_child(work)
 
 
@@ -175,7 +175,7 @@ def test_folder_that_stays_locked_is_an_error_and_not_a_hang(
     new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = new_folder()
-    monkeypatch.setattr(artifact, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(transaction, "_PATIENCE_S", 0.05)
     handle = os.open(folder, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(StorageError, match="locked"):
@@ -192,7 +192,7 @@ def test_export_works_where_nothing_can_be_locked(
 
     target, temporary = mixed(new_folder())
     folder = new_folder()
-    monkeypatch.setattr(artifact, "flock", unsupported)
+    monkeypatch.setattr(transaction, "flock", unsupported)
     export(folder / "model.onnx", "new")
     assert snapshot(folder) == whole("new")
     assert not recover(target)
@@ -201,7 +201,7 @@ def test_export_works_where_nothing_can_be_locked(
 
 def test_module_works_without_fcntl(new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    spec = importlib.util.spec_from_file_location("artifact_without_fcntl", str(artifact.__file__))
+    spec = importlib.util.spec_from_file_location("artifact_without_fcntl", str(transaction.__file__))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -11,7 +11,7 @@ import torch
 from tests.support.meddlers import example, net
 from tests.support.untouched import files
 
-from modelexport.export import export_model
+from modelexport.exporting.export import export_model
 
 
 @pytest.fixture(scope="module")

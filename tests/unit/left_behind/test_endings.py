@@ -17,8 +17,8 @@ from tests.support.meddlers import example, interrupt, net
 from tests.support.untouched import changes, files, snapshot
 
 from modelexport.errors import StrategyIncompatibleError
-from modelexport.export import STEPS, export_model
-from modelexport.preserve import preserved_state
+from modelexport.exporting.export import STEPS, export_model
+from modelexport.torch_support.state_guard import preserved_state
 
 # What the child does.
 REPORT_SIGNAL = """

@@ -12,8 +12,8 @@ from tests.support.meddlers import example, net
 from tests.support.untouched import files
 
 from modelexport.errors import InputError, StorageError
-from modelexport.export import export_model
-from modelexport.result import ProgressEvent
+from modelexport.exporting.export import export_model
+from modelexport.exporting.result import ProgressEvent
 
 
 def mount(place: Path, *options: str) -> None:

@@ -15,7 +15,7 @@ from tests.support.untouched import files
 from torch import nn
 
 from modelexport.errors import StrategyIncompatibleError
-from modelexport.export import export_model
+from modelexport.exporting.export import export_model
 
 
 def operators(path: Path) -> set[str]:

@@ -12,7 +12,7 @@ from tests.support.untouched import changes, files, snapshot
 from torch import nn
 
 from modelexport.errors import StrategyIncompatibleError
-from modelexport.export import export_model
+from modelexport.exporting.export import export_model
 
 
 class Undecided(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 from tests.support.hostile_graphs import function_bomb, model
 
-from modelexport.analysis.validation import validate
+from modelexport.analysis.validation.validator import validate
 from modelexport.ort import model_checks
 from modelexport.ort.model_checks import ModelChecks, check_file
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from modelexport.attribution import Attribution, Kind
-from modelexport.boundaries import boundary_paths
-from modelexport.confidence import AGREEING_NEIGHBOURS, COMMON_CALLER, NO_EVIDENCE, ONE_SIDE, recorded_by_exporter
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.module_patterns import boundary_paths
+from modelexport.hierarchy.confidence import AGREEING_NEIGHBOURS, COMMON_CALLER, NO_EVIDENCE, ONE_SIDE, recorded_by_exporter
 from modelexport.errors import InputError
-from modelexport.hierarchy import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
 from modelexport.ownership import InferencePolicy, add_contexts, infer_missing
 
 A, B, INNER = CallId("a"), CallId("b"), CallId("a.inner")

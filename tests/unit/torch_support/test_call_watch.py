@@ -12,7 +12,7 @@ from tests.support.untouched import changes, model_state, torch_state
 from torch import nn
 
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.recorder import Recorder
+from modelexport.capture.fx.trace_recorder import Recorder
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport.capture.fx_evidence import FxSources
-from modelexport.capture.recorder import mark_serial, serial_of
+from modelexport.capture.fx.evidence import FxSources
+from modelexport.capture.fx.trace_recorder import mark_serial, serial_of
 from modelexport.errors import ModelExportError, UnsupportedLibraryError
-from modelexport.export import export_model
+from modelexport.exporting.export import export_model
 from modelexport.torch_support import private, private_fx, private_jit, transformers_private
 from modelexport.torch_support.private_jit import JitPass
 

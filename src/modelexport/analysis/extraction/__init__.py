@@ -1,0 +1,1 @@
+"""One module call as an ONNX model of its own."""

@@ -1,0 +1,234 @@
+"""extract_module and extract_module_subgraph: one module call of an exported graph, as nodes or as a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport.analysis.extraction.call_boundary import ExtractionPlan, ExtractionPlanner
+from modelexport.analysis.extraction.submodel import Submodel, build_submodel
+from modelexport.analysis.extraction.target_resolution import find_call
+from modelexport.storage.metadata_stores import read_sidecar
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument, decode_document
+from modelexport.errors import ExtractionError, FileFormatError, InputError
+from modelexport.graph.node_ids import graph_hash, identified_nodes
+from modelexport.storage.loaded_model import LoadedModel, load
+from modelexport.storage.opened_file import read_proto
+from modelexport.storage.recovery import recover_document
+
+# What a graph and what a hierarchy can be given as.
+ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
+HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
+
+
+class Extractor:
+    """Extracts modules from one model, which is read and indexed once for all of them.
+
+    Args:
+        source: A file, the result of `modelexport.load`, or the model itself.
+        hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the source.
+
+    Raises:
+        InputError: The source cannot be used, or the hierarchy is that of another graph.
+        FileFormatError: The source is no ONNX model, or the sidecar is damaged.
+    """
+
+    def __init__(self, source: ModelSource, hierarchy: HierarchySource | None = None) -> None:
+        model, document, self.missing = _open(source, hierarchy)
+        self._planner = ExtractionPlanner(model, document)
+
+    @property
+    def document(self) -> HierarchyDocument:
+        """The hierarchy that modules are extracted by."""
+        return self._planner.document
+
+    def find(self, target: str) -> CallRecord:
+        """The one call that `target` names.
+
+        Raises:
+            ExtractionError: There is none, or there are several.
+        """
+        return find_call(self.document, target)
+
+    def plan(self, target: str | CallRecord) -> ExtractionPlan:
+        """The boundary of a call in the graph and the nodes between.
+
+        Raises:
+            ExtractionError: It cannot be.
+        """
+        try:
+            return self._planner.plan(target if isinstance(target, CallRecord) else self.find(target))
+        except ExtractionError as error:
+            if not self.missing:
+                raise
+            explanation = f"{error.explanation} ({self.missing})"
+            raise ExtractionError(error.target, error.reason, explanation, error.fused_with, error.enclosing) from None
+
+    def extract(self, target: str | CallRecord | ExtractionPlan) -> Submodel:
+        """A call as a model of its own.
+
+        Raises:
+            ExtractionError: It cannot be extracted.
+        """
+        found = build_submodel(self._planner, target if isinstance(target, ExtractionPlan) else self.plan(target))
+        if not self.missing:
+            return found
+        return dataclasses.replace(found, notes=(*found.notes, self.missing))
+
+    def subgraph(self, target: str | CallRecord) -> ModuleSubgraph:
+        """The part of the graph that computes a call.
+
+        Raises:
+            ExtractionError: Its part of the graph cannot be determined.
+        """
+        return _subgraph(self._planner, self.plan(target))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSubgraph(Mapping[str, Any]):
+    """The part of a graph that computes one module call. As a mapping it has the same content by name.
+
+    Attributes:
+        call: The call.
+        operations: The ids of its nodes, in graph order; those it shares with other calls included.
+        external_inputs: The tensors it starts from: its arguments, and whatever else it consumes.
+        internal_tensors: The tensors it produces, except for its outputs.
+        boundary_operations: Those of the operations that consume an external input or produce an output.
+        outputs: The tensors that leave.
+        weights: The initializers it consumes.
+    """
+
+    call: str
+    operations: tuple[str, ...]
+    external_inputs: tuple[str, ...]
+    internal_tensors: tuple[str, ...]
+    boundary_operations: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+
+    def __getitem__(self, key: str) -> Any:
+        return dataclasses.asdict(self)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dataclasses.asdict(self))
+
+    def __len__(self) -> int:
+        return len(dataclasses.fields(self))
+
+
+def extract_module(path_or_model: ModelSource, target: str, *, hierarchy: HierarchySource | None = None) -> ir.Model:
+    """Extract one module call from an exported model, as a model of its own.
+
+    Its inputs are the module's own arguments, its outputs the module's own results. Weights in other files stay there
+    until they are read.
+
+    Args:
+        path_or_model: The file, the result of `modelexport.load`, or the model itself.
+        target: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
+        hierarchy: The document, its content, or the sidecar's path; None takes what belongs to the model.
+
+    Returns:
+        The submodel, with its hierarchy in its nodes.
+
+    Raises:
+        ExtractionError: The module cannot be extracted; says why.
+        InputError: The model or the hierarchy cannot be used.
+        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+    """
+    return Extractor(path_or_model, hierarchy).extract(target).model
+
+
+def extract_module_subgraph(
+    onnx_model: ModelSource, hierarchy_metadata: HierarchySource | None, target_module: str
+) -> ModuleSubgraph:
+    """The part of a graph that computes one module call.
+
+    Args:
+        onnx_model: The model, or its file.
+        hierarchy_metadata: The document, its content, or the sidecar's path; None takes what belongs to the model.
+        target_module: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
+
+    Raises:
+        ExtractionError: Its part of the graph cannot be determined; says why.
+        InputError: The model or the hierarchy cannot be used.
+        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+    """
+    return Extractor(onnx_model, hierarchy_metadata).subgraph(target_module)
+
+
+def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Model, HierarchyDocument, str]:
+    """The model, its hierarchy, and what is missing from the hierarchy, in words."""
+    if isinstance(source, str | Path):
+        source = load(source)
+    if isinstance(source, onnx.ModelProto):
+        source = ir.from_proto(source)
+    if not isinstance(source, ir.Model | LoadedModel):
+        raise InputError(
+            f"a module is extracted from a file, an onnx_ir.Model or an onnx.ModelProto, not {type(source).__name__}"
+        )
+    model = source.model if isinstance(source, LoadedModel) else source
+    if hierarchy is not None:
+        document = _read_hierarchy(hierarchy)
+        if document.graph_hash != graph_hash(model):
+            raise InputError("the hierarchy describes another graph than this model: give the one it was exported with")
+        if {record.id for record in document.nodes} != {identity for identity, _ in identified_nodes(model)}:
+            raise InputError("the hierarchy does not have the nodes of the model: give the one it was exported with")
+        return model, document, ""
+    if isinstance(source, LoadedModel) and source.document is not None:
+        return model, source.document, ""
+    reason = source.missing if isinstance(source, LoadedModel) else "no sidecar was given"
+    proto = read_proto(source.path, weights=False) if isinstance(source, LoadedModel) else ir.to_proto(model)
+    try:
+        found = recover_document(proto, model=model)
+    except FileFormatError as error:
+        raise InputError(
+            f"the model carries no hierarchy ({error}): export it with modelexport, tag it first (modelexport tag), or "
+            "give the hierarchy that belongs to it"
+        ) from error
+    said = "; ".join(found.missing)
+    missing = f"{reason}, so the names of arguments and results are unknown{f'; {said}' if said else ''}"
+    return model, found.document, missing
+
+
+def _read_hierarchy(hierarchy: HierarchySource) -> HierarchyDocument:
+    if isinstance(hierarchy, HierarchyDocument):
+        return hierarchy
+    if isinstance(hierarchy, str | Path):
+        return read_sidecar(Path(hierarchy))
+    if isinstance(hierarchy, Mapping):
+        return decode_document(msgspec.json.encode(hierarchy), "the hierarchy")
+    raise InputError(
+        f"a hierarchy is a HierarchyDocument, its content, or the path of a sidecar, not {type(hierarchy).__name__}"
+    )
+
+
+def _subgraph(planner: ExtractionPlanner, plan: ExtractionPlan) -> ModuleSubgraph:
+    entering = {tensor.value for tensor in plan.inputs} | {size.value for size in plan.sizes}
+    leaving = {tensor.value for tensor in plan.outputs}
+    produced = [value for node in plan.slice.nodes for value in node.outputs if value.name]
+
+    def names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+        # An invalid file can have values that are in none of its graphs.
+        found = (planner.tensor_ids.get(value, value.name) for value in values)
+        return tuple(dict.fromkeys(name for name in found if name))
+
+    edge = [
+        node
+        for node in plan.slice.nodes
+        if not leaving.isdisjoint(node.outputs) or not entering.isdisjoint(planner.consumed(node))
+    ]
+    return ModuleSubgraph(
+        call=plan.call.id,
+        operations=tuple(planner.node_ids[node] for node in plan.slice.nodes),
+        external_inputs=names(tensor.value for tensor in plan.inputs),
+        internal_tensors=names(value for value in produced if value not in leaving),
+        boundary_operations=tuple(planner.node_ids[node] for node in edge),
+        outputs=names(tensor.value for tensor in plan.outputs),
+        weights=names(plan.slice.initializers),
+    )

@@ -1,0 +1,387 @@
+"""Builds the submodel of an extraction plan, with the part of the document that describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
+from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
+from modelexport.hierarchy.document import (
+    CallRecord,
+    ExtractionRecord,
+    HierarchyDocument,
+    NodeRecord,
+    Producer,
+    TensorRecord,
+    tensor_records,
+)
+from modelexport.errors import ExtractionError
+from modelexport.graph.node_ids import graph_bodies, graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.modules import BoundaryTensor, ancestor_paths
+
+_ADDED = "added by the extraction for the inputs and outputs of the submodel"
+
+_Copy = TypeVar("_Copy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """An input or output of a submodel.
+
+    Attributes:
+        name: Its name in the submodel.
+        argument: The forward argument or the result's field; None for a tensor that is neither.
+        tensor: The tensor of the whole graph that it was.
+    """
+
+    name: str
+    argument: str | None
+    tensor: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Submodel:
+    """A module call as a model of its own.
+
+    Attributes:
+        call: The call.
+        model: The model, its hierarchy in its nodes.
+        document: The same hierarchy with everything else known of it.
+        inputs: Its inputs, in order.
+        outputs: Its outputs, in order.
+        notes: What users should know about it.
+    """
+
+    call: CallRecord
+    model: ir.Model
+    document: HierarchyDocument
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    notes: tuple[str, ...]
+
+
+def build_submodel(planner: ExtractionPlanner, plan: ExtractionPlan) -> Submodel:
+    """The submodel of a plan. It shares the weights with the model it comes from, and nothing else."""
+    return _Builder(planner, plan).build()
+
+
+class _Builder:
+    def __init__(self, planner: ExtractionPlanner, plan: ExtractionPlan) -> None:
+        self._planner = planner
+        self._plan = plan
+        # Each tensor enters once, however many arguments it is passed as.
+        self._entering = list(dict.fromkeys(t.value for t in plan.inputs))
+        self._originals: dict[ir.Node, NodeRecord] = {}
+        self._copies: dict[ir.Value, ir.Value] = {}
+
+    def build(self) -> Submodel:
+        graph = self._copy_graph()
+        inputs = self._name_inputs(graph)
+        self._add_sizes(graph)
+        outputs = self._name_outputs(graph)
+        source = self._planner.model
+        model = ir.Model(
+            graph,
+            ir_version=source.ir_version,
+            producer_name=source.producer_name,
+            producer_version=source.producer_version,
+            domain=source.domain,
+            model_version=source.model_version,
+            doc_string=source.doc_string,
+            functions=[self._cloned(function.clone) for function in self._functions()],
+            metadata_props=dict(source.metadata_props),
+        )
+        document = self._document(model, inputs, outputs)
+        model = strip_hierarchy(model)
+        write_stores(model, document)
+        return Submodel(self._plan.call, model, document, inputs, outputs, self._plan.notes)
+
+    def _copy_graph(self) -> ir.Graph:
+        plan = self._plan
+        given = [*self._entering, *(size.value for size in plan.sizes)]
+        kept = set(plan.slice.initializers)
+        results = list(dict.fromkeys(t.value for t in plan.outputs))
+        # An output that no node here produces is an input or an initializer, and is passed through.
+        made = {value for node in plan.slice.nodes for value in node.outputs}
+        view = ir.GraphView(
+            given,
+            [value for value in results if value in made],
+            nodes=plan.slice.nodes,
+            initializers=[value for value in kept if value not in given],
+            name=plan.call.id or self._planner.model.graph.name,
+            opset_imports=self._planner.model.graph.opset_imports,
+        )
+        graph = self._cloned(view.clone)
+        self._copies.update(zip(given, graph.inputs, strict=True))
+        self._copies.update({value: graph.initializers[str(value.name)] for value in kept if value not in given})
+        for node, copy in _paired(zip(plan.slice.nodes, graph, strict=True)):
+            self._originals[copy] = self._planner.records[node]
+            self._copies.update(zip(node.outputs, copy.outputs, strict=True))
+        return graph
+
+    def _cloned(self, clone: Callable[[], _Copy]) -> _Copy:
+        try:
+            return clone()
+        except Exception as error:
+            raise ExtractionError(
+                self._plan.call.id,
+                "broken_graph",
+                "the graph around it consumes a tensor that no node produces, or consumes it before it is produced; "
+                "modelexport validate names the node",
+            ) from error
+
+    def _name_inputs(self, graph: ir.Graph) -> tuple[Port, ...]:
+        taken: set[str] = set()
+        ports: list[Port] = []
+        values: list[ir.Value] = []
+        for tensor in self._plan.inputs:
+            copy = self._copies[tensor.value]
+            if copy.producer() is not None:
+                raise ExtractionError(
+                    self._plan.call.id,
+                    "unknown_boundary",
+                    f"its input {tensor.name!r} is recorded as {self._identity(tensor.value)}, which one of its own "
+                    "subgraphs produces: the hierarchy was changed, or describes another graph; export again",
+                )
+            if copy in values:
+                copy = ir.Value(type=copy.type, shape=copy.shape)
+            # A weight that was passed as an argument is an input here, without content.
+            copy.const_value = None
+            name = _unique(tensor.name, taken)
+            if tensor.is_replacement:
+                # The argument takes the place of its replacement, whose shape may differ.
+                copy.shape = None
+            self._describe(copy, tensor)
+            ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
+            values.append(copy)
+        graph.inputs.clear()
+        graph.inputs.extend(values)
+        self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
+        return tuple(ports)
+
+    def _describe(self, value: ir.Value, tensor: BoundaryValue) -> None:
+        """Set the type and shape that the graph does not give, from what was recorded at the call."""
+        info = tensor.info or self._planner.infos.get(self._identity(tensor.value))
+        if value.type is None:
+            if info is None or info.dtype not in _TYPES:
+                raise ExtractionError(
+                    self._plan.call.id,
+                    "unknown_boundary",
+                    f"neither the graph nor the hierarchy has the type of {tensor.name!r}: "
+                    "infer the shapes of the model first (onnx.shape_inference)",
+                )
+            value.type = ir.TensorType(_TYPES[info.dtype])
+        if value.shape is None and info is not None:
+            # Where dynamic axes have no names, recorded sizes are those of the example inputs: only the rank holds.
+            value.shape = ir.Shape([size if self._planner.has_fixed_sizes else None for size in info.shape])
+
+    def _add_sizes(self, graph: ir.Graph) -> None:
+        """Compute the sizes of axes from the submodel's own inputs."""
+        for size in self._plan.sizes:
+            nodes = self._size_nodes(size)
+            first = next(iter(graph), None)
+            if first is None:
+                graph.extend(nodes)
+            else:
+                graph.insert_before(first, nodes)
+            computed = nodes[-1].outputs[0]
+            ir.convenience.replace_all_uses_with(self._copies[size.value], computed)
+            self._copies[size.value] = computed
+
+    def _size_nodes(self, size: AxisSize) -> list[ir.Node]:
+        source = self._copies[size.source]
+        shape = ir.Node(
+            "",
+            "Shape",
+            [source],
+            [ir.AttrInt64("start", size.axis), ir.AttrInt64("end", size.axis + 1)],
+            name=f"{size.value.name}_shape",
+        )
+        nodes = [shape]
+        if size.value.shape is not None and len(size.value.shape) == 0:
+            shape.outputs[0].name = f"{size.value.name}_shape"
+            nodes.append(ir.Node("", "Squeeze", [shape.outputs[0]], name=f"{size.value.name}_squeeze"))
+        last = nodes[-1].outputs[0]
+        last.name = size.value.name
+        last.type, last.shape = size.value.type, size.value.shape
+        return nodes
+
+    def _name_outputs(self, graph: ir.Graph) -> tuple[Port, ...]:
+        taken = {str(value.name) for value in graph.inputs}
+        entered = set(graph.inputs) | set(graph.initializers.values())
+        ports: list[Port] = []
+        values: list[ir.Value] = []
+        for tensor in self._plan.outputs:
+            value = self._copies[tensor.value]
+            if value in entered or value in values:
+                node = ir.Node("", "Identity", [value], name=f"{tensor.name}_passed_through")
+                node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+                graph.append(node)
+                value = node.outputs[0]
+            name = _unique(tensor.name, taken)
+            self._describe(value, tensor)
+            ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
+            values.append(value)
+        graph.outputs.clear()
+        graph.outputs.extend(values)
+        self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
+        return tuple(ports)
+
+    def _rename(self, graph: ir.Graph, names: Mapping[ir.Value, str]) -> None:
+        """Give values their names; other values that have one of these names, in subgraphs too, get a new one."""
+        taken = set(names.values())
+        every = [*graph.inputs, *graph.initializers.values()]
+        for node in graph.all_nodes():
+            every.extend(node.outputs)
+            every.extend(
+                value
+                for _, subgraph in graph_bodies(node)
+                for value in (*subgraph.inputs, *subgraph.initializers.values())
+            )
+        used = {value.name for value in every if value.name} | taken
+        for value in every:
+            if value.name in taken and names.get(value) != value.name and value not in names:
+                value.name = _unique(f"{value.name}_inside", used)
+        for value, name in names.items():
+            value.name = f"{name}\0"
+        for value, name in names.items():
+            value.name = name
+
+    def _functions(self) -> Iterator[ir.Function]:
+        """The local functions that the nodes call, and those that these call."""
+        functions = self._planner.model.functions
+        waiting = list(self._originals)
+        found: set[ir.OperatorIdentifier] = set()
+        while waiting:
+            key = waiting.pop().op_identifier()
+            if key in functions and key not in found:
+                found.add(key)
+                waiting.extend(functions[key].all_nodes())
+        yield from (function for key, function in functions.items() if key in found)
+
+    def _identity(self, value: ir.Value) -> str:
+        return self._planner.tensor_ids.get(value, value.name or "")
+
+    def _document(self, model: ir.Model, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> HierarchyDocument:
+        source = self._planner.document
+        nodes = identified_nodes(model)
+        call = self._plan.call
+        added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
+        # Functions are copied whole, so that the ids of their nodes stay the same.
+        whole = {node for function in model.functions.values() for node in function.all_nodes()}
+        records = tuple(
+            msgspec.structs.replace(
+                self._planner.node_records[identity] if node in whole else self._originals.get(node, added),
+                id=identity,
+                op=operation(node),
+            )
+            for identity, node in nodes
+        )
+        calls = self._calls(records, inputs, outputs)
+        order = self._planner.module_order
+        paths = {path for kept in calls for path in (kept.path, *ancestor_paths(kept.path))} & order.keys()
+        document = msgspec.structs.replace(
+            source,
+            producer=Producer(),
+            graph_hash=graph_hash(model),
+            modules=tuple(source.modules[place] for place in sorted(order[path] for path in paths)),
+            calls=calls,
+            nodes=records,
+            tensors=(),
+            extracted=ExtractionRecord(call.id, source.graph_hash, self._plan.notes),
+        )
+        tensors = tensor_records(identified_tensors(model, nodes), records, document.tree(), self._axes())
+        kept_calls = {kept.id for kept in calls}
+        return msgspec.structs.replace(
+            document, tensors=tuple(self._with_producer(tensor, kept_calls) for tensor in tensors)
+        )
+
+    def _with_producer(self, tensor: TensorRecord, calls: set[str]) -> TensorRecord:
+        """A weight that constant folding computed keeps its producer, where that call is in the submodel too."""
+        producer = self._planner.folded_by.get(tensor.id) if tensor.source == "weight" else None
+        return tensor if producer not in calls else msgspec.structs.replace(tensor, producer=producer)
+
+    def _axes(self) -> dict[str, str]:
+        recorded = self._planner.axis_records
+        return {
+            str(copy.name): axis
+            for value, copy in self._copies.items()
+            if (record := recorded.get(self._identity(value))) is not None and (axis := record.axis) is not None
+        }
+
+    def _calls(
+        self, nodes: Iterable[NodeRecord], inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+    ) -> tuple[CallRecord, ...]:
+        """The calls inside, those that copied nodes belong to, and the callers of both, with the submodel's tensors."""
+        source = self._planner.calls
+        inside = self._planner.calls_inside(self._plan.call.id)
+        kept = set(inside)
+        for node in nodes:
+            kept.update((node.module, *node.contributors, *node.context))
+        for name in list(kept):
+            parent = source[name].parent
+            while parent is not None and parent not in kept:
+                kept.add(parent)
+                parent = source[parent].parent
+        names = {self._identity(value): copy.name for value, copy in self._copies.items()}
+
+        def in_submodel(boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
+            return tuple(
+                BoundaryTensor(b.name, names.get(b.tensor) if b.tensor is not None else None, b.info) for b in boundary
+            )
+
+        def own(ports: tuple[Port, ...], boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
+            infos = {b.name: b.info for b in boundary}
+            return tuple(
+                BoundaryTensor(p.argument, p.name, infos.get(p.argument)) for p in ports if p.argument is not None
+            )
+
+        found = []
+        for record in sorted((source[name] for name in kept), key=lambda kept: self._planner.call_order[kept.id]):
+            if record.id == self._plan.call.id:
+                boundary = own(inputs, record.inputs), own(outputs, record.outputs)
+            elif record.id in inside:
+                boundary = in_submodel(record.inputs), in_submodel(record.outputs)
+            else:
+                boundary = (), ()
+            found.append(msgspec.structs.replace(record, inputs=boundary[0], outputs=boundary[1]))
+        return tuple(found)
+
+
+def _paired(pairs: Iterable[tuple[ir.Node, ir.Node]]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Nodes and their copies, those of subgraphs included."""
+    waiting = [iter(pairs)]
+    while waiting:
+        pair = next(waiting[-1], None)
+        if pair is None:
+            waiting.pop()
+            continue
+        yield pair
+        for (_, one), (_, other) in zip(graph_bodies(pair[0]), graph_bodies(pair[1]), strict=True):
+            waiting.append(zip(one, other, strict=True))
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, copies = name, 1
+    while found in taken or not found:
+        found = f"{name}_{copies}"
+        copies += 1
+    taken.add(found)
+    return found
+
+
+_TYPES = {
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "float32": ir.DataType.FLOAT,
+    "float64": ir.DataType.DOUBLE,
+    "complex64": ir.DataType.COMPLEX64,
+    "complex128": ir.DataType.COMPLEX128,
+    **{f"{kind}{bits}": ir.DataType[f"{kind.upper()}{bits}"] for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    "bool": ir.DataType.BOOL,
+}

@@ -1,0 +1,178 @@
+"""Submodels as files: the model, its weights and its sidecar, all or none; many of them under safe names."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.storage import transaction
+from modelexport.analysis.extraction.submodel import Submodel
+from modelexport.hierarchy.document import encode_document
+from modelexport.errors import ExtractionError, ModelExportError
+from modelexport.graph.node_ids import graph_bodies, weight_bytes
+from modelexport.storage.inline_writer import save_inline
+
+# Weights beyond this lie in a file of their own, as in an export.
+_EXTERNAL_DATA_BYTES = 2**30
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+# Names that Windows keeps for devices, whatever the extension.
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
+_LONGEST_NAME = 80
+_DIGEST_LENGTH = 8
+
+
+def write_submodel(
+    submodel: Submodel, path: str | Path, *, overwrite: bool = False, external_data: bool | None = None
+) -> tuple[Path, ...]:
+    """Write a submodel with its sidecar. Weights are copied one at a time.
+
+    Args:
+        submodel: The submodel.
+        path: Where to write ``<name>.onnx``.
+        overwrite: Replace an existing output.
+        external_data: Weights in a file of their own; None does so only where they need it.
+
+    Returns:
+        The files written: the model first.
+
+    Raises:
+        InputError: The path cannot be used.
+        StorageError: The files could not be written; what was there before is untouched.
+        ExtractionError: The model has content that cannot be serialized.
+    """
+    target = transaction.check_target(Path(path), force=overwrite)
+    sidecar = transaction.sidecar_path(target)
+    size = weight_bytes(submodel.model)
+    apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
+    with transaction.stage(target, force=overwrite) as staging, _serializing(submodel):
+        staged = staging.path(target.name)
+        data_name = None
+        if apart and size:
+            data_name = _write_external(submodel.model, staged, target)
+        else:
+            with _lazy_external_weights(submodel.model):
+                save_inline(submodel.model, staged)
+        staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
+        return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+
+
+@contextlib.contextmanager
+def _serializing(submodel: Submodel) -> Iterator[None]:
+    """An invalid file can have content that cannot be serialized: text that is not UTF-8, a tensor of another size."""
+    try:
+        yield
+    except (OSError, ModelExportError):
+        raise
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        raise ExtractionError(
+            submodel.call.id, "broken_graph", f"the model has content that cannot be serialized ({reason:.200})"
+        ) from error
+
+
+def _write_external(model: ir.Model, staged: Path, target: Path) -> str:
+    """Write the weights one after the other into a file named after its content, and the model beside it."""
+    written = staged.with_name("weights")
+    digest = hashlib.sha256()
+    places: dict[str, tuple[int, int]] = {}
+    with written.open("wb") as file:
+        for name, value in model.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            content = tensor.tobytes()
+            _release(tensor)
+            places[name] = file.tell(), len(content)
+            file.write(content)
+            digest.update(content)
+    data_name = transaction.data_file_name(target, digest.hexdigest())
+    written.rename(staged.with_name(data_name))
+    with _replaced(model, lambda name, tensor: _external(name, tensor, data_name, places, staged.parent)):
+        staged.write_bytes(ir.to_proto(model).SerializeToString())
+    return data_name
+
+
+def _external(
+    name: str, tensor: ir.TensorProtocol, location: str, places: dict[str, tuple[int, int]], folder: Path
+) -> ir.TensorProtocol:
+    if name not in places:
+        return tensor
+    offset, length = places[name]
+    shape = ir.Shape([int(str(size)) for size in tensor.shape])
+    return ir.ExternalTensor(location, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder)
+
+
+@contextlib.contextmanager
+def _lazy_external_weights(model: ir.Model) -> Iterator[None]:
+    """Read weights of other files only when they are written, one at a time."""
+
+    def lazy(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if not isinstance(tensor, ir.ExternalTensor):
+            return tensor
+
+        def read() -> ir.TensorProtocol:
+            content = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
+            tensor.release()
+            return content
+
+        return ir.LazyTensor(read, dtype=tensor.dtype, shape=tensor.shape, name=name, cache=False)
+
+    with _replaced(model, lazy):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
+    """Replace the weights for the time of the context; external tensors in subgraphs are loaded for good."""
+    for node in model.graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy().copy()))
+        for _, subgraph in graph_bodies(node):
+            for value in subgraph.initializers.values():
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
+    kept = {name: value.const_value for name, value in model.graph.initializers.items()}
+    try:
+        for name, tensor in kept.items():
+            if tensor is not None:
+                model.graph.initializers[name].const_value = replace(name, tensor)
+        yield
+    finally:
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = tensor
+
+
+def _release(tensor: object) -> None:
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+
+
+def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
+    """A file name for each call: safe on every system, and unique even where case is ignored.
+
+    Args:
+        calls: The calls.
+        root: The name for the root call, whose own name is empty.
+    """
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for call in calls:
+        plain = call or root
+        name = _UNSAFE.sub("_", plain).strip(".")[:_LONGEST_NAME] or "_"
+        if name != plain or name.lower() in taken or _RESERVED.match(name):
+            digest = hashlib.sha256(call.encode("utf-8", "surrogatepass")).hexdigest()
+            name = f"_{name}" if _RESERVED.match(name) else name
+            name = f"{name}-{digest[:_DIGEST_LENGTH]}"
+        taken.add(name.lower())
+        names[call] = f"{name}.onnx"
+    return names

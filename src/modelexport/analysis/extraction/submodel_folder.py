@@ -1,0 +1,97 @@
+"""Many modules of one model, each extracted to a file of one folder, with a manifest."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from modelexport.analysis.extraction.extractor import Extractor, ModelSource
+from modelexport.analysis.query.selectors import select_calls
+from modelexport.analysis.extraction.manifest import (
+    ExtractedModules,
+    ListedSubmodel,
+    Manifest,
+    RefusedSubmodel,
+    describe_submodel,
+    manifest_text,
+)
+from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
+from modelexport.storage.transaction import sidecar_path
+from modelexport.errors import ExtractionError, InputError, StorageError
+from modelexport.storage.atomic_text import check_text_target
+
+MANIFEST = "manifest.json"
+
+
+def extract_modules(
+    source: ModelSource, targets: str | Sequence[str], folder: str | Path, *, overwrite: bool = False
+) -> ExtractedModules:
+    """Extract many module calls, each to an ONNX file with its sidecar, and list them in ``manifest.json``.
+
+    A call that cannot be extracted is listed with the reason. No file appears in the folder before all are written.
+
+    Args:
+        source: A file, what `modelexport.load` gives, or the model itself.
+        targets: A selector, which may pick many calls, or a list of targets that name one call each.
+        folder: Where to write; it is created if needed.
+        overwrite: Replace files that exist.
+
+    Raises:
+        InputError: The source or the folder cannot be used, or a file exists.
+        SelectorError: The selector cannot be read, or picks nothing.
+        ExtractionError: A target in a list names no call, or several.
+        FileFormatError: The source is not an ONNX model, or the sidecar is damaged.
+        StorageError: The files could not be written.
+    """
+    extractor = Extractor(source)
+    if isinstance(targets, str):
+        calls = [call.id for call in select_calls(extractor.document, targets)]
+    else:
+        calls = list(dict.fromkeys(extractor.find(target).id for target in targets))
+    names = file_names(calls, Path(source).stem if isinstance(source, str | Path) else "model")
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot create the folder {folder}: {error.strerror or error}. Choose another.") from error
+    manifest = check_text_target(place / MANIFEST, force=overwrite)
+    for name in names.values():
+        taken = [path for path in (place / name, sidecar_path(place / name)) if path.exists()]
+        if taken and not overwrite:
+            raise InputError(
+                f"Cannot write {taken[0]}: it exists. Choose another folder, or replace it: --force on the command "
+                "line, overwrite=True in Python."
+            )
+    # A folder inside: what is written there can be renamed into place.
+    with tempfile.TemporaryDirectory(dir=place, prefix=".extracting-") as temporary:
+        found = _write(extractor, names, Path(temporary))
+        _move(Path(temporary), place)
+    return ExtractedModules(found.submodels, found.refused, manifest=str(manifest))
+
+
+def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifest:
+    written: list[ListedSubmodel] = []
+    refused: list[RefusedSubmodel] = []
+    for call, name in names.items():
+        try:
+            submodel = extractor.extract(call)
+        except ExtractionError as error:
+            refused.append(RefusedSubmodel(call, error.reason, error.explanation, error.fused_with, error.enclosing))
+            continue
+        write_submodel(submodel, folder / name)
+        written.append(ListedSubmodel(**msgspec.structs.asdict(describe_submodel(submodel)), file=name))
+    found = Manifest(tuple(written), tuple(refused))
+    (folder / MANIFEST).write_text(manifest_text(found), encoding="utf-8")
+    return found
+
+
+def _move(temporary: Path, folder: Path) -> None:
+    """Move the files into place, the manifest last: where it is, the others are."""
+    for file in sorted(temporary.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
+        try:
+            file.replace(folder / file.name)
+        except OSError as error:
+            raise StorageError(f"Cannot write {folder / file.name}: {error.strerror or error}.") from error

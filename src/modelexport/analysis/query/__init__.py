@@ -1,0 +1,1 @@
+"""Questions about one file: selectors, statistics, the analysis report."""

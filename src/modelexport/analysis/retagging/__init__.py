@@ -1,0 +1,1 @@
+"""The hierarchy of a tagged file carried onto a rewritten file."""

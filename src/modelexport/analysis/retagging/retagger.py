@@ -1,0 +1,263 @@
+"""retag: the hierarchy of a tagged model carried onto what another tool made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+import onnx_ir as ir
+
+from modelexport.storage import transaction
+from modelexport.analysis.retagging.value_runs import same_tensors
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.display import Summary, summarized
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument, build_document
+from modelexport.errors import FileFormatError, InputError
+from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.storage.loaded_model import LoadedModel, load
+from modelexport.ownership import Projection, project
+from modelexport.hierarchy.schemas import json_schema
+
+STRATEGY = "retag"
+
+_RECORDED = frozenset({"exact"})
+_PROJECTED = frozenset({"fused", "merged", "folded"})
+
+
+def _summary(report: RetagReport) -> Summary:
+    facts = {
+        "file": report.files[0] if report.files else None,
+        "nodes": len(report.document.nodes),
+        "exact": report.exact,
+        "projected": report.projected,
+        "inferred": report.inferred,
+        "tensors_kept": report.tensors_kept,
+        "tensors_before": report.tensors_before,
+    }
+    return Summary(facts)
+
+
+@summarized(_summary)
+@dataclasses.dataclass(frozen=True)
+class RetagReport:
+    """What retagging found.
+
+    Attributes:
+        files: What was written.
+        document: The hierarchy of the rewritten graph.
+        tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
+        tensors_before: How many node outputs the tagged graph has.
+        by_value: Whether tensors were known by what they hold, and not by name.
+    """
+
+    files: tuple[Path, ...]
+    document: HierarchyDocument
+    tensors_kept: int
+    tensors_before: int
+    by_value: bool = False
+
+    @property
+    def exact(self) -> int:
+        """Nodes whose owner was recorded for what they compute."""
+        return sum(node.kind in _RECORDED for node in self.document.nodes)
+
+    @property
+    def projected(self) -> int:
+        """Nodes that do the work of several nodes, all of whose calls are named."""
+        return sum(node.kind in _PROJECTED for node in self.document.nodes)
+
+    @property
+    def inferred(self) -> int:
+        """Nodes whose owner is reasoned from data flow."""
+        return len(self.document.nodes) - self.exact - self.projected
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for programs."""
+        content: dict[str, Any] = msgspec.to_builtins(
+            PrintedRetagging(
+                files=tuple(str(path) for path in self.files),
+                nodes=len(self.document.nodes),
+                exact=self.exact,
+                projected=self.projected,
+                inferred=self.inferred,
+                kinds=dict(Counter(node.kind for node in self.document.nodes)),
+                coverage=self.document.coverage,
+                tensors_kept=self.tensors_kept,
+                tensors_before=self.tensors_before,
+                by_value=self.by_value,
+            )
+        )
+        return content
+
+
+class PrintedRetagging(msgspec.Struct, frozen=True):
+    """A report as it is printed.
+
+    Attributes:
+        files: What was written.
+        nodes: How many nodes the rewritten model has.
+        exact: Nodes whose owner was recorded for what they compute.
+        projected: Nodes that do the work of several, all of whose calls are named.
+        inferred: Nodes whose owner is reasoned from data flow.
+        kinds: Nodes by kind of attribution.
+        coverage: The part of the nodes that has an owner.
+        tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
+        tensors_before: How many node outputs the tagged graph has.
+        by_value: Whether tensors were known by what they hold, and not by name.
+        schema_version: The version of this form.
+    """
+
+    files: tuple[str, ...]
+    nodes: int
+    exact: int
+    projected: int
+    inferred: int
+    kinds: dict[str, int]
+    coverage: float
+    tensors_kept: int
+    tensors_before: int
+    by_value: bool
+    schema_version: int = 1
+
+
+def retagging_schema() -> dict[str, Any]:
+    """The JSON Schema of what ``modelexport retag --format json`` prints."""
+    return json_schema("modelexport retagging", PrintedRetagging)
+
+
+def retag(
+    rewritten: str | Path,
+    tagged: str | Path,
+    output_path: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    by_value: bool = False,
+    inputs: Mapping[str, npt.NDArray[Any]] | None = None,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
+) -> RetagReport:
+    """Carry the hierarchy of a tagged model onto a model that another tool made of it.
+
+    Tensors that both graphs have tell what each node of the rewritten one stands for. A node that does the work of
+    several lists all their calls; one that is new works for the calls between the tensors around it.
+
+    Args:
+        rewritten: The file that an optimizer, a quantizer or a converter wrote.
+        tagged: The file it was made of, with its sidecar.
+        output_path: Where to write the rewritten model with its hierarchy; None replaces `rewritten`.
+        overwrite: Replace files that exist.
+        by_value: Tell which tensors are the same by running both files once in onnxruntime, not by their names.
+        inputs: What they run on, by the names of the inputs; made up from their types and shapes where none are given.
+        limits: What a run may take.
+
+    Raises:
+        InputError: A file cannot be used as given, or the two have nothing in common.
+        FileFormatError: A file is not an ONNX model, or `tagged` has no hierarchy.
+        StorageError: The files could not be written.
+    """
+    target = transaction.check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
+    original = load(tagged)
+    original_document = _document_of(original)
+    given = read_finished(rewritten, target, overwrite=overwrite)
+    owners = _owners(original, original_document)
+    outputs = _node_outputs(original.model)
+    names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
+    if names is None:
+        _check_related(outputs, original, given)
+    projection = project(original.model, owners, given.graph, call_tree(original_document), names=names)
+    document = _document(given, original_document, projection)
+    files = write_finished(given, document, target, overwrite=overwrite)
+    kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
+    return RetagReport(files, document, len(kept), len(outputs), by_value)
+
+
+def _document_of(tagged: LoadedModel) -> HierarchyDocument:
+    if tagged.document is None:
+        raise FileFormatError(
+            f"{tagged.path} has no hierarchy to carry over: {tagged.missing}; "
+            "give the file that modelexport export wrote, with its sidecar beside it"
+        )
+    return tagged.document
+
+
+def call_tree(document: HierarchyDocument) -> CallTree:
+    """The calls of a document, to walk."""
+
+    def read(call: CallRecord) -> ModuleCall:
+        parent = CallId.parse(call.parent) if call.parent is not None else None
+        return ModuleCall(call.path, call.index, parent, call.inputs, call.outputs)
+
+    return CallTree({CallId(call.path, call.index): read(call) for call in document.calls})
+
+
+def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node, Attribution]:
+    known = {node.id: node for node in document.nodes}
+    return {
+        node: Attribution(
+            CallId.parse(record.module),
+            Kind(record.kind),
+            record.confidence,
+            record.reason,
+            tuple(CallId.parse(call) for call in record.contributors),
+        )
+        for identity, node in identified_nodes(tagged.model)
+        if (record := known.get(identity)) is not None
+    }
+
+
+def _node_outputs(model: ir.Model) -> set[str]:
+    return {value.name for node in model.graph for value in node.outputs if value.name}
+
+
+def _check_related(outputs: set[str], tagged: LoadedModel, given: FinishedFile) -> None:
+    if outputs and outputs.isdisjoint(_node_outputs(given.graph)):
+        raise InputError(
+            f"{given.path} makes no tensor of {tagged.path}: it was made of another model, or by a tool that renames "
+            "every tensor; with --by-value tensors are known by what they hold"
+        )
+
+
+def _names_by_value(
+    tagged: LoadedModel,
+    document: HierarchyDocument,
+    given: FinishedFile,
+    inputs: Mapping[str, npt.NDArray[Any]] | None,
+    limits: RunLimits,
+) -> dict[ir.Value, str]:
+    """For tensors of the rewritten graph the names of the tensors of the tagged graph with the same values."""
+    root = next((call for call in document.calls if call.parent is None), None)
+    arguments = {tensor.tensor: tensor.name for tensor in root.inputs if tensor.tensor} if root is not None else {}
+    found = same_tensors(
+        tagged.model, tagged.path, given.graph, given.path, inputs=inputs, arguments=arguments, limits=limits
+    )
+    return {value: original.name for value, original in found.items() if original.name}
+
+
+def _document(given: FinishedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
+    nodes = identified_nodes(given.graph)
+    axes = {tensor.id: tensor.axis for tensor in original.tensors if tensor.axis is not None}
+    constants = {
+        tensor.id: CallId.parse(tensor.producer)
+        for tensor in original.tensors
+        if tensor.source == "weight" and tensor.producer is not None
+    }
+    folded = {name: found.owner for name, found in projection.constants.items()}
+    return build_document(
+        strategy=STRATEGY,
+        exporter=given.producer,
+        graph_hash=graph_hash(given.graph),
+        view=original.tag_view,
+        tree=original.tree(),
+        calls=projection.calls,
+        nodes=[(identity, operation(node), projection.attributions[node]) for identity, node in nodes],
+        graph_tensors=identified_tensors(given.graph, nodes),
+        folded={**projection.renamed(constants), **folded},
+        axes=projection.renamed(axes),
+    )

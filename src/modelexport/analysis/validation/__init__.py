@@ -1,0 +1,1 @@
+"""A file and its hierarchy checked against a table of rules."""

@@ -1,0 +1,1 @@
+"""The TorchScript exporter: the graph, with the scope of each traced node."""

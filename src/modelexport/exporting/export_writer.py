@@ -1,0 +1,110 @@
+"""Writes a tagged model to its files: the graph, its weights where they need a file of their own, and the sidecar."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from modelexport.storage import transaction
+from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.errors import ContractError
+from modelexport.graph.node_ids import weight_bytes
+from modelexport.storage.inline_writer import save_inline
+from modelexport.storage.wire_format import ExporterFile
+
+# Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
+_EXTERNAL_DATA_BYTES = 2**30
+# Beyond this torch does so whatever the caller says: the graph needs room in the file too.
+_LARGEST_INLINE_BYTES = 3 * 2**29
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    """A model with its document in it, ready to be written."""
+
+    model: ir.Model | onnx.ModelProto
+    document: HierarchyDocument
+    file: ExporterFile | None = None
+
+
+def write_artifact(
+    tagged: Tagged, target: Path, *, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
+) -> tuple[Path, ...]:
+    """Write all files or none; gives those that were written.
+
+    Args:
+        tagged: The model with its document.
+        target: Where the graph goes; the others lie beside it.
+        external_data: Weights in a file of their own; None does so only where they need it.
+        overwrite: Replace files that are there.
+        options: Those of `torch.onnx.export`, some of which are about the file.
+
+    Raises:
+        StorageError: The files could not be written.
+    """
+    sidecar = transaction.sidecar_path(target)
+    with transaction.stage(target, force=overwrite) as staging:
+        staged = staging.path(target.name)
+        if isinstance(tagged.model, onnx.ModelProto):
+            _write_file(tagged, staged, external_data)
+        else:
+            _write_model(tagged.model, staged, external_data, options)
+        data_name = _name_data_file(staged, target)
+        staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
+        return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+
+
+def _write_model(model: ir.Model, path: Path, external_data: bool | None, options: Mapping[str, Any]) -> None:
+    size = weight_bytes(model)
+    included = options.get("export_params", True)
+    as_inputs = options.get("keep_initializers_as_inputs", False)
+    if external_data is None:
+        external_data = size > _EXTERNAL_DATA_BYTES
+    if included and not as_inputs and not external_data and size <= _LARGEST_INLINE_BYTES:
+        save_inline(model, path)
+        return
+    torch.onnx.ONNXProgram(model, None).save(
+        path,
+        include_initializers=included,
+        keep_initializers_as_inputs=as_inputs,
+        external_data=external_data,
+    )
+
+
+def _write_file(tagged: Tagged, path: Path, external_data: bool | None) -> None:
+    """Write the exporter's own file with its nodes tagged, its weights beside it if asked for or if they are large."""
+    if tagged.file is None or not isinstance(tagged.model, onnx.ModelProto):
+        raise ContractError("there is no file to write the tagged nodes into")
+    with path.open("wb") as file:
+        file.writelines(tagged.file.pieces(tagged.model))
+    if external_data or (external_data is None and tagged.file.size > _EXTERNAL_DATA_BYTES):
+        proto = onnx.load_model(path)
+        onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+
+
+def _name_data_file(staged: Path, target: Path) -> str | None:
+    """Give the data file that torch wrote a name made of its content, and tell the model.
+
+    So a graph can never be found beside weights that are not its own.
+    """
+    written = staged.with_name(f"{staged.name}.data")
+    if not written.exists():
+        return None
+    with written.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    name = transaction.data_file_name(target, digest)
+    written.rename(written.with_name(name))
+    proto = onnx.load_model(staged, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+    staged.write_bytes(proto.SerializeToString())
+    return name

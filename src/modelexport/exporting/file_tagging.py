@@ -1,0 +1,124 @@
+"""tag_file: the hierarchy of a finished ONNX file, whoever made it, from the model that it was made of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelexport.storage import transaction
+from modelexport.capture.diagnosis import check_signature
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.fx.program_modules import refuse_program
+from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
+from modelexport.hierarchy.document import HierarchyDocument, build_document
+from modelexport.errors import InputError
+from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.modules import ModuleTree
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.exporting.progress import Observer, Pipeline
+from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
+from modelexport.exporting.result import AttemptReport, ExportResult
+from modelexport.hierarchy.tags import TagView
+
+STEPS = ("check", "read", "run", "document", "write")
+
+
+def tag_file(
+    onnx_path: str | Path,
+    model: torch.nn.Module,
+    example_inputs: object,
+    output_path: str | Path | None = None,
+    *,
+    torch_nn_exceptions: Iterable[str] | str | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    training: bool = False,
+    overwrite: bool = False,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
+    progress: Observer | None = None,
+) -> ExportResult:
+    """Tag an ONNX file that another tool made: every node with the module call that computes what it computes.
+
+    The model and the file run once each on the example inputs; what they compute is matched by value. The file's own
+    content stays as it is: take our metadata away with `strip_hierarchy`, and it is the file that was given. Weights
+    in files of their own stay there, and are copied along where the output goes to another folder.
+
+    Args:
+        onnx_path: The file.
+        model: The model it was exported from, with the same weights.
+        example_inputs: A tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        output_path: Where to write the tagged file; None replaces the file itself.
+        torch_nn_exceptions: The torch.nn classes that show in tags: names, ``"all"`` or ``"none"``.
+        include: Patterns on qualified class names that show in tags in any case.
+        exclude: Patterns on qualified class names that do not.
+        training: Run the model in the mode it is in, instead of evaluation mode.
+        overwrite: Replace files that exist.
+        limits: What one run of the file may take.
+        progress: Called with a `ProgressEvent` when a step begins and ends.
+
+    Raises:
+        InputError: The file, the model, its inputs or the path cannot be used as given, or don't belong together.
+        FileFormatError: The file is not an ONNX model.
+        StrategyIncompatibleError: onnxruntime is missing, or cannot run the file.
+        StorageError: The files could not be written.
+    """
+    steps = Pipeline(STEPS, progress)
+    with steps.step("check"):
+        target = transaction.check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
+        view = TagView.create(torch_nn_exceptions, include, exclude)
+        args, kwargs = _check_inputs(model, example_inputs)
+    with steps.step("read") as note:
+        given = read_finished(onnx_path, target, overwrite=overwrite)
+        note.detail = f"{len(identified_nodes(given.graph))} nodes"
+    with steps.step("run") as note:
+        tree = read_module_tree(model)
+        with TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
+            usage = attribute_by_usage(given.graph, model, tree, args, kwargs, limits)
+        _check_same_model(usage, given.path, model)
+        note.detail = f"{len(usage.calls)} calls, {usage.matched} of {usage.telling} tensors known by value"
+    with steps.step("document"):
+        document = _document(given, tree, usage, view)
+    with steps.step("write"):
+        files = write_finished(given, document, target, overwrite=overwrite)
+    attempt = AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter")
+    return ExportResult(target, transaction.sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
+
+
+def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
+    args, kwargs = normalize_inputs(example_inputs, None)
+    check_signature(model, args, kwargs)
+    refuse_program(STRATEGY, model)
+    require_onnxruntime()
+    return args, kwargs
+
+
+def _check_same_model(usage: Usage, file: Path, model: torch.nn.Module) -> None:
+    if not usage.agrees:
+        raise InputError(
+            f"{file} does not compute what {type(model).__name__} computes on these inputs: {usage.matched} of its "
+            f"{usage.telling} tensors have values that the model made. Give the model that the file was exported "
+            "from, with the same weights and in the same mode; a quantized file has values of its own"
+        )
+
+
+def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
+    return build_document(
+        strategy=STRATEGY,
+        exporter=given.producer,
+        graph_hash=graph_hash(given.graph),
+        view=view,
+        tree=tree,
+        calls=usage.calls,
+        nodes=[
+            (identity, operation(node), usage.attributions[node]) for identity, node in identified_nodes(given.graph)
+        ],
+        graph_tensors=identified_tensors(given.graph),
+    )

@@ -1,0 +1,165 @@
+"""export_stages: a model that generates as several ONNX files, one for each stage, all of them or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import torch
+
+from modelexport.storage import transaction
+from modelexport.capture.fx import transformers_exporter
+from modelexport.capture.capture import Capture
+from modelexport.capture.fx.stage_decomposition import Stage, decompose
+from modelexport.errors import InputError, ModelExportError
+from modelexport.exporting.export import STEPS, export_model
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.exporting.progress import Observer
+from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
+from modelexport.exporting.result import ExportResult, ProgressEvent
+from modelexport.strategies.base import CaptureRequest, Strategy
+from modelexport.strategies.fx import FxStrategy
+from modelexport.strategies.registry import StrategyRegistry
+
+# Options of export_model that have no meaning here, with why.
+_REFUSED = {
+    "strategy": "the stages are exported with strategy 'fx'",
+    "exporter": "the stages are exported with transformers' own exporter",
+    "registry": "the stages are exported with strategy 'fx'",
+    "training": "a model generates in evaluation mode",
+    "dynamic_shapes": "each stage has inputs of its own; dynamic=False fixes all axes",
+    "dynamic_axes": "each stage has inputs of its own; dynamic=False fixes all axes",
+    "input_names": "each stage has inputs of its own",
+    "output_names": "each stage has outputs of its own",
+    "kwargs": "the example inputs are given by name",
+    "fx_graph_path": "each stage has a graph of its own",
+    "jit_graph_path": "the stages are not traced by TorchScript",
+}
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _StageStrategy(Strategy):
+    """`fx` with transformers' own exporter, which also takes modules inside of its models."""
+
+    name: ClassVar[str] = FxStrategy.name
+    dynamic: bool
+
+    def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """See `Strategy.exporters`."""
+        return (transformers_exporter.EXPORTER,)
+
+    def capture(self, request: CaptureRequest) -> Capture:
+        """See `Strategy.capture`."""
+        options = {**request.options, "dynamic": self.dynamic}
+        return FxStrategy().capture(dataclasses.replace(request, options=options))
+
+
+def stage_path(output_path: Path, stage: str) -> Path:
+    """Where a stage is written: ``model_prefill.onnx`` for ``model.onnx``."""
+    return output_path.with_name(f"{output_path.stem}_{stage}{output_path.suffix}")
+
+
+def export_stages(
+    model: torch.nn.Module,
+    example_inputs: object,
+    output_path: str | Path,
+    *,
+    dynamic: bool = True,
+    overwrite: bool = False,
+    progress: Observer | None = None,
+    **options: Any,
+) -> dict[str, ExportResult]:
+    """Export what a transformers model runs when it generates, each stage as an ONNX file with its own hierarchy.
+
+    The stages are those of transformers' own decomposition (the first forward over the prompt, and one over the cache),
+    and whatever else `generate` runs before them, such as an encoder. Each graph is the one that
+    `transformers.exporters` writes for that stage. All files are written, or none.
+
+    Args:
+        model: A model of transformers' classes that generates.
+        example_inputs: What its `generate` takes, by name; a single tensor is taken for the model's main input.
+        output_path: ``model.onnx`` writes ``model_prefill.onnx`` and so on, each with its sidecar.
+        dynamic: Let every axis vary that can; an axis of size 1 in the example inputs cannot. Otherwise all sizes
+            are those of the example, so that the cache cannot grow.
+        overwrite: Replace existing files.
+        progress: Called with a `ProgressEvent` when a step of a stage begins and ends.
+        **options: What `export_model` takes besides: `optimize`, `opset_version`, `torch_nn_exceptions`, `private`, …
+
+    Returns:
+        The result of each stage by its name, in the order they run.
+
+    Raises:
+        InputError: The model has no stages, or the inputs, an option or a path cannot be used as given.
+        ExportError: A stage could not be exported.
+        StorageError: The files could not be written.
+    """
+    for name in options:
+        if name in _REFUSED:
+            raise InputError(f"option {name!r} cannot be given for stages: {_REFUSED[name]}")
+    # Where it says the name, which is not written itself: only the folder matters yet.
+    target = transaction.check_target(Path(output_path), force=True, sidecar=False)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
+    with TURN, preserved_state(model), evaluation_mode(model), buffers_restored(model):
+        stages = decompose(model, _generate_inputs(model, example_inputs))
+    targets = [transaction.check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
+    registry = StrategyRegistry((_StageStrategy(dynamic),))
+    with transaction.stage(targets[-1], force=overwrite) as staging:
+        staged = {}
+        for number, (stage, final_path) in enumerate(zip(stages, targets, strict=True)):
+            tell = _shifted(progress, stage.name, number, len(stages)) if progress is not None else None
+            path = staging.path(final_path.name)
+            staged[stage.name] = _export_stage(stage, path, registry=registry, progress=tell, **options)
+        results = {name: _moved(result, target.parent) for name, result in staged.items()}
+        _commit(staging, targets, [file for result in results.values() for file in result.files])
+    return results
+
+
+def _generate_inputs(model: torch.nn.Module, example_inputs: object) -> dict[str, Any]:
+    args, kwargs = normalize_inputs(example_inputs, None)
+    main = getattr(model, "main_input_name", None)
+    if len(args) == 1 and isinstance(main, str) and main not in kwargs:
+        return {main: args[0], **kwargs}
+    if args:
+        raise InputError(f"{len(args)} example inputs without names: give a dict of what generate takes, by name")
+    return kwargs
+
+
+def _export_stage(stage: Stage, path: Path, **options: Any) -> ExportResult:
+    try:
+        return export_model(stage.module, stage.inputs, path, **options)
+    except ModelExportError as error:
+        where = f"stage {stage.name!r}" + (f" ({stage.path})" if stage.path else "")
+        error.args = (f"{where}: {error}",)
+        raise
+
+
+def _commit(staging: transaction.Staging, targets: list[Path], files: list[Path]) -> None:
+    """Put all files in place at once, and remove weights of earlier exports."""
+    model = targets[-1]
+    # Weights before the graphs that need them.
+    files.sort(key=lambda file: file.suffix != ".data")
+    outdated = {file for target in targets for file in transaction.data_files(target)}.difference(files)
+    others = {file.name: file for file in files if file != model}
+    staging.commit(model.name, None, others, obsolete=sorted(outdated))
+
+
+def _moved(result: ExportResult, folder: Path) -> ExportResult:
+    """The result with its files where they will be."""
+    return dataclasses.replace(
+        result,
+        onnx_path=folder / result.onnx_path.name,
+        sidecar_path=folder / result.sidecar_path.name,
+        files=tuple(folder / file.name for file in result.files),
+    )
+
+
+def _shifted(progress: Observer, stage: str, number: int, count: int) -> Callable[[ProgressEvent], object]:
+    def tell(event: ProgressEvent) -> object:
+        place, total = number * len(STEPS) + event.number, count * len(STEPS)
+        return progress(dataclasses.replace(event, step=f"{stage} {event.step}", number=place, total=total))
+
+    return tell

@@ -1,0 +1,49 @@
+"""Which modules a caller has named as boundaries: by path, by class, or by a function of their own."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+
+from modelexport.errors import InputError
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
+
+CLASS_PREFIX = "class:"
+
+Boundaries = Iterable[str | type] | Callable[[ModuleInfo], object]
+
+
+def boundary_paths(tree: ModuleTree, boundaries: Boundaries) -> frozenset[str]:
+    """The canonical paths of the modules that are boundaries.
+
+    Args:
+        tree: The modules.
+        boundaries: Module paths (``encoder.layer.0``, with ``*`` and ``?`` as in file names), classes (themselves, or
+            ``class:BertLayer`` by name or qualified name), or a function that says of each module whether it is one.
+
+    Raises:
+        InputError: One of them names no module of this model.
+    """
+    if callable(boundaries):
+        return frozenset(module.path for module in tree if boundaries(module))
+    if isinstance(boundaries, str):
+        raise InputError(f"boundaries={boundaries!r} is one text: give a list of module paths or classes")
+    found: set[str] = set()
+    for boundary in boundaries:
+        named = {module.path for module in tree if _is_named(module, boundary)}
+        if not named:
+            raise InputError(
+                f"boundary {boundary!r} names no module of this model: give a module path, "
+                f"or {CLASS_PREFIX}Name for all modules of a class"
+            )
+        found |= named
+    return frozenset(found)
+
+
+def _is_named(module: ModuleInfo, boundary: str | type) -> bool:
+    if isinstance(boundary, type):
+        return module.qualified_class == f"{boundary.__module__}.{boundary.__qualname__}"
+    if boundary.startswith(CLASS_PREFIX):
+        pattern = boundary.removeprefix(CLASS_PREFIX)
+        return any(fnmatch.fnmatchcase(name, pattern) for name in (module.class_name, module.qualified_class))
+    return any(fnmatch.fnmatchcase(path, boundary) for path in (module.path, *module.aliases))

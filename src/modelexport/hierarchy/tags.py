@@ -1,0 +1,175 @@
+"""Which modules show in tags, and how a module call becomes a tag.
+
+A tag is a way to read a call, never the evidence for it: hiding a class changes what people see and nothing
+else. Tags depend on the module tree and the call alone, so they are the same from run to run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+from modelexport.errors import InputError
+from modelexport.hierarchy.modules import ROOT_PATH, CallId, CallTree, ModuleInfo, ModuleTree, ancestor_paths
+
+DEFAULT_TORCH_NN_EXCEPTIONS = (
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "Embedding",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+)
+
+# Written in place of the characters that separate the parts of a tag, so that no name can imitate one.
+_ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "@": "%40", ".": "%2E"})
+
+
+class TagView(msgspec.Struct, frozen=True):
+    """Which modules are visible.
+
+    Attributes:
+        torch_nn_exceptions: The torch.nn classes that show: names, ``"all"`` or ``"none"``.
+        include: Patterns on qualified class names that show whatever torch.nn filtering says.
+        exclude: Patterns on qualified class names that are hidden; they win over `include`.
+    """
+
+    torch_nn_exceptions: tuple[str, ...] | Literal["all", "none"] = DEFAULT_TORCH_NN_EXCEPTIONS
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @classmethod
+    def create(
+        cls,
+        torch_nn_exceptions: Iterable[str] | str | None = None,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+    ) -> TagView:
+        """A view from what callers write; None stands for the default exceptions."""
+        exceptions: tuple[str, ...] | Literal["all", "none"]
+        if torch_nn_exceptions is None:
+            exceptions = DEFAULT_TORCH_NN_EXCEPTIONS
+        elif torch_nn_exceptions == "all":
+            exceptions = "all"
+        elif torch_nn_exceptions == "none":
+            exceptions = "none"
+        elif isinstance(torch_nn_exceptions, str):
+            raise InputError(
+                f"torch_nn_exceptions={torch_nn_exceptions!r} is neither 'all' nor 'none': "
+                f"give class names as a list, e.g. [{torch_nn_exceptions!r}]"
+            )
+        else:
+            exceptions = _names("torch_nn_exceptions", torch_nn_exceptions)
+        return cls(exceptions, _names("include", include), _names("exclude", exclude))
+
+    def shows(self, module: ModuleInfo) -> bool:
+        """Whether the module is visible. The root always is: it is the name of the whole."""
+        if module.path == ROOT_PATH:
+            return True
+        if _matches(module.qualified_class, self.exclude):
+            return False
+        if _matches(module.qualified_class, self.include):
+            return True
+        if not is_torch_nn(module.qualified_class):
+            return True
+        if isinstance(self.torch_nn_exceptions, str):
+            return self.torch_nn_exceptions == "all"
+        return module.class_name in self.torch_nn_exceptions
+
+
+def _names(argument: str, given: object) -> tuple[str, ...]:
+    """A list of names as callers write it; a lone string would be taken apart into its letters."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InputError(f"{argument}={given!r} is not a list of names: write {argument}=[{given!r}]")
+    names = tuple(given)
+    wrong = next((name for name in names if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise InputError(f"{argument} has {wrong!r}, which is not a string: give class names or patterns")
+    return names
+
+
+def is_torch_nn(qualified_class: str) -> bool:
+    """Whether torch.nn defines the class."""
+    return qualified_class.startswith("torch.nn.")
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class TagScheme:
+    """The tags of a model's modules and calls under one view."""
+
+    def __init__(self, tree: ModuleTree, view: TagView) -> None:
+        self._segments = _segments(tree, view)
+
+    def is_visible(self, path: str) -> bool:
+        """Whether the module at this canonical path has a segment of its own."""
+        return path in self._segments
+
+    def tag(self, call: CallId, calls: CallTree) -> str:
+        """The tag of a call; for a hidden module that of its nearest visible ancestor.
+
+        Each segment carries the index of the call that was running, so everything below ``/Net/Block@1`` has
+        that prefix. A module that encloses this one in the tree without having called it (a shared module that
+        someone else calls) has no index.
+        """
+        running: dict[str, int] = {}
+        for caller in calls.chain(call):
+            running.setdefault(caller.path, caller.index)
+        visible = [path for path in (call.path, *ancestor_paths(call.path)) if path in self._segments]
+        return "".join(_with_index(self._segments[path], running.get(path, 0)) for path in reversed(visible))
+
+    def module_tag(self, path: str) -> str:
+        """The tag of a module whatever its calls; for a hidden one that of its nearest visible ancestor."""
+        return self.tag(CallId(path), CallTree({}))
+
+
+def _with_index(segment: str, index: int) -> str:
+    return f"/{segment}@{index}" if index else f"/{segment}"
+
+
+def _segments(tree: ModuleTree, view: TagView) -> dict[str, str]:
+    """The segment of each visible module: its class, and what tells it apart from siblings of that class."""
+    visible = {module.path for module in tree if view.shows(module)}
+    relative: dict[str, tuple[str, ...]] = {}
+    families: dict[tuple[str, str], list[str]] = {}
+    for module in tree:
+        if module.path not in visible or module.path == ROOT_PATH:
+            continue
+        above = next(path for path in ancestor_paths(module.path) if path in visible)
+        below = module.path[len(above) + 1 :] if above else module.path
+        relative[module.path] = tuple(below.split("."))
+        families.setdefault((above, module.class_name), []).append(module.path)
+
+    segments = {ROOT_PATH: _escape(tree[ROOT_PATH].class_name)}
+    for (_, class_name), members in families.items():
+        suffixes = _telling_suffixes([relative[path] for path in members])
+        for path, suffix in zip(members, suffixes, strict=True):
+            segments[path] = ".".join(_escape(part) for part in (class_name, *suffix))
+    return segments
+
+
+def _telling_suffixes(names: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """For each name its shortest suffix that no other name ends with; a trailing number always shows."""
+    endings = Counter(name[-length:] for name in names for length in range(1, len(name) + 1))
+    suffixes: list[tuple[str, ...]] = []
+    for name in names:
+        shortest = 1 if len(names) > 1 or name[-1].isdigit() else 0
+        length = next(
+            (n for n in range(shortest, len(name)) if n == 0 or endings[name[-n:]] == 1),
+            len(name),
+        )
+        suffixes.append(name[-length:] if length else ())
+    return suffixes
+
+
+def _escape(part: str) -> str:
+    return part.translate(_ESCAPES)

@@ -1,0 +1,115 @@
+"""Example inputs that are given: arrays in a file, numbers in JSON, or shapes to fill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from modelexport.errors import InputError
+from modelexport.input_options import read_arrays, read_shape
+
+_SEED = 0
+_MOST_BYTES = 1 << 28
+_MOST_DEPTH = 64
+_TENSOR_KEYS = frozenset(["data", "dtype", "shape"])
+
+
+def read_inputs(path: Path) -> dict[str, Any] | tuple[Any, ...]:
+    """The inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``.
+
+    Raises:
+        InputError: It is no such file.
+    """
+    if path.suffix.lower() == ".json":
+        return read_json(path)
+    try:
+        return {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
+    except TypeError as error:
+        raise InputError(f"{path} holds what is no tensor of numbers: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
+    """Inputs by name, or a list of them by position.
+
+    A list of numbers, nested or not, is a tensor; so is ``{"data": …, "dtype": "int64", "shape": [2, 3]}``, of which
+    the type and the shape may be left out. Any other object is a dict of the same, a number alone is a number.
+
+    Raises:
+        InputError: It is no such file.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path} has more than {_MOST_BYTES >> 20} MiB: save inputs as large as that as .npz")
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as a JSON file of example inputs: {error}") from error
+    if isinstance(content, dict):
+        return {name: _value(path, name, value, 0) for name, value in content.items()}
+    if isinstance(content, list):
+        return tuple(_value(path, str(place), value, 0) for place, value in enumerate(content))
+    raise InputError(f"{path} holds a {type(content).__name__}: write an object with the inputs by name")
+
+
+def _value(path: Path, name: str, value: Any, depth: int) -> Any:
+    if depth > _MOST_DEPTH:
+        raise InputError(f"{path}: {name} is nested too deep")
+    if isinstance(value, list):
+        if value and any(isinstance(entry, dict) for entry in value):
+            return [_value(path, f"{name}.{place}", entry, depth + 1) for place, entry in enumerate(value)]
+        return _tensor(path, name, value, None)
+    if isinstance(value, dict):
+        if "data" in value and value.keys() <= _TENSOR_KEYS:
+            return _described_tensor(path, name, value)
+        return {key: _value(path, f"{name}.{key}", entry, depth + 1) for key, entry in value.items()}
+    return value
+
+
+def _described_tensor(path: Path, name: str, described: dict[str, Any]) -> torch.Tensor:
+    dtype = None
+    if described.get("dtype") is not None:
+        dtype = getattr(torch, str(described["dtype"]), None)
+        if not isinstance(dtype, torch.dtype):
+            raise InputError(f"{path}: {name} has the dtype {described['dtype']!r}, which torch does not have")
+    tensor = _tensor(path, name, described["data"], dtype)
+    shape = described.get("shape")
+    if shape is None:
+        return tensor
+    try:
+        return tensor.reshape(shape)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{path}: {name} has {tensor.numel()} numbers, which make no shape {shape}") from error
+
+
+def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> torch.Tensor:
+    try:
+        return torch.tensor(data, dtype=dtype)
+    except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: {name} is no tensor: {reason}") from error
+
+
+def fill_shapes(specifications: list[str]) -> dict[str, torch.Tensor]:
+    """A tensor for each ``name=1x16`` or ``name=1x16:int64``: numbers for floats, ones for the rest.
+
+    Raises:
+        InputError: A specification cannot be read.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    return dict(_fill(text, generator) for text in specifications)
+
+
+def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
+    given = read_shape(text)
+    dtype: Any = getattr(torch, given.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"{given.option}: {given.dtype!r} is no torch type, such as float32 or int64")
+    try:
+        if dtype.is_floating_point:
+            return given.name, torch.randn(given.shape, generator=generator).to(dtype)
+        return given.name, torch.ones(given.shape, dtype=dtype)
+    except (RuntimeError, NotImplementedError, MemoryError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{given.option}: torch cannot make such a tensor: {reason}") from error

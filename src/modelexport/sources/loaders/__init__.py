@@ -1,0 +1,1 @@
+"""Where models come from: one loader for each kind of reference."""

@@ -1,0 +1,126 @@
+"""Models of diffusers: `diffusers:FOLDER#unet` for one of a pipeline, `diffusers:FOLDER` for one alone, or hub ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelexport.errors import ModelSourceError
+from modelexport.sources.loaders.optional_imports import require
+from modelexport.sources.loaders.hub import Repository, fetch, find_on_hub, folder_repository
+from modelexport.sources.loaders.transformers_model import load_folder
+from modelexport.sources.loaders.load_errors import explain_load_error
+from modelexport.sources.loaders.paths import existing_path
+from modelexport.sources.loaders.library_logging import quiet
+from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
+
+_CONFIG = "config.json"
+_PIPELINE = "model_index.json"
+_WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
+# Whole or in pieces, and none of the variants in other precisions that may lie beside them.
+_WEIGHTS_FILE = re.compile(r"(diffusion_pytorch_)?model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+
+
+def load_component(reference: str, target: str, options: LoadOptions) -> SourcedModel:
+    """One model of a diffusers pipeline, which may be one of transformers, or a model that was saved alone.
+
+    Raises:
+        ModelSourceError: There is no such model, or it cannot be loaded.
+    """
+    diffusers = require("diffusers", "diffusers", reference)
+    with quiet():
+        found = _find(reference, target, options)
+        written = _read_config(reference, Path(found.location, _CONFIG))
+        class_name = written.get("_class_name")
+        if class_name is None and "model_type" in written:
+            return load_folder(reference, Path(found.location), dataclasses.replace(options, revision=None))
+        options.only(reference, ("revision", "dtype", "random_weights"))
+        model_class = getattr(diffusers, str(class_name), None)
+        if not isinstance(model_class, type) or not issubclass(model_class, diffusers.ModelMixin):
+            raise ModelSourceError(
+                f"{reference}: its {_CONFIG} says class {class_name!r}, which is no model of "
+                f"diffusers {diffusers.__version__}"
+            )
+        return _load(found, model_class, written, options)
+
+
+def _load(found: Repository, model_class: Any, written: dict[str, Any], options: LoadOptions) -> SourcedModel:
+    dtype = options.torch_dtype()
+    notes: tuple[str, ...] = ()
+    if not options.random_weights:
+        found.weights_file(_WEIGHTS)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            if options.random_weights:
+                model = model_class.from_config(written).to(dtype=dtype)
+            else:
+                model, info = model_class.from_pretrained(
+                    found.location,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    torch_dtype=dtype,
+                )
+                notes = notes_on_missing(found.reference, model, info["missing_keys"])
+    except Exception as error:
+        weights = sorted(Path(found.location).glob("*.safetensors"))
+        raise explain_load_error(found.reference, options.revision, error, weights=weights) from error
+    return SourcedModel(model.eval(), notes=notes)
+
+
+def _find(reference: str, target: str, options: LoadOptions) -> Repository:
+    """The folder with the configuration and the weights of one model."""
+    place, hash_sign, component = target.rpartition("#")
+    if not hash_sign or existing_path(target) is not None:
+        place, component = target, ""
+    if component and Path(component).name != component:
+        raise ModelSourceError(f"{reference}: {component!r} is no name of a model in a pipeline, such as unet")
+    folder = existing_path(place)
+    if folder is not None:
+        options.only(reference, [field.name for field in dataclasses.fields(options) if field.name != "revision"])
+        inside = {path.parent.name for path in folder.glob(f"*/{_CONFIG}")}
+        _refuse_unless_inside(reference, place, component, (folder / component / _CONFIG).is_file(), inside)
+        return folder_repository(reference, folder / component)
+    prefix = f"{component}/" if component else ""
+    advice = "there is no such folder either: write diffusers:FOLDER#unet"
+    repository = find_on_hub(reference, place, options.revision, advice=advice, marker=f"{prefix}{_CONFIG}")
+    if not repository.on_hub:
+        return repository
+    inside = {name.partition("/")[0] for name in repository.files if name.endswith(f"/{_CONFIG}")}
+    _refuse_unless_inside(reference, place, component, f"{prefix}{_CONFIG}" in repository.files, inside)
+    return _downloaded(repository, prefix, weights=not options.random_weights)
+
+
+def _refuse_unless_inside(reference: str, place: str, component: str, is_there: bool, inside: set[str]) -> None:
+    if is_there:
+        return
+    models = ", ".join(f"diffusers:{place}#{name}" for name in sorted(inside))
+    what = f"has no model {component!r}" if component else "is no model alone"
+    raise ModelSourceError(
+        f"{reference} {what}: its models are {models}" if models else f"{reference}: there is no {_CONFIG} in it"
+    )
+
+
+def _downloaded(repository: Repository, prefix: str, *, weights: bool) -> Repository:
+    config = fetch(repository, f"{prefix}{_CONFIG}")
+    if weights:
+        for name in sorted(repository.files):
+            if name.startswith(prefix) and _WEIGHTS_FILE.fullmatch(name.removeprefix(prefix)):
+                fetch(repository, name)
+    return folder_repository(repository.reference, config.parent)
+
+
+def _read_config(reference: str, path: Path) -> dict[str, Any]:
+    try:
+        written = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelSourceError(f"{reference}: {path} cannot be read: {error}") from error
+    if not isinstance(written, dict):
+        raise ModelSourceError(f"{reference}: {path} is no configuration: a JSON object is")
+    return written

@@ -1,0 +1,85 @@
+"""Models of timm, by name: `timm:resnet18`, or `timm:resnet18.a1_in1k` for certain weights."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelexport.errors import InputError, ModelSourceError
+from modelexport.sources.loaders.optional_imports import require
+from modelexport.sources.loaders.hub import fetch, find_on_hub
+from modelexport.sources.loaders.load_errors import explain_load_error
+from modelexport.sources.loaders.library_logging import quiet
+from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel
+
+_MADE_UP = "--random-weights makes the weights up"
+_WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
+
+
+def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
+    """A model of timm with the weights that timm names for it, and an image of the size it was trained for.
+
+    Raises:
+        ModelSourceError: timm has no such model, or no weights for it that can be reached.
+    """
+    options.only(reference, ("revision", "dtype", "random_weights"))
+    dtype = options.torch_dtype()
+    timm = require("timm", "timm", reference)
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
+        likely = f": did you mean {' or '.join(close)}?" if close else ""
+        raise ModelSourceError(f"timm {timm.__version__} has no model {name!r}{likely}")
+    weights = [] if options.random_weights else [_find_weights(timm, reference, name, options.revision)]
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            model = timm.create_model(name, **_reading(weights)).to(dtype=dtype).eval()
+            image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
+    except Exception as error:
+        raise explain_load_error(reference, options.revision, error, weights=weights) from error
+    return SourcedModel(model, (image,), lambda: _ImageProcessor(timm, model))
+
+
+class _ImageProcessor:
+    """What timm does to images before a model, called as the image processors of transformers are."""
+
+    def __init__(self, timm: Any, model: torch.nn.Module) -> None:
+        self._transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+        self._argument = next(iter(inspect.signature(model.forward).parameters))
+        self._dtype = next(model.parameters()).dtype
+
+    def __call__(self, images: Sequence[Any], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
+        if return_tensors != "pt":
+            raise InputError(f"images for timm become torch tensors, and not {return_tensors!r}")
+        return {self._argument: torch.stack([self._transform(image) for image in images]).to(self._dtype)}
+
+
+def _find_weights(timm: Any, reference: str, name: str, revision: str | None) -> Path:
+    try:
+        known = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:
+        raise ModelSourceError(f"{reference}: {error}") from error
+    place = getattr(known, "hf_hub_id", None)
+    if place is None:
+        raise ModelSourceError(
+            f"timm names no weights of {name!r} on the HuggingFace hub: timm.list_pretrained() gives the names that "
+            f"have some; {_MADE_UP}"
+        )
+    own = known.hf_hub_filename
+    names = (own,) if own is not None and own.endswith(".safetensors") else _WEIGHTS
+    repository = find_on_hub(reference, place, revision, advice=_MADE_UP, marker=names[0])
+    return fetch(repository, repository.weights_file(names))
+
+
+def _reading(weights: list[Path]) -> dict[str, Any]:
+    """What makes timm read one file, and none of the other places where it knows weights, pickles among them."""
+    if not weights:
+        return {"pretrained": False}
+    (file,) = weights
+    overlay = {"file": str(file), "custom_load": False, "hf_hub_id": None, "url": None}
+    return {"pretrained": True, "pretrained_cfg_overlay": overlay}

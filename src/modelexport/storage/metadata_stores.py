@@ -1,0 +1,237 @@
+"""The document in and out of an ONNX model. The only file that knows our metadata keys.
+
+Three stores say the same: each node's `doc_string` (JSON, for every IR version), each node's `metadata_props`
+(for tools that group by them), and the sidecar beside the file (everything).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, overload
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport._version import __version__
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, decode_document
+from modelexport.errors import FileFormatError, InputError
+from modelexport.graph.node_ids import identified_nodes, identified_proto_nodes
+from modelexport.hierarchy.modules import MAX_DEPTH
+from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+
+PREFIX = "pkg.modelexport."
+TAG_KEY = f"{PREFIX}tag"
+MODULE_KEY = f"{PREFIX}module"
+KIND_KEY = f"{PREFIX}kind"
+VERSION_KEY = f"{PREFIX}version"
+STRATEGY_KEY = f"{PREFIX}strategy"
+
+# The first IR version whose nodes have metadata_props.
+_NODE_METADATA_IR_VERSION = 10
+# A Python source file, or code generated for one: what a stack trace is made of.
+_SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
+
+
+class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node's `doc_string` holds. `doc_string` keeps what stood there before."""
+
+    hierarchy_tags: tuple[str, ...]
+    hierarchy_path: str
+    hierarchy_count: int
+    hierarchy_method: str
+    module: str
+    kind: str
+    doc_string: str | None = None
+
+
+def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument) -> None:
+    """Write the document's nodes into the model, in place."""
+    tags = {call.id: call.tag for call in document.calls}
+    records = {record.id: record for record in document.nodes}
+    properties = {VERSION_KEY: __version__, STRATEGY_KEY: document.strategy}
+    if isinstance(model, ir.Model):
+        for identity, node in identified_nodes(model):
+            record = records[identity]
+            node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
+            if model.ir_version >= _NODE_METADATA_IR_VERSION:
+                node.metadata_props.update(_properties(record))
+        model.metadata_props.update(properties)
+        return
+    for identity, proto in identified_proto_nodes(model):
+        record = records[identity]
+        proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string)
+        if model.ir_version >= _NODE_METADATA_IR_VERSION:
+            for key, value in _properties(record).items():
+                proto.metadata_props.add(key=key, value=value)
+    for key, value in properties.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def _properties(record: NodeRecord) -> dict[str, str]:
+    return {TAG_KEY: record.tag, MODULE_KEY: record.module, KIND_KEY: record.kind}
+
+
+def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, before: str | None) -> str:
+    hierarchy_tags = (record.tag, *(tags[call] for call in record.contributors))
+    stored = StoredHierarchy(
+        hierarchy_tags=hierarchy_tags,
+        hierarchy_path=record.tag,
+        hierarchy_count=len(hierarchy_tags),
+        hierarchy_method=strategy,
+        module=record.module,
+        kind=record.kind,
+        doc_string=before or None,
+    )
+    return msgspec.json.encode(stored).decode()
+
+
+def read_doc_string(text: str | None) -> StoredHierarchy | None:
+    """What one of our `doc_string`s holds; None for anybody else's."""
+    # Protobuf gives text that is not UTF-8 as bytes.
+    if not isinstance(text, str) or not text.startswith("{"):
+        return None
+    try:
+        stored = msgspec.json.decode(text, type=StoredHierarchy)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    # All modules around this one are made from its path: a few bytes of a stranger could ask for any amount of memory.
+    return stored if stored.module.count(".") <= MAX_DEPTH else None
+
+
+class NodeStores(msgspec.Struct, frozen=True):
+    """What a node itself says: its `doc_string`, where it is one of ours, and our `metadata_props`, where it has them.
+
+    Attributes:
+        doc_string: What the `doc_string` holds.
+        tag: The tag among the properties.
+        module: The owner's call among the properties.
+        kind: The kind of the attribution among the properties.
+        damaged: Whether the `doc_string` begins as one of ours and cannot be read.
+    """
+
+    doc_string: StoredHierarchy | None
+    tag: str | None
+    module: str | None
+    kind: str | None
+    damaged: bool = False
+
+
+def read_node_stores(node: onnx.NodeProto) -> NodeStores:
+    """The two stores in a node."""
+    # Protobuf gives text that is not UTF-8 as bytes.
+    properties = {
+        entry.key: entry.value for entry in node.metadata_props if _is_ours(entry.key) and isinstance(entry.value, str)
+    }
+    said: object = node.doc_string
+    text = said if isinstance(said, str) else ""
+    stored = read_doc_string(text)
+    return NodeStores(
+        doc_string=stored,
+        tag=properties.get(TAG_KEY),
+        module=properties.get(MODULE_KEY),
+        kind=properties.get(KIND_KEY),
+        damaged=stored is None and text.startswith('{"hierarchy_'),
+    )
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(PREFIX)
+
+
+def has_node_properties(model: onnx.ModelProto) -> bool:
+    """Whether nodes of this model can hold `metadata_props`."""
+    return model.ir_version >= _NODE_METADATA_IR_VERSION
+
+
+def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDocument:
+    """Read the sidecar at `path`.
+
+    Raises:
+        FileFormatError: It cannot be read, is too large, or is no hierarchy document.
+    """
+    try:
+        size = path.stat().st_size
+        if size > limits.sidecar_bytes:
+            raise FileFormatError(f"{path} has {size} bytes, more than a sidecar may ({limits.sidecar_bytes})")
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
+    return decode_document(data, str(path))
+
+
+@overload
+def strip_hierarchy(model: onnx.ModelProto) -> onnx.ModelProto: ...
+@overload
+def strip_hierarchy(model: ir.Model) -> ir.Model: ...
+def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelProto:
+    """The model without our metadata, as a copy; whatever else it holds is left as it is.
+
+    Args:
+        model: An `onnx_ir.Model` or an `onnx.ModelProto`.
+
+    Returns:
+        A copy of the same type. Weights are shared with an `onnx_ir.Model`, copied with a proto.
+    """
+    if isinstance(model, ir.Model):
+        copy = model.clone()
+        _strip_mapping(copy.metadata_props)
+        for _, node in identified_nodes(copy):
+            _strip_mapping(node.metadata_props)
+            stored = read_doc_string(node.doc_string)
+            if stored is not None:
+                node.doc_string = stored.doc_string
+        return copy
+    if isinstance(model, onnx.ModelProto):
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        _strip_proto(copied)
+        return copied
+    raise InputError(
+        f"strip_hierarchy takes an onnx_ir.Model or an onnx.ModelProto, not {type(model).__name__}: "
+        "load the file first, e.g. with onnx.load"
+    )
+
+
+def _strip_mapping(properties: object) -> None:
+    if isinstance(properties, dict):
+        for key in [key for key in properties if _is_ours(key)]:
+            del properties[key]
+
+
+def _strip_proto(model: onnx.ModelProto) -> None:
+    _strip_entries(model.metadata_props)
+    for _, node in identified_proto_nodes(model):
+        _strip_entries(node.metadata_props)
+        stored = read_doc_string(node.doc_string)
+        if stored is not None:
+            node.ClearField("doc_string")
+            if stored.doc_string is not None:
+                node.doc_string = stored.doc_string
+
+
+def _strip_entries(entries: Any) -> None:
+    # Not copied: protobuf reads entries that are not UTF-8, and makes none.
+    for position in reversed([position for position, entry in enumerate(entries) if _is_ours(entry.key)]):
+        del entries[position]
+
+
+def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:
+    """Take out, in place, all metadata that names source files of the exporting machine, torch's included."""
+    if isinstance(model, onnx.ModelProto):
+        for _, proto in identified_proto_nodes(model):
+            if _SOURCE_REFERENCE.search(proto.doc_string):
+                proto.ClearField("doc_string")
+        return
+    graphs: list[dict[str, str]] = [model.metadata_props, model.graph.metadata_props]
+    graphs.extend(function.metadata_props for function in model.functions.values())
+    for _, node in identified_nodes(model):
+        graphs.append(node.metadata_props)
+        graphs.extend(value.metadata_props for value in node.outputs)
+        if node.doc_string and _SOURCE_REFERENCE.search(node.doc_string):
+            node.doc_string = None
+    for properties in graphs:
+        for key in [key for key, text in properties.items() if _SOURCE_REFERENCE.search(text)]:
+            del properties[key]
