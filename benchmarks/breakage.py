@@ -28,8 +28,8 @@ from tests.support import nine, zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, with_owners
 
 import modelexport
-from modelexport.analysis.contamination.claimed_owners import Claims
 from modelexport.analysis.contamination.check import Evidence, contamination_findings
+from modelexport.analysis.contamination.claimed_owners import Claims
 from modelexport.analysis.findings import Severity
 from modelexport.analysis.validation.subject import Subject
 from modelexport.errors import ModelExportError

@@ -9,12 +9,10 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from modelexport.storage.transaction import sidecar_path
+from modelexport.graph.node_ids import graph_hash, identified_tensors
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.storage.metadata_stores import write_stores
 from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.hierarchy.document import build_document, encode_document
-from modelexport.graph.node_ids import graph_hash, identified_tensors
 from modelexport.hierarchy.modules import (
     ROOT_CALL,
     BoundaryTensor,
@@ -27,6 +25,8 @@ from modelexport.hierarchy.modules import (
     parent_path,
 )
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.metadata_stores import write_stores
+from modelexport.storage.transaction import sidecar_path
 
 WIDTH = 64
 # What each layer is made of: path below the layer, class, and the operations that its own forward runs.

@@ -15,26 +15,23 @@ if TYPE_CHECKING:
     from modelexport.analysis.extraction.extractor import ModuleSubgraph as ModuleSubgraph
     from modelexport.analysis.extraction.extractor import extract_module as extract_module
     from modelexport.analysis.extraction.extractor import extract_module_subgraph as extract_module_subgraph
+    from modelexport.analysis.extraction.manifest import ExtractedModules as ExtractedModules
+    from modelexport.analysis.extraction.submodel_folder import extract_modules as extract_modules
     from modelexport.analysis.findings import Case as Case
     from modelexport.analysis.findings import Finding as Finding
     from modelexport.analysis.findings import ValidationReport as ValidationReport
-    from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
-    from modelexport.analysis.validation.store_repair import repair as repair
     from modelexport.analysis.query.analysis_report import AnalysisReport as AnalysisReport
     from modelexport.analysis.query.analysis_report import analyze as analyze
-    from modelexport.analysis.retagging.retagger import RetagReport as RetagReport
-    from modelexport.analysis.retagging.retagger import retag as retag
     from modelexport.analysis.query.node_selection import Selection as Selection
     from modelexport.analysis.query.node_selection import select as select
     from modelexport.analysis.query.selectors import select_calls as select_calls
     from modelexport.analysis.query.selectors import select_nodes as select_nodes
-    from modelexport.analysis.extraction.manifest import ExtractedModules as ExtractedModules
-    from modelexport.analysis.extraction.submodel_folder import extract_modules as extract_modules
+    from modelexport.analysis.retagging.retagger import RetagReport as RetagReport
+    from modelexport.analysis.retagging.retagger import retag as retag
+    from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
+    from modelexport.analysis.validation.store_repair import repair as repair
     from modelexport.analysis.validation.validator import validate as validate
     from modelexport.capture.capture import Capture as Capture
-    from modelexport.storage.metadata_stores import strip_hierarchy as strip_hierarchy
-    from modelexport.hierarchy.document import HierarchyDocument as HierarchyDocument
-    from modelexport.hierarchy.document import document_schema as document_schema
     from modelexport.errors import AllStrategiesFailedError as AllStrategiesFailedError
     from modelexport.errors import ContractError as ContractError
     from modelexport.errors import DataDependentError as DataDependentError
@@ -58,21 +55,25 @@ if TYPE_CHECKING:
     from modelexport.exporting.export import UnifiedExporter as UnifiedExporter
     from modelexport.exporting.export import UsageBasedExporter as UsageBasedExporter
     from modelexport.exporting.export import export_model as export_model
-    from modelexport.limits import ReadLimits as ReadLimits
-    from modelexport.limits import RunLimits as RunLimits
-    from modelexport.storage.loaded_model import LoadedModel as LoadedModel
-    from modelexport.storage.loaded_model import load as load
-    from modelexport.storage.opened_file import ModelFile as ModelFile
-    from modelexport.storage.opened_file import read_model as read_model
+    from modelexport.exporting.file_tagging import tag_file as tag_file
+    from modelexport.exporting.generation_stages import export_stages as export_stages
     from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.exporting.result import ProgressEvent as ProgressEvent
+    from modelexport.hierarchy.document import HierarchyDocument as HierarchyDocument
+    from modelexport.hierarchy.document import document_schema as document_schema
+    from modelexport.limits import ReadLimits as ReadLimits
+    from modelexport.limits import RunLimits as RunLimits
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
     from modelexport.sources.inputs.choose import choose_inputs as choose_inputs
     from modelexport.sources.inputs.synthesis.search import make_example_inputs as make_example_inputs
     from modelexport.sources.loaders.model_reference import load_model as load_model
     from modelexport.sources.loaders.sourced_model import LoadOptions as LoadOptions
     from modelexport.sources.loaders.sourced_model import SourcedModel as SourcedModel
-    from modelexport.exporting.generation_stages import export_stages as export_stages
+    from modelexport.storage.loaded_model import LoadedModel as LoadedModel
+    from modelexport.storage.loaded_model import load as load
+    from modelexport.storage.metadata_stores import strip_hierarchy as strip_hierarchy
+    from modelexport.storage.opened_file import ModelFile as ModelFile
+    from modelexport.storage.opened_file import read_model as read_model
     from modelexport.strategies.base import CaptureRequest as CaptureRequest
     from modelexport.strategies.base import Strategy as Strategy
     from modelexport.strategies.characteristics import ModelCharacteristics as ModelCharacteristics
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
     from modelexport.strategies.registry import register_strategy as register_strategy
     from modelexport.strategies.selection import StrategySelector as StrategySelector
     from modelexport.strategies.usage_based import UsageBasedStrategy as UsageBasedStrategy
-    from modelexport.exporting.file_tagging import tag_file as tag_file
     from modelexport.verification.module_verification import verify_modules as verify_modules
     from modelexport.verification.report import CallVerification as CallVerification
     from modelexport.verification.report import VerificationReport as VerificationReport

@@ -19,15 +19,13 @@ import onnx_ir as ir
 import typer
 
 import modelexport
-from modelexport.analysis.validation import validator
 from modelexport.analysis.comparison.model_comparison import compare_models
 from modelexport.analysis.extraction.extractor import Extractor
-from modelexport.analysis.validation.store_repair import repair
-from modelexport.analysis.retagging.retagger import retag
 from modelexport.analysis.query.node_selection import select
+from modelexport.analysis.retagging.retagger import retag
+from modelexport.analysis.validation import validator
+from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.subject import Subject
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
 from modelexport.cli import analyze as analyze_command
 from modelexport.cli import compare as compare_command
 from modelexport.cli import extract as extract_command
@@ -36,7 +34,9 @@ from modelexport.cli import tree as tree_command
 from modelexport.cli import validate as validate_command
 from modelexport.cli.output import Format, Output, ReportFile
 from modelexport.ort.model_checks import ModelChecks
+from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
 from modelexport.storage.recovery import find_hierarchy
+from modelexport.storage.transaction import sidecar_path
 from tests.fuzz import nasty
 from tests.fuzz.cases import Case, Workspace
 

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onnx import helper
 
 import modelexport
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import write_stores
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, encode_document, tensor_records
 from modelexport.graph.node_ids import graph_hash, identified_proto_nodes, identified_tensors
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, encode_document, tensor_records
+from modelexport.storage.metadata_stores import write_stores
+from modelexport.storage.transaction import sidecar_path
 from tests.support import zoo
 
 # With bodies of control flow, and with a module that is called twice.

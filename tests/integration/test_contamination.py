@@ -12,8 +12,8 @@ from tests.support import zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, read_document, with_owners, write_artifact
 
 import modelexport
-from modelexport.analysis.contamination.claimed_owners import Claims
 from modelexport.analysis.contamination.check import Evidence
+from modelexport.analysis.contamination.claimed_owners import Claims
 from modelexport.analysis.validation.subject import Subject
 from modelexport.analysis.validation.validator import validate
 

@@ -18,10 +18,10 @@ from tests.support.commands_in_process import run_commands
 from tests.support.hostile_graphs import DOUBLE, endless_loop, function_chain, huge_tensor, model
 
 import modelexport
-from modelexport.storage.transaction import sidecar_path
-from modelexport.hierarchy.document import encode_document
 from modelexport.graph.node_ids import graph_hash, identified_nodes, operation
+from modelexport.hierarchy.document import encode_document
 from modelexport.limits import RunLimits
+from modelexport.storage.transaction import sidecar_path
 from modelexport.verification.contamination_by_value import judge_attributions
 
 

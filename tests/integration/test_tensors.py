@@ -13,9 +13,9 @@ from tests.conftest import Exporter
 from tests.support import zoo
 
 import modelexport
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.hierarchy.document import HierarchyDocument, build_document
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy.modules import ROOT_CALL, CallTree, ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
 

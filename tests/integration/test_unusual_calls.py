@@ -12,8 +12,8 @@ from tests.support.plain import export_plainly
 from torch import nn
 
 from modelexport.capture.fx.stage_decomposition import _watched
-from modelexport.storage.metadata_stores import strip_hierarchy
 from modelexport.exporting.export import export_model
+from modelexport.storage.metadata_stores import strip_hierarchy
 from modelexport.verification.contamination_by_value import judge_attributions
 from modelexport.verification.eager_run import run_eagerly
 

@@ -17,10 +17,10 @@ from tests.support.untouched import Snapshot, snapshot
 from torch import nn
 
 import modelexport
-from modelexport.storage.transaction import sidecar_path
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import InputError, SelectorError
 from modelexport.graph.node_ids import graph_hash
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.storage.transaction import sidecar_path
 from modelexport.verification.module_run import ModuleRun, ModuleRunner
 from modelexport.verification.report import CallVerification, Verdict, VerificationReport
 

@@ -11,8 +11,6 @@ import onnx
 
 import modelexport
 from modelexport.graph.flow_graph import read_flow
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import write_stores
 from modelexport.hierarchy.document import (
     CallRecord,
     HierarchyDocument,
@@ -20,6 +18,8 @@ from modelexport.hierarchy.document import (
     decode_document,
     encode_document,
 )
+from modelexport.storage.metadata_stores import write_stores
+from modelexport.storage.transaction import sidecar_path
 
 
 def read_document(path: Path) -> HierarchyDocument:

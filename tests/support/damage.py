@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from modelexport.storage.transaction import sidecar_path
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
 from modelexport.graph.node_ids import graph_hash
+from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.storage.transaction import sidecar_path
 
 
 def change_weight(source: Path, target: Path, document: HierarchyDocument, call: str) -> str:

@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 
 import modelexport
-from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.by_value.attribution_by_value import Usage, attribute_by_usage
-from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.graph.node_ids import identified_nodes
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
 

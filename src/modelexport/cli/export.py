@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.storage.transaction import check_target, sidecar_path
 from modelexport.cli.export_summary import markdown_report, next_steps, stage_lines, summary_lines
 from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
 from modelexport.cli.options import TorchNnExceptionsOption, parse_exceptions
 from modelexport.cli.output import Format, FormatOption, Output
 from modelexport.errors import InputError
 from modelexport.storage.atomic_text import check_text_target, write_text
+from modelexport.storage.transaction import check_target, sidecar_path
 
 if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult

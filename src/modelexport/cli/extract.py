@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from modelexport.storage.transaction import check_target
 from modelexport.cli.export_summary import shown_path
 from modelexport.cli.options import SelectOption
 from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line
 from modelexport.display import counted
 from modelexport.errors import InputError
+from modelexport.storage.transaction import check_target
 
 if TYPE_CHECKING:
     from modelexport.analysis.extraction.manifest import DescribedSubmodel

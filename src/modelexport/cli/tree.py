@@ -14,8 +14,8 @@ from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOptio
 from modelexport.display import counted, printable
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy.modules import MAX_DEPTH, parent_path
-from modelexport.storage.opened_file import ModelFile, read_model
 from modelexport.hierarchy.schemas import json_schema
+from modelexport.storage.opened_file import ModelFile, read_model
 
 if TYPE_CHECKING:
     from rich.tree import Tree

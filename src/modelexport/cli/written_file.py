@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from modelexport.storage.transaction import check_target
 from modelexport.errors import InputError
+from modelexport.storage.transaction import check_target
 
 _PANEL = "Output"
 

@@ -15,30 +15,30 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.storage import transaction
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_forward, check_signature
 from modelexport.capture.dynamic_axes import DynamicAxes
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.storage.metadata_stores import remove_source_references, write_stores
-from modelexport.hierarchy.document import build_document
 from modelexport.errors import ContractError, InputError
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
-from modelexport.torch_support.example_inputs import normalize_inputs
-from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
+from modelexport.exporting.export_writer import Tagged, write_artifact
 from modelexport.exporting.progress import Observer, Pipeline
-from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
 from modelexport.exporting.result import AttemptReport, ExportResult
+from modelexport.gc_pause import uncollected
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.document import build_document
+from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
+from modelexport.hierarchy.tags import TagView
+from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
+from modelexport.storage import transaction
+from modelexport.storage.atomic_text import check_text_target, staged_text
+from modelexport.storage.metadata_stores import remove_source_references, write_stores
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
 from modelexport.strategies.registry import AUTO, StrategyRegistry
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
-from modelexport.hierarchy.tags import TagView
-from modelexport.storage.atomic_text import check_text_target, staged_text
-from modelexport.gc_pause import uncollected
-from modelexport.exporting.export_writer import Tagged, write_artifact
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 

@@ -12,10 +12,10 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.storage import transaction
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
 from modelexport.errors import ContractError
 from modelexport.graph.node_ids import weight_bytes
+from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.storage import transaction
 from modelexport.storage.inline_writer import save_inline
 from modelexport.storage.wire_format import ExporterFile
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from modelexport.storage import transaction
-from modelexport.capture.diagnosis import check_signature
-from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.fx.program_modules import refuse_program
 from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
-from modelexport.hierarchy.document import HierarchyDocument, build_document
+from modelexport.capture.diagnosis import check_signature
+from modelexport.capture.fx.program_modules import refuse_program
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError
-from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
-from modelexport.hierarchy.modules import ModuleTree
-from modelexport.torch_support.example_inputs import normalize_inputs
-from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.exporting.progress import Observer, Pipeline
-from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
 from modelexport.exporting.result import AttemptReport, ExportResult
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.document import HierarchyDocument, build_document
+from modelexport.hierarchy.modules import ModuleTree
 from modelexport.hierarchy.tags import TagView
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.storage import transaction
+from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
 
 STEPS = ("check", "read", "run", "document", "write")
 

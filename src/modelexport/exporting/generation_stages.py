@@ -9,19 +9,19 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from modelexport.storage import transaction
-from modelexport.capture.fx import transformers_exporter
 from modelexport.capture.capture import Capture
+from modelexport.capture.fx import transformers_exporter
 from modelexport.capture.fx.stage_decomposition import Stage, decompose
 from modelexport.errors import InputError, ModelExportError
 from modelexport.exporting.export import STEPS, export_model
-from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.exporting.progress import Observer
-from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
 from modelexport.exporting.result import ExportResult, ProgressEvent
+from modelexport.storage import transaction
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.strategies.fx import FxStrategy
 from modelexport.strategies.registry import StrategyRegistry
+from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
 
 # Options of export_model that have no meaning here, with why.
 _REFUSED = {

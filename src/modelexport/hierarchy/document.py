@@ -11,10 +11,10 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport._version import __version__
-from modelexport.hierarchy.attribution import Attribution
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph.node_ids import GraphTensor
+from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.modules import (
     MAX_DEPTH,
     ROOT_PATH,

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
+from modelexport.graph.node_ids import graph_bodies, nodes_within
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.graph.node_ids import graph_bodies, nodes_within
 from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree
 
 # The calls of a node's consumers are replaced by their innermost common caller where they are more than this: without

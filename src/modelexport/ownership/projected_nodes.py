@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
+from modelexport.graph.node_ids import graph_bodies, named_values
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.graph.node_ids import graph_bodies, named_values
 from modelexport.hierarchy.modules import CallId, CallTree
 from modelexport.ownership.region import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation

@@ -13,11 +13,11 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from modelexport.storage import transaction
-from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph.node_ids import identified_nodes
+from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.storage import transaction
+from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
 from modelexport.storage.opened_file import existing_file, read_proto
 
 

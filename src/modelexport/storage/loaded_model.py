@@ -9,12 +9,12 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import FileFormatError
 from modelexport.graph.node_ids import identified_nodes
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string
 from modelexport.storage.opened_file import describe_file, existing_file, find_document, read_proto
 
 

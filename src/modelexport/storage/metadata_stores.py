@@ -16,9 +16,9 @@ import onnx
 import onnx_ir as ir
 
 from modelexport._version import __version__
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, decode_document
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph.node_ids import identified_nodes, identified_proto_nodes
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, decode_document
 from modelexport.hierarchy.modules import MAX_DEPTH
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 

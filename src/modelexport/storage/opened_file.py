@@ -11,14 +11,14 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string, read_sidecar
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph.node_ids import graph_hash, identified_proto_nodes
-from modelexport.storage.untrusted_checks import DataFolder, cache_repository, check_model
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string, read_sidecar
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.untrusted_checks import DataFolder, cache_repository, check_model
 from modelexport.storage.wire_format import read_skeleton, scan
 
 # Weights that take less than this together are parsed with the rest.

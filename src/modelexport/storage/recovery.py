@@ -13,8 +13,9 @@ from typing import Literal, cast
 import onnx
 import onnx_ir as ir
 
+from modelexport.errors import FileFormatError
+from modelexport.graph.node_ids import graph_hash, identified_proto_nodes, identified_tensors
 from modelexport.hierarchy import confidence
-from modelexport.storage.metadata_stores import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string
 from modelexport.hierarchy.document import (
     SCHEMA_VERSION,
     CallRecord,
@@ -24,8 +25,6 @@ from modelexport.hierarchy.document import (
     Producer,
     tensor_records,
 )
-from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import graph_hash, identified_proto_nodes, identified_tensors
 from modelexport.hierarchy.modules import (
     MAX_DEPTH,
     ROOT_CALL,
@@ -39,9 +38,10 @@ from modelexport.hierarchy.modules import (
     ancestor_paths,
     parent_path,
 )
-from modelexport.storage.opened_file import ModelFile, hash_file
-from modelexport.storage.exporter_scopes import Scope, TagStep, align_tag, read_name_scope, read_torch_scope
 from modelexport.hierarchy.tags import TagScheme, TagView
+from modelexport.storage.exporter_scopes import Scope, TagStep, align_tag, read_name_scope, read_torch_scope
+from modelexport.storage.metadata_stores import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string
+from modelexport.storage.opened_file import ModelFile, hash_file
 
 Origin = Literal["sidecar", "doc_string", "metadata_props", "torch metadata", "scoped names"]
 Kind = Literal["exact", "fused", "merged", "folded", "inferred"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import check_forward
 from modelexport.capture.dynamic_axes import (
@@ -26,6 +25,7 @@ from modelexport.capture.dynamic_axes import (
     tied_axes,
     widened,
 )
+from modelexport.capture.torchscript import jit_exporter
 from modelexport.errors import ExportError, InputError
 from modelexport.exporting.result import AttemptReport
 from modelexport.strategies.base import CaptureRequest

@@ -6,11 +6,9 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture.fx import dynamo
-from modelexport.capture.fx import exported_program
-from modelexport.capture.fx import transformers_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
+from modelexport.capture.fx import dynamo, exported_program, transformers_exporter
 from modelexport.capture.fx.program_modules import ExportedProgramModule
 from modelexport.strategies.base import CaptureRequest, Strategy
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import torch
 
-from modelexport.capture.fx import transformers_exporter
-from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.capture import Capture
 from modelexport.capture.data_reads import find_data_reads
+from modelexport.capture.fx import transformers_exporter
 from modelexport.capture.specialization import Specialization
+from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.tracer_warnings import recorded_warnings
 from modelexport.errors import (
     AllStrategiesFailedError,

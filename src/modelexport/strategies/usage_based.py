@@ -8,17 +8,17 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.fx import dynamo
-from modelexport.capture.torchscript import jit_exporter
+from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, require_onnxruntime
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.fx import dynamo
 from modelexport.capture.fx.program_modules import refuse_program
-from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, require_onnxruntime
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.torchscript import jit_exporter
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.limits import NO_RUN_LIMITS
-from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.storage.wire_format import ExporterFile
+from modelexport.strategies.base import CaptureRequest, Strategy
 
 
 @final

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from modelexport.torch_support.state_guard import fused_layers_off
 from modelexport.torch_support import private
 from modelexport.torch_support.call_watch import CallWatch
 from modelexport.torch_support.dry_run import Trial, try_out
+from modelexport.torch_support.state_guard import fused_layers_off
 
 
 class OperatorObserver(Protocol):

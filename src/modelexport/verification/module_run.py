@@ -14,15 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import InputError
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.modules import CallId
-from modelexport.torch_support.example_inputs import copied_inputs
-from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, fused_layers_off, preserved_state
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 from modelexport.torch_support.control_flow_watch import control_flow_depth
+from modelexport.torch_support.example_inputs import copied_inputs
 from modelexport.torch_support.private import hold_memory, version_of
+from modelexport.torch_support.state_guard import (
+    TURN,
+    buffers_restored,
+    evaluation_mode,
+    fused_layers_off,
+    preserved_state,
+)
+from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 _SHOWN = 3
 _OTHER_SEED = 0x5EED

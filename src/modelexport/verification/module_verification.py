@@ -15,23 +15,23 @@ import torch
 
 from modelexport.analysis.extraction.call_boundary import ExtractionPlan
 from modelexport.analysis.extraction.extractor import Extractor, HierarchySource, ModelSource
-from modelexport.analysis.query.selectors import select_calls
 from modelexport.analysis.extraction.submodel import Port
-from modelexport.hierarchy.document import CallRecord
+from modelexport.analysis.query.selectors import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
-from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.hierarchy.document import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.storage.loaded_model import LoadedModel, load
 from modelexport.ort.prepared_model import PreparedModel, external_folder, prepared
 from modelexport.ort.runner import Runner, require_onnxruntime
-from modelexport.verification.nondeterminism import without_chance
+from modelexport.storage.loaded_model import LoadedModel, load
+from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.verification.difference import Difference, Tolerance, compare
+from modelexport.verification.full_model_run import WholeRun
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
+from modelexport.verification.nondeterminism import without_chance
 from modelexport.verification.permuted_outputs import ResultPair, same_in_another_order
 from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
 from modelexport.verification.verdicts import verdict_of, with_orders, with_sources, worst
-from modelexport.verification.full_model_run import WholeRun
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 _NO_RESULT = "nothing of what it returned is in the graph"

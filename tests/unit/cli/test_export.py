@@ -15,9 +15,9 @@ from tests.support.command import PROGRESS_LINE, Outcome
 from tests.support.command_process import FACTORIES, WITHOUT_TORCH, Exported, files_in, in_process
 
 from modelexport.cli.export_summary import markdown_report
-from modelexport.hierarchy.document import decode_document
 from modelexport.exporting.export import STEPS
 from modelexport.exporting.result import AttemptReport, ExportResult, StepReport
+from modelexport.hierarchy.document import decode_document
 
 # --- what needs no torch ---------------------------------------------------------------------------------------
 

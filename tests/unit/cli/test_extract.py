@@ -18,13 +18,11 @@ from typer.testing import CliRunner
 import modelexport
 from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import write_stores
 from modelexport.cli.main import app
-from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.document import build_document, encode_document
 from modelexport.errors import ExtractionError, InputError
 from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.confidence import recorded_by_exporter
+from modelexport.hierarchy.document import build_document, encode_document
 from modelexport.hierarchy.modules import (
     ROOT_CALL,
     BoundaryTensor,
@@ -36,6 +34,8 @@ from modelexport.hierarchy.modules import (
     TensorInfo,
 )
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.metadata_stores import write_stores
+from modelexport.storage.transaction import sidecar_path
 
 pytestmark = pytest.mark.integration
 

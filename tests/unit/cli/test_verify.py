@@ -20,9 +20,9 @@ from tests.support.damage import change_weight
 from tests.support.factories import seeded_net
 
 import modelexport
-from modelexport.storage.transaction import sidecar_path
 from modelexport.cli.main import run
 from modelexport.hierarchy.document import encode_document
+from modelexport.storage.transaction import sidecar_path
 
 ROOT = Path(__file__).parents[2]
 MODEL = ("--model", "tests.support.factories:seeded_net")

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from modelexport.graph import fingerprints
-from modelexport.capture.by_value.eager_recording import run_eagerly
-from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun
-from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.by_value.attribution_by_value import match_inputs, run_onnx
+from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun
+from modelexport.capture.by_value.eager_recording import run_eagerly
 from modelexport.capture.by_value.torch_fingerprints import take_fingerprint
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError, StrategyIncompatibleError
+from modelexport.graph import fingerprints
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
 from modelexport.hierarchy.modules import ROOT_CALL, CallId
 

@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from tests.support import zoo
 from torch import nn
 
+from modelexport.errors import FileFormatError, ModelExportError
+from modelexport.exporting.export import export_model
+from modelexport.exporting.result import ExportResult
 from modelexport.hierarchy.document import (
     SCHEMA_VERSION,
     CallRecord,
@@ -27,10 +30,7 @@ from modelexport.hierarchy.document import (
     document_schema,
     encode_document,
 )
-from modelexport.errors import FileFormatError, ModelExportError
-from modelexport.exporting.export import export_model
 from modelexport.hierarchy.modules import BoundaryTensor, CallId, ForwardArgument, TensorInfo
-from modelexport.exporting.result import ExportResult
 from modelexport.hierarchy.tags import TagView
 
 SOURCE = "some/where/model_hierarchy.json"

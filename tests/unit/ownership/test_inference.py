@@ -5,10 +5,16 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.module_patterns import boundary_paths
-from modelexport.hierarchy.confidence import AGREEING_NEIGHBOURS, COMMON_CALLER, NO_EVIDENCE, ONE_SIDE, recorded_by_exporter
 from modelexport.errors import InputError
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.confidence import (
+    AGREEING_NEIGHBOURS,
+    COMMON_CALLER,
+    NO_EVIDENCE,
+    ONE_SIDE,
+    recorded_by_exporter,
+)
+from modelexport.hierarchy.module_patterns import boundary_paths
 from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
 from modelexport.ownership import InferencePolicy, add_contexts, infer_missing
 

@@ -6,9 +6,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from modelexport.graph.node_ids import graph_hash
 from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.graph.node_ids import graph_hash
 from modelexport.hierarchy.modules import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
 from modelexport.ownership import Projection, ValueCorrespondence, project
 from modelexport.ownership.no_ops import passed_on_values

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 from tests.support.model_files import CANARY, READERS, external, function, make_model, refused, relu, saved, value
 
 from modelexport.errors import FileFormatError
-from modelexport.storage.untrusted_checks import external_tensors
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.storage.loaded_model import load
 from modelexport.storage.opened_file import read_model
+from modelexport.storage.untrusted_checks import external_tensors
 
 
 def in_weight(tensor: onnx.TensorProto) -> onnx.ModelProto:

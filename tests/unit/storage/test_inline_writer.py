@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.support import zoo
 
 from modelexport.storage.inline_writer import save_inline
-from modelexport.torch_support.private_jit import weights_apart
 from modelexport.storage.wire_format import ExporterFile, read_skeleton
+from modelexport.torch_support.private_jit import weights_apart
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.float8_e4m3fn]
 

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.support import zoo
 
+from modelexport.errors import FileFormatError, InputError
+from modelexport.exporting.export import export_model
+from modelexport.exporting.result import ExportResult
+from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors
 from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.document import HierarchyDocument, build_document
+from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.hierarchy.tags import TagView
+from modelexport.storage.loaded_model import load
 from modelexport.storage.metadata_stores import (
     KIND_KEY,
     MODULE_KEY,
@@ -30,14 +38,6 @@ from modelexport.storage.metadata_stores import (
     strip_hierarchy,
     write_stores,
 )
-from modelexport.hierarchy.document import HierarchyDocument, build_document
-from modelexport.errors import FileFormatError, InputError
-from modelexport.exporting.export import export_model
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors
-from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
-from modelexport.storage.loaded_model import load
-from modelexport.exporting.result import ExportResult
-from modelexport.hierarchy.tags import TagView
 
 ROOT = Path(__file__).parents[2]
 # What only a file of the exporting machine is called, and how a stack trace looks.

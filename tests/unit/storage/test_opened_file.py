@@ -18,12 +18,12 @@ from onnx import TensorProto, helper
 from tests.conftest import Exporter
 from tests.support.model_files import READERS, external, function, make_model, refused, relu, saved, value
 
-from modelexport.storage.transaction import sidecar_path
-from modelexport.hierarchy.document import decode_document, encode_document
 from modelexport.errors import InputError, ModelExportError
+from modelexport.hierarchy.document import decode_document, encode_document
 from modelexport.limits import ReadLimits
 from modelexport.storage.loaded_model import load
 from modelexport.storage.opened_file import read_model
+from modelexport.storage.transaction import sidecar_path
 from modelexport.storage.wire_format import scan
 
 # --- what both readers say --------------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ from tests.conftest import Exported, Exporter
 from tests.support import zoo
 
 from modelexport import strip_hierarchy
-from modelexport.hierarchy.document import HierarchyDocument, decode_document, encode_document
 from modelexport.errors import FileFormatError
 from modelexport.graph.node_ids import identified_proto_nodes
+from modelexport.hierarchy.document import HierarchyDocument, decode_document, encode_document
 from modelexport.hierarchy.modules import CallId
+from modelexport.storage.exporter_scopes import NAME_SCOPES_KEY, align_tag, read_name_scope, read_torch_scope
 from modelexport.storage.opened_file import read_model
 from modelexport.storage.recovery import Recovered, find_hierarchy, recover_document
-from modelexport.storage.exporter_scopes import NAME_SCOPES_KEY, align_tag, read_name_scope, read_torch_scope
 
 
 def proto_of(ours: Exported) -> onnx.ModelProto:

@@ -22,9 +22,9 @@ from tests.support.artifact_sets import (
     whole,
 )
 
+from modelexport.errors import ContractError, InputError, StorageError
 from modelexport.storage import transaction
 from modelexport.storage.transaction import check_target, data_file_name, sidecar_path, stage
-from modelexport.errors import ContractError, InputError, StorageError
 
 
 def test_names_of_the_files_beside_a_target() -> None:

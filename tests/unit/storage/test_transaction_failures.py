@@ -29,8 +29,8 @@ from tests.support.artifact_sets import (
     whole,
 )
 
-from modelexport.storage.transaction import check_target, recover, stage
 from modelexport.errors import InputError, ModelExportError, StorageError
+from modelexport.storage.transaction import check_target, recover, stage
 
 
 @pytest.mark.parametrize(("number", "hard_links"), [(errno.ENOSPC, True), (errno.EIO, False)])

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tests.support.artifact_sets import as_root, contents, export, forked, in_child, mixed, snapshot, whole
 
+from modelexport.errors import StorageError
 from modelexport.storage import transaction
 from modelexport.storage.transaction import recover, stage
-from modelexport.errors import StorageError
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -21,18 +21,18 @@ from tests.conftest import Exporter
 import modelexport
 from modelexport.analysis.comparison.model_comparison import compare_models
 from modelexport.analysis.extraction.extractor import Extractor
-from modelexport.analysis.validation.store_repair import repair
+from modelexport.analysis.extraction.submodel_files import write_submodel
 from modelexport.analysis.query.analysis_report import analyze
 from modelexport.analysis.retagging.retagger import retag
-from modelexport.analysis.extraction.submodel_files import write_submodel
+from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.validator import validate
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import read_doc_string
 from modelexport.cli.tree import _tag_tree
-from modelexport.hierarchy.document import decode_document, encode_document
 from modelexport.errors import ExtractionError, FileFormatError, InputError
+from modelexport.hierarchy.document import decode_document, encode_document
 from modelexport.hierarchy.modules import MAX_DEPTH, CallId
+from modelexport.storage.metadata_stores import read_doc_string
 from modelexport.storage.recovery import find_hierarchy
+from modelexport.storage.transaction import sidecar_path
 
 pytestmark = [pytest.mark.regression, pytest.mark.xdist_group("shared_block")]
 

@@ -11,8 +11,8 @@ import torch
 from tests.support.untouched import changes, model_state, torch_state
 from torch import nn
 
-from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.fx.trace_recorder import Recorder
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from modelexport.analysis.comparison.node_matching import Matching
 from modelexport.analysis.comparison.model_index import Outline, outline
-from modelexport.analysis.comparison.node_owners import Ownership
 from modelexport.analysis.comparison.node_changes import TOPOLOGY, PairChange, changes_of_pairs, type_text
+from modelexport.analysis.comparison.node_matching import Matching
+from modelexport.analysis.comparison.node_owners import Ownership
 from modelexport.analysis.comparison.weight_changes import (
     ContentReport,
     WeightChange,
@@ -22,10 +22,10 @@ from modelexport.analysis.comparison.weight_changes import (
     weight_totals,
 )
 from modelexport.display import Summary, summarized
+from modelexport.gc_pause import uncollected
+from modelexport.hierarchy.schemas import json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.opened_file import ModelFile, read_model
-from modelexport.hierarchy.schemas import json_schema
-from modelexport.gc_pause import uncollected
 
 SCHEMA_VERSION = 1
 

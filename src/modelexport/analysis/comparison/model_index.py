@@ -16,9 +16,9 @@ import onnx
 import onnx_ir as ir
 from onnx import AttributeProto, TensorProto
 
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import FileFormatError
 from modelexport.graph.node_ids import SMALL_TENSOR_BYTES
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.storage.opened_file import ModelFile, hash_file
 from modelexport.storage.recovery import recover_document
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import onnx
 
-from modelexport.analysis.comparison.node_matching import Matching
 from modelexport.analysis.comparison.model_index import ABSENT, Outline
+from modelexport.analysis.comparison.node_matching import Matching
 
 # Kinds of change that make another topology. A shape is a note of the exporter's, and follows from the rest.
 TOPOLOGY = frozenset({"operation", "attributes", "inputs", "outputs", "weights", "constants"})

@@ -14,14 +14,14 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from modelexport.analysis.comparison.node_matching import Matching
 from modelexport.analysis.comparison.model_index import Outline, is_small, small_content, tensor_bytes
 from modelexport.analysis.comparison.node_changes import type_name
+from modelexport.analysis.comparison.node_matching import Matching
 from modelexport.errors import FileFormatError
 from modelexport.graph.node_ids import SMALL_TENSOR_BYTES
-from modelexport.storage.untrusted_checks import DataFolder
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.storage.opened_file import ModelFile, read_proto
+from modelexport.storage.untrusted_checks import DataFolder
 
 # Contents are compared in pieces of this size, however large a weight is.
 _PIECE_BYTES = 2**22

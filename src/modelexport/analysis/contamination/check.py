@@ -10,8 +10,8 @@ import onnx
 from modelexport.analysis.contamination.call_index import CallIndex
 from modelexport.analysis.contamination.claimed_owners import Claims, Suspicion
 from modelexport.analysis.contamination.flow_rules import FlowJudge
-from modelexport.graph.flow_graph import FlowGraph, InferredTypes, read_flow
 from modelexport.analysis.findings import Case, Finding, Severity
+from modelexport.graph.flow_graph import FlowGraph, InferredTypes, read_flow
 from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
 
 RULE = "contamination"

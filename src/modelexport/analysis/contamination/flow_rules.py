@@ -16,8 +16,8 @@ import onnx
 from modelexport.analysis.contamination.call_index import ROOT, CallIndex
 from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction, Suspicion, Weighed, Witness
 from modelexport.analysis.contamination.subgraph_rules import BodyRules
-from modelexport.graph.flow_graph import NOBODY, FlowGraph
 from modelexport.analysis.contamination.weight_owners import lost_weights, weight_holders
+from modelexport.graph.flow_graph import NOBODY, FlowGraph
 from modelexport.hierarchy.document import ModuleRecord
 from modelexport.hierarchy.modules import contains
 

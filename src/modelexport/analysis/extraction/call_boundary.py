@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from modelexport.analysis.extraction.backward_slice import Slice, Slicer, input_dependent_values, values_leaving
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord, TensorRecord
 from modelexport.errors import ExtractionError
 from modelexport.graph.node_ids import GraphTensor, graph_bodies, identified_nodes, identified_tensors
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord, TensorRecord
 from modelexport.hierarchy.modules import BoundaryTensor, TensorInfo
 
 # How many calls a message names.

@@ -14,11 +14,11 @@ import onnx_ir as ir
 from modelexport.analysis.extraction.call_boundary import ExtractionPlan, ExtractionPlanner
 from modelexport.analysis.extraction.submodel import Submodel, build_submodel
 from modelexport.analysis.extraction.target_resolution import find_call
-from modelexport.storage.metadata_stores import read_sidecar
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, decode_document
 from modelexport.errors import ExtractionError, FileFormatError, InputError
 from modelexport.graph.node_ids import graph_hash, identified_nodes
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument, decode_document
 from modelexport.storage.loaded_model import LoadedModel, load
+from modelexport.storage.metadata_stores import read_sidecar
 from modelexport.storage.opened_file import read_proto
 from modelexport.storage.recovery import recover_document
 

@@ -10,7 +10,8 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
-from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
+from modelexport.errors import ExtractionError
+from modelexport.graph.node_ids import graph_bodies, graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy.document import (
     CallRecord,
     ExtractionRecord,
@@ -20,9 +21,8 @@ from modelexport.hierarchy.document import (
     TensorRecord,
     tensor_records,
 )
-from modelexport.errors import ExtractionError
-from modelexport.graph.node_ids import graph_bodies, graph_hash, identified_nodes, identified_tensors, operation
 from modelexport.hierarchy.modules import BoundaryTensor, ancestor_paths
+from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
 
 _ADDED = "added by the extraction for the inputs and outputs of the submodel"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.storage import transaction
 from modelexport.analysis.extraction.submodel import Submodel
-from modelexport.hierarchy.document import encode_document
 from modelexport.errors import ExtractionError, ModelExportError
 from modelexport.graph.node_ids import graph_bodies, weight_bytes
+from modelexport.hierarchy.document import encode_document
+from modelexport.storage import transaction
 from modelexport.storage.inline_writer import save_inline
 
 # Weights beyond this lie in a file of their own, as in an export.

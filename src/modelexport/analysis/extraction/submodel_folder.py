@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from modelexport.analysis.extraction.extractor import Extractor, ModelSource
-from modelexport.analysis.query.selectors import select_calls
 from modelexport.analysis.extraction.manifest import (
     ExtractedModules,
     ListedSubmodel,
@@ -19,9 +18,10 @@ from modelexport.analysis.extraction.manifest import (
     manifest_text,
 )
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
-from modelexport.storage.transaction import sidecar_path
+from modelexport.analysis.query.selectors import select_calls
 from modelexport.errors import ExtractionError, InputError, StorageError
 from modelexport.storage.atomic_text import check_text_target
+from modelexport.storage.transaction import sidecar_path
 
 MANIFEST = "manifest.json"
 

@@ -6,8 +6,8 @@ import difflib
 import re
 
 from modelexport.analysis.query.selectors import select_calls
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
 from modelexport.errors import ExtractionError, SelectorError
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument
 from modelexport.hierarchy.modules import CallId
 
 _SHOWN = 5

@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from modelexport.analysis.query.glob import Pattern, Piece
+from modelexport.errors import SelectorError
 from modelexport.hierarchy.attribution import Kind
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument, ModuleRecord, NodeRecord
-from modelexport.errors import SelectorError
 from modelexport.hierarchy.modules import ancestor_paths
 
 MAX_LENGTH = 65_536

@@ -12,19 +12,19 @@ import msgspec
 import numpy.typing as npt
 import onnx_ir as ir
 
-from modelexport.storage import transaction
 from modelexport.analysis.retagging.value_runs import same_tensors
-from modelexport.hierarchy.attribution import Attribution, Kind
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, build_document
 from modelexport.errors import FileFormatError, InputError
-from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
 from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument, build_document
 from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall
-from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.storage.loaded_model import LoadedModel, load
-from modelexport.ownership import Projection, project
 from modelexport.hierarchy.schemas import json_schema
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.ownership import Projection, project
+from modelexport.storage import transaction
+from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
+from modelexport.storage.loaded_model import LoadedModel, load
 
 STRATEGY = "retag"
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport.analysis.retagging.synthetic_feeds import InputPair, for_graph, given_feeds, made_feeds, pair_inputs
-from modelexport.analysis.retagging.tensor_values import Fingerprints, fingerprint_tensors
 from modelexport.analysis.retagging.tensor_matching import match_tensors
+from modelexport.analysis.retagging.tensor_values import Fingerprints, fingerprint_tensors
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort.prepared_model import PreparedModel, prepared

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from modelexport.analysis.validation.subject import Subject
-from modelexport.storage.transaction import check_target
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError
-from modelexport.storage.finished_file import read_finished, write_finished
 from modelexport.graph.node_ids import graph_hash
-from modelexport.storage.recovery import recover_document
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.schemas import json_schema
+from modelexport.storage.finished_file import read_finished, write_finished
+from modelexport.storage.recovery import recover_document
+from modelexport.storage.transaction import check_target
 
 _OURS = ("doc_string", "metadata_props")
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import onnx
 
 from modelexport.analysis.contamination.check import Evidence
-from modelexport.graph.flow_graph import TensorType, value_types
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.metadata_stores import NodeStores, read_node_stores, read_sidecar
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
 from modelexport.errors import ContractError, FileFormatError
+from modelexport.graph.flow_graph import TensorType, value_types
 from modelexport.graph.node_ids import identified_proto_nodes
-from modelexport.storage.untrusted_checks import DataFolder
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.ort.model_checks import ModelChecks, check_file
+from modelexport.storage.metadata_stores import NodeStores, read_node_stores, read_sidecar
 from modelexport.storage.opened_file import existing_file, read_proto
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.untrusted_checks import DataFolder
 
 
 class Subject:

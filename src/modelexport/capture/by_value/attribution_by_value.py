@@ -9,14 +9,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.capture.by_value.subgraph_matching import attribute_bodies
-from modelexport.capture.by_value.operator_matching import Correspondence
-from modelexport.capture.by_value.eager_recording import run_eagerly
 from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun, SeenTensor
+from modelexport.capture.by_value.eager_recording import run_eagerly
+from modelexport.capture.by_value.operator_matching import Correspondence
+from modelexport.capture.by_value.subgraph_matching import attribute_bodies
 from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.graph.node_ids import graph_bodies, identified_nodes
+from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.modules import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import runner as onnx_runner

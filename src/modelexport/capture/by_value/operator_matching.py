@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution, Kind
 from modelexport.capture.by_value.eager_graph import EagerGraph, Operation
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
 from modelexport.graph.node_ids import graph_bodies
+from modelexport.hierarchy import confidence
+from modelexport.hierarchy.attribution import Attribution, Kind
 from modelexport.hierarchy.modules import CallId, CallTree
 from modelexport.ownership import VisitBudget, downstream
 

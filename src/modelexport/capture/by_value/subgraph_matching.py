@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.capture.by_value.operator_matching import Correspondence
 from modelexport.capture.by_value.eager_graph import Body, EagerGraph, Operation
+from modelexport.capture.by_value.operator_matching import Correspondence
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
 from modelexport.graph.node_ids import graph_bodies
+from modelexport.hierarchy import confidence
+from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.modules import CallId, CallTree
 
 # The fingerprints of what a body is handed and makes, by the tensors' names.

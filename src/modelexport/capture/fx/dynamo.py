@@ -12,10 +12,10 @@ from onnx_ir.passes.common import InlinePass
 
 from modelexport.capture.capture import Capture
 from modelexport.capture.fx.evidence import FxEvidence, FxSources, axis_sizes, onnx_values
-from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.fx.trace_recorder import Recorder
-from modelexport.hierarchy.confidence import recorded_by_exporter
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import UnsupportedLibraryError
+from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.hierarchy.modules import CallId
 from modelexport.torch_support.private_fx import before_optimization
 

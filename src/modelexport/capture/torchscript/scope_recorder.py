@@ -20,7 +20,6 @@ from modelexport.capture.torchscript.hook_scopes import HookScopes
 from modelexport.capture.torchscript.jit_graph import JitNode
 from modelexport.capture.torchscript.jit_values import ValueTracker, traced_values
 from modelexport.hierarchy.modules import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 from modelexport.torch_support.call_watch import own_calls_through
 from modelexport.torch_support.private import base_of, has_forward_hooks, version_of
 from modelexport.torch_support.private_jit import (
@@ -30,6 +29,7 @@ from modelexport.torch_support.private_jit import (
     set_tracing_state,
     tracing_state,
 )
+from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 _LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
 

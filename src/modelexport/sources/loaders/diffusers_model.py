@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.hub import Repository, fetch, find_on_hub, folder_repository
-from modelexport.sources.loaders.transformers_model import load_folder
-from modelexport.sources.loaders.load_errors import explain_load_error
-from modelexport.sources.loaders.paths import existing_path
 from modelexport.sources.loaders.library_logging import quiet
+from modelexport.sources.loaders.load_errors import explain_load_error
+from modelexport.sources.loaders.optional_imports import require
+from modelexport.sources.loaders.paths import existing_path
 from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
+from modelexport.sources.loaders.transformers_model import load_folder
 
 _CONFIG = "config.json"
 _PIPELINE = "model_index.json"

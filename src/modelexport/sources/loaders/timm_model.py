@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from modelexport.errors import InputError, ModelSourceError
-from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.hub import fetch, find_on_hub
-from modelexport.sources.loaders.load_errors import explain_load_error
 from modelexport.sources.loaders.library_logging import quiet
+from modelexport.sources.loaders.load_errors import explain_load_error
+from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel
 
 _MADE_UP = "--random-weights makes the weights up"

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from modelexport.errors import ModelExportError, ModelSourceError
-from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.hub import SAFE_WEIGHTS, Repository, find_on_hub, folder_repository
+from modelexport.sources.loaders.library_logging import quiet
 from modelexport.sources.loaders.load_errors import explain_load_error
 from modelexport.sources.loaders.model_class import choose_class, refuse_code
-from modelexport.sources.loaders.library_logging import quiet
+from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
 from modelexport.torch_support.transformers_private import implementations_of, model_from_config
 

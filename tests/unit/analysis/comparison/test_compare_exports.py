@@ -20,8 +20,8 @@ from torch import nn
 
 import modelexport
 from modelexport.analysis.comparison.model_comparison import compare_models
-from modelexport.storage.transaction import sidecar_path
 from modelexport.errors import FileFormatError
+from modelexport.storage.transaction import sidecar_path
 
 MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
 

@@ -21,12 +21,12 @@ from modelexport.analysis.query.analysis_report import analysis_schema, analyze
 from modelexport.analysis.query.node_selection import select, selection_schema
 from modelexport.analysis.query.selectors import select_nodes
 from modelexport.analysis.query.statistics import count
-from modelexport.storage.transaction import sidecar_path
 from modelexport.cli.pages import as_csv
 from modelexport.display import printable
-from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.errors import FileFormatError, InputError, SelectorError
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.modules import contains
+from modelexport.storage.transaction import sidecar_path
 
 MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "cnn", "shared_block", "cond")]
 

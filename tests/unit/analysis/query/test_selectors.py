@@ -12,10 +12,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from modelexport.analysis.query.glob import Pattern, Piece
-from modelexport.analysis.query.selectors import MAX_DEPTH, MAX_LENGTH, And, Not, Or, Term, parse, select_calls, select_nodes
+from modelexport.analysis.query.selectors import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    And,
+    Not,
+    Or,
+    Term,
+    parse,
+    select_calls,
+    select_nodes,
+)
+from modelexport.errors import SelectorError
 from modelexport.hierarchy.attribution import Attribution, Kind
 from modelexport.hierarchy.document import HierarchyDocument, build_document
-from modelexport.errors import SelectorError
 from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
 

@@ -15,12 +15,12 @@ from tests.support.breaking import read_document, with_owners, write_artifact
 
 import modelexport
 from modelexport.analysis.findings import Severity
-from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.sarif import as_sarif
+from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.validator import RULES, validate
-from modelexport.storage.transaction import sidecar_path
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
 from modelexport.errors import FileFormatError, InputError
+from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.storage.transaction import sidecar_path
 
 pytestmark = [pytest.mark.sanity, pytest.mark.xdist_group("no_grad")]
 

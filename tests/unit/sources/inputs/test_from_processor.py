@@ -17,8 +17,8 @@ from tests.support.command import Outcome
 from tests.support.tiny_models import VOCABULARY, make_bert, make_tokenizer, save_bert
 
 from modelexport.errors import InputError
-from modelexport.sources.inputs.synthesis import complete_inputs, make_example_inputs
 from modelexport.sources.inputs.from_processor import Material, process, read_material
+from modelexport.sources.inputs.synthesis import complete_inputs, make_example_inputs
 
 transformers = pytest.importorskip("transformers")
 TAKEN = dict.fromkeys(["input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values"])

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from modelexport.torch_support.state_guard import buffers_restored, evaluation_mode, preserved_state
 from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
 from modelexport.sources.inputs.synthesis.traceback_hints import NOTHING, Spoken, absent, lines, mentioned, spoken_of
-from modelexport.torch_support.tensor_paths import named_results
 from modelexport.torch_support.call_watch import CallWatch
+from modelexport.torch_support.state_guard import buffers_restored, evaluation_mode, preserved_state
+from modelexport.torch_support.tensor_paths import named_results
 
 _MOST_WORDS = 200
 
