@@ -19,8 +19,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass
 
 from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.ownership import project
 
 SIZES = (1_000, 5_000, 20_000, 50_000, 100_000, 200_000)

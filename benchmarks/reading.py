@@ -64,10 +64,10 @@ def _compare(path: Path) -> object:
 def _validate(path: Path) -> object:
     from modelexport.analysis.validation.subject import Subject
     from modelexport.analysis.validation.validator import EXTERNAL, RULES, check
-    from modelexport.gc_pause import uncollected
+    from modelexport.gc_pause import gc_paused
 
     # What ONNX's own checker and shape inference take is theirs, and they run in a process of their own.
-    with uncollected():
+    with gc_paused():
         return check(Subject(path), [rule for rule in RULES if not rule.optional and rule.id not in EXTERNAL])
 
 

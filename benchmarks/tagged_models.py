@@ -9,22 +9,15 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from modelexport.graph.node_ids import graph_hash, identified_tensors
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.tensors import tensors_with_ids
 from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.document import build_document, encode_document
-from modelexport.hierarchy.modules import (
-    ROOT_CALL,
-    BoundaryTensor,
-    CallId,
-    CallTree,
-    ModuleCall,
-    ModuleInfo,
-    ModuleTree,
-    TensorInfo,
-    parent_path,
-)
+from modelexport.hierarchy.document_codec import encode_document
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree, TensorInfo, parent_path
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.document_builder import build_document
 from modelexport.storage.metadata_stores import write_stores
 from modelexport.storage.transaction import sidecar_path
 
@@ -92,7 +85,7 @@ def write_tagged_model(path: Path, nodes: int) -> Path:
         tree=ModuleTree(_with_children(modules)),
         calls=CallTree(calls),
         nodes=records,
-        graph_tensors=identified_tensors(ir.from_proto(model)),
+        graph_tensors=tensors_with_ids(ir.from_proto(model)),
     )
     write_stores(model, document)
     path.write_bytes(model.SerializeToString())

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.exporting.result import ProgressEvent as ProgressEvent
     from modelexport.hierarchy.document import HierarchyDocument as HierarchyDocument
-    from modelexport.hierarchy.document import document_schema as document_schema
+    from modelexport.hierarchy.document_codec import document_schema as document_schema
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
@@ -146,7 +146,7 @@ _HOMES = {
     "analyze": "analysis.query.analysis_report",
     "choose_inputs": "sources.inputs.choose",
     "compare_models": "analysis.comparison.model_comparison",
-    "document_schema": "hierarchy.document",
+    "document_schema": "hierarchy.document_codec",
     "export_model": "exporting.export",
     "export_stages": "exporting.generation_stages",
     "extract_module": "analysis.extraction.extractor",

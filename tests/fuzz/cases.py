@@ -13,7 +13,7 @@ from random import Random
 
 import onnx
 
-from modelexport.graph.node_ids import graph_hash
+from modelexport.graph.digest import graph_hash
 from modelexport.storage.untrusted_checks import external_tensors
 from tests.fuzz import nasty
 from tests.fuzz.bytes_mutations import mutate_bytes, mutate_fields

@@ -12,8 +12,12 @@ import onnx_ir as ir
 from onnx import helper
 
 import modelexport
-from modelexport.graph.node_ids import graph_hash, identified_proto_nodes, identified_tensors
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, encode_document, tensor_records
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import proto_nodes_with_ids
+from modelexport.graph.tensors import tensors_with_ids
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
+from modelexport.hierarchy.document_codec import encode_document
+from modelexport.storage.document_builder import tensor_records
 from modelexport.storage.metadata_stores import write_stores
 from modelexport.storage.transaction import sidecar_path
 from tests.support import zoo
@@ -102,9 +106,9 @@ def _with_functions_and_external_data(model: onnx.ModelProto, document: Hierarch
     root = next(call for call in document.calls if call.parent is None)
     records = tuple(
         known.get(identity) or NodeRecord(identity, node.op_type, root.id, root.tag, "inferred", 0.5, "added")
-        for identity, node in identified_proto_nodes(changed)
+        for identity, node in proto_nodes_with_ids(changed)
     )
-    tensors = tensor_records(identified_tensors(ir.from_proto(changed)), records, document.tree(), {})
+    tensors = tensor_records(tensors_with_ids(ir.from_proto(changed)), records, document.tree(), {})
     described = msgspec.structs.replace(document, nodes=records, tensors=tensors, graph_hash=graph_hash(changed))
     write_stores(changed, described)
     return Seed("functions", "functions", changed.SerializeToString(), encode_document(described), bytes(data))

@@ -14,7 +14,7 @@ from tests.support.usage import Confusion, by_usage, stripped
 from torch import nn
 
 import modelexport
-from modelexport.graph.node_ids import identified_nodes
+from modelexport.graph.node_ids import nodes_with_ids
 
 pytestmark = pytest.mark.integration
 
@@ -217,7 +217,7 @@ def test_body_of_a_function_is_no_more_certain_than_its_callers(tmp_path: Path) 
     proto.opset_import.extend(opsets)
     graph = ir.from_proto(proto)
     found = by_usage(graph, specimen).attributions
-    inside = [found[node] for identity, node in identified_nodes(graph) if identity.startswith("local")]
+    inside = [found[node] for identity, node in nodes_with_ids(graph) if identity.startswith("local")]
     assert [(str(one.owner), one.kind) for one in inside] == [("", "inferred")]
     assert inside[0].confidence < 1
 
@@ -230,7 +230,7 @@ def test_order_of_the_nodes_in_the_file_makes_no_difference(tmp_path: Path) -> N
     for _ in range(2):
         graph = ir.from_proto(proto)
         usage = by_usage(graph, specimen)
-        owners.append({identity: usage.attributions[node] for identity, node in identified_nodes(graph)})
+        owners.append({identity: usage.attributions[node] for identity, node in nodes_with_ids(graph)})
         nodes = list(reversed(proto.graph.node))
         del proto.graph.node[:]
         proto.graph.node.extend(nodes)

@@ -18,8 +18,9 @@ from tests.support.commands_in_process import run_commands
 from tests.support.hostile_graphs import DOUBLE, endless_loop, function_chain, huge_tensor, model
 
 import modelexport
-from modelexport.graph.node_ids import graph_hash, identified_nodes, operation
-from modelexport.hierarchy.document import encode_document
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.limits import RunLimits
 from modelexport.storage.transaction import sidecar_path
 from modelexport.verification.contamination_by_value import judge_attributions
@@ -71,7 +72,7 @@ def hostile(name: str, tmp_path: Path) -> Path:
     graph = ir.from_proto(proto)
     nodes = tuple(
         msgspec.structs.replace(document.nodes[0], id=identity, op=operation(node))
-        for identity, node in identified_nodes(graph)
+        for identity, node in nodes_with_ids(graph)
     )
     forged = msgspec.structs.replace(document, graph_hash=graph_hash(graph), nodes=nodes)
     sidecar_path(path).write_bytes(encode_document(forged))

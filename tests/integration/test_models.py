@@ -16,7 +16,7 @@ from tests.support.plain import export_plainly
 from tests.support.value_check import judge, run_onnx
 
 import modelexport
-from modelexport.hierarchy.modules import CallId
+from modelexport.hierarchy.calls import CallId
 
 # `make must` is to answer within a minute; the whole suite runs the rest.
 _IN_A_MINUTE = ("cnn", "shared_block", "no_grad", "cond")

@@ -13,11 +13,15 @@ from tests.conftest import Exporter
 from tests.support import zoo
 
 import modelexport
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.graph.tensors import tensors_with_ids
+from modelexport.hierarchy.calls import ROOT_CALL, CallTree
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.document import HierarchyDocument, build_document
-from modelexport.hierarchy.modules import ROOT_CALL, CallTree, ModuleInfo, ModuleTree
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.document_builder import build_document
 
 pytestmark = pytest.mark.integration
 
@@ -148,7 +152,7 @@ def test_functions_and_nested_bodies_are_read(tmp_path: Path) -> None:
     model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
 
     read = ir.from_proto(model)
-    nodes = identified_nodes(read)
+    nodes = nodes_with_ids(read)
     document = build_document(
         strategy="fx",
         exporter="none",
@@ -157,7 +161,7 @@ def test_functions_and_nested_bodies_are_read(tmp_path: Path) -> None:
         tree=ModuleTree({"": ModuleInfo("", "Net", "my.Net")}),
         calls=CallTree({}),
         nodes=[(identity, operation(node), recorded_by_exporter(ROOT_CALL)) for identity, node in nodes],
-        graph_tensors=identified_tensors(read, nodes),
+        graph_tensors=tensors_with_ids(read, nodes),
     )
     _assert_complete(document, model)
     assert {"z/then_branch/inner/then_branch/deep", "my::F/a"} <= {tensor.id for tensor in document.tensors}

@@ -24,7 +24,7 @@ from tests.support.value_check import judge, run_onnx
 
 import modelexport
 from modelexport.capture.by_value.attribution_by_value import Usage
-from modelexport.graph.node_ids import identified_nodes
+from modelexport.graph.node_ids import nodes_with_ids
 from modelexport.strategies.registry import StrategyRegistry
 from modelexport.strategies.usage_based import UsageBasedStrategy
 
@@ -70,7 +70,7 @@ def test_owners_are_those_that_fx_recorded(exported: Exporter, tagged: Tagged, n
 def test_nothing_is_claimed_to_be_recorded(tagged: Tagged, name: str) -> None:
     graph, usage = tagged(name)
     assert usage.agrees
-    for _, node in identified_nodes(graph):
+    for _, node in nodes_with_ids(graph):
         found = usage.attributions[node]
         assert found.kind != "exact"
         assert 0 < found.confidence < 1
@@ -151,8 +151,8 @@ def test_names_in_the_file_decide_nothing(exported: Exporter, tagged: Tagged, na
     for number, node in enumerate(graph.graph.all_nodes()):
         node.name = f"n{number}"
     renamed = by_usage(graph, exported(name).specimen)
-    expected = [tagged(name)[1].attributions[node] for _, node in identified_nodes(tagged(name)[0])]
-    assert [renamed.attributions[node] for _, node in identified_nodes(graph)] == expected
+    expected = [tagged(name)[1].attributions[node] for _, node in nodes_with_ids(tagged(name)[0])]
+    assert [renamed.attributions[node] for _, node in nodes_with_ids(graph)] == expected
 
 
 @each("bert", "vit", "resnet", "cnn", "lstm", "shared_block", "with_methods", "transformer_encoder", "nested_outputs")
@@ -216,7 +216,7 @@ def test_nodes_in_the_branch_that_ran_are_told_by_the_weights_they_read(exported
     parents = {call.id: call.parent for call in exported("cond").document.calls}
     ran = {str(call.id) for call in usage.calls}
     told = 0
-    for identity, node in identified_nodes(graph):
+    for identity, node in nodes_with_ids(graph):
         if "/" not in identity:
             continue
         found = usage.attributions[node]

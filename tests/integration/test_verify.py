@@ -18,7 +18,7 @@ from torch import nn
 
 import modelexport
 from modelexport.errors import InputError, SelectorError
-from modelexport.graph.node_ids import graph_hash
+from modelexport.graph.digest import graph_hash
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.storage.transaction import sidecar_path
 from modelexport.verification.module_run import ModuleRun, ModuleRunner

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.graph.node_ids import graph_hash
+from modelexport.graph.digest import graph_hash
 from modelexport.verification.report import Verdict, VerificationReport
 
 pytestmark = pytest.mark.integration

@@ -11,13 +11,8 @@ import onnx
 
 import modelexport
 from modelexport.graph.flow_graph import read_flow
-from modelexport.hierarchy.document import (
-    CallRecord,
-    HierarchyDocument,
-    NodeRecord,
-    decode_document,
-    encode_document,
-)
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord
+from modelexport.hierarchy.document_codec import decode_document, encode_document
 from modelexport.storage.metadata_stores import write_stores
 from modelexport.storage.transaction import sidecar_path
 

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import graph_hash
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.graph.digest import graph_hash
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.storage.transaction import sidecar_path
 
 

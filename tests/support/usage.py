@@ -11,7 +11,7 @@ import onnx_ir as ir
 import modelexport
 from modelexport.capture.by_value.attribution_by_value import Usage, attribute_by_usage
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.graph.node_ids import identified_nodes
+from modelexport.graph.node_ids import nodes_with_ids
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
@@ -35,7 +35,7 @@ class Confusion:
         self.name = name
         self.counts: Counter[str] = Counter(same=0, related=0, stranger=0)
         self.strangers: list[str] = []
-        for identity, node in identified_nodes(graph):
+        for identity, node in nodes_with_ids(graph):
             found, truth = str(usage.attributions[node].owner), recorded_owners[identity]
             kind = self._compare(found, truth)
             if kind == "stranger" and not node.inputs:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.modules import CallTree, ModuleTree
+from modelexport.hierarchy.calls import CallTree
+from modelexport.hierarchy.modules import ModuleTree
 from modelexport.storage.wire_format import ExporterFile
 
 

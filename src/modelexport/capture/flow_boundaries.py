@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import graph_bodies
-from modelexport.hierarchy.modules import BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
+from modelexport.graph.traversal import subgraphs_of
+from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.modules import TensorInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def find_crossings(
 
 def _read(node: ir.Node) -> list[ir.Value]:
     values = [value for value in node.inputs if value is not None]
-    for _, body in graph_bodies(node):
+    for _, body in subgraphs_of(node):
         values.extend(v for inner in body.all_nodes() for v in inner.inputs if v is not None and v.graph is not body)
     return values
 

@@ -23,15 +23,17 @@ from modelexport.errors import ContractError, InputError
 from modelexport.exporting.export_writer import Tagged, write_artifact
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import AttemptReport, ExportResult
-from modelexport.gc_pause import uncollected
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.gc_pause import gc_paused
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.graph.tensors import tensors_with_ids
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.document import build_document
 from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
 from modelexport.hierarchy.tags import TagView
 from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
 from modelexport.storage import transaction
 from modelexport.storage.atomic_text import check_text_target, staged_text
+from modelexport.storage.document_builder import build_document
 from modelexport.storage.metadata_stores import remove_source_references, write_stores
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
@@ -230,7 +232,7 @@ def _check_dumps(dumps: Iterable[str], capture: Capture, served: AttemptReport) 
             )
 
 
-@uncollected()
+@gc_paused()
 def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: InferencePolicy) -> Projection:
     """The owners in the final graph; `owners` are those in the graph before optimization."""
     if capture.traced is capture.model:
@@ -240,7 +242,7 @@ def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: In
     )
 
 
-@uncollected()
+@gc_paused()
 def _document(
     capture: Capture,
     projection: Projection,
@@ -248,7 +250,7 @@ def _document(
     view: TagView,
 ) -> Tagged:
     model, final = capture.model, projection.attributions
-    nodes = identified_nodes(model)
+    nodes = nodes_with_ids(model)
     unowned = [identity for identity, node in nodes if node not in final]
     if unowned:
         raise ContractError(f"{len(unowned)} nodes have no owner, {unowned[0]!r} first: please report this")
@@ -260,7 +262,7 @@ def _document(
         tree=capture.tree,
         calls=projection.calls,
         nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
-        graph_tensors=identified_tensors(model, nodes),
+        graph_tensors=tensors_with_ids(model, nodes),
         folded={name: found.owner for name, found in projection.constants.items()},
         axes=projection.renamed(capture.axis_sizes),
     )

@@ -13,8 +13,9 @@ import onnx_ir as ir
 import torch
 
 from modelexport.errors import ContractError
-from modelexport.graph.node_ids import weight_bytes
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.graph.tensors import weight_bytes
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.storage import transaction
 from modelexport.storage.inline_writer import save_inline
 from modelexport.storage.wire_format import ExporterFile

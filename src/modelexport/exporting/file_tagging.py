@@ -16,12 +16,15 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import AttemptReport, ExportResult
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
-from modelexport.hierarchy.document import HierarchyDocument, build_document
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.graph.tensors import tensors_with_ids
+from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.modules import ModuleTree
 from modelexport.hierarchy.tags import TagView
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.storage import transaction
+from modelexport.storage.document_builder import build_document
 from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
 from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
@@ -75,7 +78,7 @@ def tag_file(
         args, kwargs = _check_inputs(model, example_inputs)
     with steps.step("read") as note:
         given = read_finished(onnx_path, target, overwrite=overwrite)
-        note.detail = f"{len(identified_nodes(given.graph))} nodes"
+        note.detail = f"{len(nodes_with_ids(given.graph))} nodes"
     with steps.step("run") as note:
         tree = read_module_tree(model)
         with TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
@@ -118,7 +121,7 @@ def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView
         tree=tree,
         calls=usage.calls,
         nodes=[
-            (identity, operation(node), usage.attributions[node]) for identity, node in identified_nodes(given.graph)
+            (identity, operation(node), usage.attributions[node]) for identity, node in nodes_with_ids(given.graph)
         ],
-        graph_tensors=identified_tensors(given.graph),
+        graph_tensors=tensors_with_ids(given.graph),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import onnx
 
-from modelexport.graph.node_ids import identified_proto_nodes
+from modelexport.graph.node_ids import proto_nodes_with_ids
 
 NOBODY = -1
 
@@ -79,7 +79,7 @@ def read_flow(model: onnx.ModelProto, inferred: InferredTypes | None = None) -> 
 
 
 class _Reader:
-    """Walks the nodes in the order of `identified_proto_nodes`, with the tensors that are visible at each."""
+    """Walks the nodes in the order of `proto_nodes_with_ids`, with the tensors that are visible at each."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
@@ -88,7 +88,7 @@ class _Reader:
 
     def read(self) -> FlowGraph:
         flow = self._flow
-        flow.ids = [identity for identity, _ in identified_proto_nodes(self._model)]
+        flow.ids = [identity for identity, _ in proto_nodes_with_ids(self._model)]
         size = len(flow.ids)
         flow.reads, flow.makes, flow.holders = [()] * size, [()] * size, [NOBODY] * size
         flow.bodies = [None] * size

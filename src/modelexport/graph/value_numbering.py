@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import SMALL_TENSOR_BYTES, attribute_text, graph_bodies
+from modelexport.graph.digest import SMALL_TENSOR_BYTES, attribute_text
+from modelexport.graph.traversal import subgraphs_of
 
 
 class ValueNumbers:
@@ -70,7 +71,7 @@ class ValueNumbers:
                 if value not in self._numbers:
                     self._enter(value, self._constants.key(value) or ("weight", value.name), dynamic=False)
             for node in current:
-                bodies = [body for _, body in graph_bodies(node)]
+                bodies = [body for _, body in subgraphs_of(node)]
                 self._number_node(node, bool(bodies))
                 for body in bodies:
                     for value in body.inputs:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from modelexport.hierarchy.modules import CallId
+from modelexport.hierarchy.calls import CallId
 
 
 class Kind(StrEnum):

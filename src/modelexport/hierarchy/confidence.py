@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree
 
 CERTAIN: Final = 1.0
 # Several calls did the work of the node, and all of them are named.

@@ -14,7 +14,8 @@ from typing import Literal
 import msgspec
 
 from modelexport.errors import InputError
-from modelexport.hierarchy.modules import ROOT_PATH, CallId, CallTree, ModuleInfo, ModuleTree, ancestor_paths
+from modelexport.hierarchy.calls import CallId, CallTree
+from modelexport.hierarchy.modules import ROOT_PATH, ModuleInfo, ModuleTree, ancestor_paths
 
 DEFAULT_TORCH_NN_EXCEPTIONS = (
     "BatchNorm1d",

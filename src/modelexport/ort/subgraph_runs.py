@@ -14,7 +14,8 @@ import onnx
 from onnx import helper
 
 from modelexport.errors import OnnxRunError
-from modelexport.graph.node_ids import identified_proto_nodes, proto_graphs
+from modelexport.graph.node_ids import proto_nodes_with_ids
+from modelexport.graph.traversal import proto_subgraphs_of
 from modelexport.ort.prepared_model import Array, PreparedModel
 from modelexport.ort.runner import Runner
 
@@ -61,7 +62,7 @@ class _SubgraphRuns:
         self._model = model
         self._receive = receive
         # Kept, so that the nodes are the same Python objects when they are looked up.
-        self._nodes = identified_proto_nodes(model.proto)
+        self._nodes = proto_nodes_with_ids(model.proto)
         self._identities = {id(node): identity for identity, node in self._nodes}
 
     def run(self, feeds: Mapping[str, Array]) -> None:
@@ -89,7 +90,7 @@ class _SubgraphRuns:
 
     def _enter(self, scope: _Scope) -> Iterator[tuple[str, onnx.GraphProto, dict[str, Array]]]:
         """The subgraphs of a scope, each with its path and the tensors that it is passed in its last iteration."""
-        subgraphs = [graph for node in scope.source.node for _, graph in proto_graphs(node)]
+        subgraphs = [graph for node in scope.source.node for _, graph in proto_subgraphs_of(node)]
         if not subgraphs:
             return
         captured = {name for graph in subgraphs for name in _captured(graph)}
@@ -109,7 +110,7 @@ class _SubgraphRuns:
             last = {name: found[name][-1] for name in more if name in found and len(found[name])}
             break
         for position, node in enumerate(scope.source.node):
-            for name, graph in proto_graphs(node):
+            for name, graph in proto_subgraphs_of(node):
                 formal = {value.name: last.get(_shown(position, value.name)) for value in graph.input}
                 passed = {key: np.asarray(value) for key, value in formal.items() if value is not None}
                 if len(passed) == len(formal):
@@ -118,11 +119,11 @@ class _SubgraphRuns:
 
 def _with_iterations_shown(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """A copy of the model whose loops return what each iteration is passed, stacked, and the names of these outputs."""
-    if not any(graph.input for node in model.graph.node for _, graph in proto_graphs(node)):
+    if not any(graph.input for node in model.graph.node for _, graph in proto_subgraphs_of(node)):
         return model, []
     shown, names = copy.deepcopy(model), list[str]()
     for position, node in enumerate(shown.graph.node):
-        subgraphs = list(proto_graphs(node))
+        subgraphs = list(proto_subgraphs_of(node))
         if len(subgraphs) != 1 or not subgraphs[0][1].input:
             continue
         _, graph = subgraphs[0]
@@ -176,7 +177,7 @@ def _captured(graph: onnx.GraphProto) -> list[str]:
     for node in graph.node:
         bound.update(node.output)
         used.update(dict.fromkeys(node.input))
-        for _, inner in proto_graphs(node):
+        for _, inner in proto_subgraphs_of(node):
             used.update(dict.fromkeys(_captured(inner)))
     used.update({value.name: None for value in graph.output})
     return [name for name in used if name and name not in bound]

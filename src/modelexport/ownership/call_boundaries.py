@@ -16,7 +16,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.modules import BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
 _MAX_CONSTANT_BYTES = 1024

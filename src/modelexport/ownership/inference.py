@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import graph_bodies, nodes_within
+from modelexport.graph.traversal import subgraphs_of, nodes_of
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree
 
 # The calls of a node's consumers are replaced by their innermost common caller where they are more than this: without
 # a limit, long chains of unknown nodes would carry ever larger sets along.
@@ -59,7 +59,7 @@ def infer_missing(
 def add_contexts(model: ir.Model, found: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Attribution]:
     """The attributions; a node that joins results of several calls has those calls as its context."""
     joined = dict(found)
-    for node in nodes_within(model.graph):
+    for node in nodes_of(model.graph):
         producers = [producer for value in node.inputs if value is not None and (producer := value.producer())]
         owners = {found[producer].owner for producer in producers}
         if len(owners) > 1:
@@ -102,7 +102,7 @@ class _Inference:
                 for node in missing:
                     self._found[node] = confidence.without_evidence(around)
             for node in current:
-                waiting.extend((subgraph, self._found[node].owner) for _, subgraph in graph_bodies(node))
+                waiting.extend((subgraph, self._found[node].owner) for _, subgraph in subgraphs_of(node))
 
     def _infer_nodes(self, missing: list[ir.Node], graph: ir.Graph, around: CallId | None) -> None:
         """Evidence travels along chains of unknown nodes, down from known producers and up from known consumers."""
@@ -116,7 +116,7 @@ class _Inference:
         served: dict[ir.Node, frozenset[CallId]] = {}
         for node in reversed(missing):
             consumers = [use.node for output in node.outputs for use in output.uses()]
-            consumers.extend(inner for _, subgraph in graph_bodies(node) for inner in subgraph)
+            consumers.extend(inner for _, subgraph in subgraphs_of(node) for inner in subgraph)
             served[node] = self._gather(consumers, unknown, served)
         for node in missing:
             has_producers = any(value is not None and value.producer() is not None for value in node.inputs)

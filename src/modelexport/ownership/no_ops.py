@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from modelexport.graph.node_ids import nodes_within
+from modelexport.graph.traversal import nodes_of
 
 # A no-op is a few nodes, whose constants are scalars, shapes and axes.
 _MAX_NODES = 8
@@ -37,7 +37,7 @@ def passed_on_values(model: ir.Model) -> dict[ir.Value, ir.Value]:
     """
     known: dict[ir.OperatorIdentifier, bool] = {}
     found: dict[ir.Value, ir.Value] = {}
-    for node in nodes_within(model.graph):
+    for node in nodes_of(model.graph):
         if len(node.inputs) != 1 or len(node.outputs) != 1 or node.attributes or node.inputs[0] is None:
             continue
         operator = node.op_identifier()

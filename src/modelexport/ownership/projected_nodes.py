@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import graph_bodies, named_values
+from modelexport.graph.traversal import subgraphs_of, named_values
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.modules import CallId, CallTree
+from modelexport.hierarchy.calls import CallId, CallTree
 from modelexport.ownership.region import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
@@ -198,14 +198,14 @@ def _working_calls(found: Attribution) -> set[CallId]:
 def _consumed_values(node: ir.Node) -> list[ir.Value]:
     """The inputs of a node, and what its subgraphs consume from the graphs around them."""
     values = [value for value in node.inputs if value is not None]
-    subgraphs = [subgraph for _, subgraph in graph_bodies(node)]
+    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
     inside: set[ir.Value] = set()
     consumed: list[ir.Value] = []
     while subgraphs:
         subgraph = subgraphs.pop()
         inside.update(named_values(subgraph).values())
         for inner in subgraph:
-            subgraphs.extend(deeper for _, deeper in graph_bodies(inner))
+            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
             consumed.extend(value for value in inner.inputs if value is not None)
         consumed.extend(subgraph.outputs)
     return values + [value for value in consumed if value not in inside]

@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.modules import CallId, CallTree, TensorInfo
+from modelexport.hierarchy.calls import CallId, CallTree
+from modelexport.hierarchy.modules import TensorInfo
 
 
 def with_sharers(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import graph_bodies, named_values
+from modelexport.graph.traversal import subgraphs_of, named_values
 from modelexport.graph.value_numbering import ValueNumbers, attributes_key
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
 
@@ -164,7 +164,7 @@ class ValueCorrespondence:
             self._match_by_name(graph, original, names)
             self._match_renamed(graph)
             for node in graph:
-                for name, subgraph in graph_bodies(node):
+                for name, subgraph in subgraphs_of(node):
                     match = self._matching_subgraph(node, name)
                     if match is not None:
                         waiting.append((subgraph, match, names))
@@ -251,7 +251,7 @@ class ValueCorrespondence:
     def _matching_subgraph(self, node: ir.Node, name: str) -> ir.Graph | None:
         for value in node.outputs:
             producer = self.producer_of(value)
-            for other, subgraph in graph_bodies(producer) if producer is not None else ():
+            for other, subgraph in subgraphs_of(producer) if producer is not None else ():
                 if other == name:
                     return subgraph
         return None

@@ -14,8 +14,9 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import identified_nodes
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.graph.node_ids import nodes_with_ids
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.storage import transaction
 from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
 from modelexport.storage.opened_file import existing_file, read_proto
@@ -98,7 +99,7 @@ def _data_files(graph: ir.Model, file: Path) -> dict[str, Path]:
 
 def _tensors(model: ir.Model) -> Iterator[object]:
     graphs = {model.graph}
-    for _, node in identified_nodes(model):
+    for _, node in nodes_with_ids(model):
         if node.graph is not None and isinstance(node.graph, ir.Graph):
             graphs.add(node.graph)
         for attribute in node.attributes.values():

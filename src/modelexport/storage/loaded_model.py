@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import identified_nodes
+from modelexport.graph.node_ids import nodes_with_ids
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string
@@ -63,7 +63,7 @@ def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
     model = _build(file, proto)
     stored = {
         identity: found
-        for identity, node in identified_nodes(model)
+        for identity, node in nodes_with_ids(model)
         if (found := read_doc_string(node.doc_string)) is not None
     }
     return LoadedModel(file, model, document, stored, missing)

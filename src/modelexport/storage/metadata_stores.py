@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from modelexport._version import __version__
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import identified_nodes, identified_proto_nodes
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord, decode_document
+from modelexport.graph.node_ids import nodes_with_ids, proto_nodes_with_ids
+from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
+from modelexport.hierarchy.document_codec import decode_document
 from modelexport.hierarchy.modules import MAX_DEPTH
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 
@@ -53,14 +54,14 @@ def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument)
     records = {record.id: record for record in document.nodes}
     properties = {VERSION_KEY: __version__, STRATEGY_KEY: document.strategy}
     if isinstance(model, ir.Model):
-        for identity, node in identified_nodes(model):
+        for identity, node in nodes_with_ids(model):
             record = records[identity]
             node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
             if model.ir_version >= _NODE_METADATA_IR_VERSION:
                 node.metadata_props.update(_properties(record))
         model.metadata_props.update(properties)
         return
-    for identity, proto in identified_proto_nodes(model):
+    for identity, proto in proto_nodes_with_ids(model):
         record = records[identity]
         proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string)
         if model.ir_version >= _NODE_METADATA_IR_VERSION:
@@ -178,7 +179,7 @@ def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelP
     if isinstance(model, ir.Model):
         copy = model.clone()
         _strip_mapping(copy.metadata_props)
-        for _, node in identified_nodes(copy):
+        for _, node in nodes_with_ids(copy):
             _strip_mapping(node.metadata_props)
             stored = read_doc_string(node.doc_string)
             if stored is not None:
@@ -203,7 +204,7 @@ def _strip_mapping(properties: object) -> None:
 
 def _strip_proto(model: onnx.ModelProto) -> None:
     _strip_entries(model.metadata_props)
-    for _, node in identified_proto_nodes(model):
+    for _, node in proto_nodes_with_ids(model):
         _strip_entries(node.metadata_props)
         stored = read_doc_string(node.doc_string)
         if stored is not None:
@@ -221,13 +222,13 @@ def _strip_entries(entries: Any) -> None:
 def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:
     """Take out, in place, all metadata that names source files of the exporting machine, torch's included."""
     if isinstance(model, onnx.ModelProto):
-        for _, proto in identified_proto_nodes(model):
+        for _, proto in proto_nodes_with_ids(model):
             if _SOURCE_REFERENCE.search(proto.doc_string):
                 proto.ClearField("doc_string")
         return
     graphs: list[dict[str, str]] = [model.metadata_props, model.graph.metadata_props]
     graphs.extend(function.metadata_props for function in model.functions.values())
-    for _, node in identified_nodes(model):
+    for _, node in nodes_with_ids(model):
         graphs.append(node.metadata_props)
         graphs.extend(value.metadata_props for value in node.outputs)
         if node.doc_string and _SOURCE_REFERENCE.search(node.doc_string):

@@ -13,7 +13,8 @@ import onnx
 
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import graph_hash, identified_proto_nodes
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import proto_nodes_with_ids
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string, read_sidecar
@@ -79,7 +80,7 @@ def read_model(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFi
     """
     file = existing_file(path)
     proto = read_proto(file, limits, weights=False)
-    nodes = identified_proto_nodes(proto)
+    nodes = proto_nodes_with_ids(proto)
     document, missing = find_document(file, proto, limits, nodes)
     return ModelFile(file, proto, nodes, document, missing)
 
@@ -162,7 +163,7 @@ def find_document(
     if not DataFolder(file, limits).contains(sidecar):
         raise FileFormatError(f"{sidecar} is a link to outside its folder: it is not followed")
     document = read_sidecar(sidecar, limits)
-    nodes = identified_proto_nodes(proto) if nodes is None else nodes
+    nodes = proto_nodes_with_ids(proto) if nodes is None else nodes
     if document.graph_hash != hash_file(file, proto, nodes):
         return None, f"the sidecar {sidecar.name} describes another graph than {file.name}"
     if [record.id for record in document.nodes] != [identity for identity, _ in nodes]:

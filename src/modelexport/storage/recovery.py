@@ -14,8 +14,11 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import graph_hash, identified_proto_nodes, identified_tensors
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import proto_nodes_with_ids
+from modelexport.graph.tensors import tensors_with_ids
 from modelexport.hierarchy import confidence
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.document import (
     SCHEMA_VERSION,
     CallRecord,
@@ -23,15 +26,10 @@ from modelexport.hierarchy.document import (
     ModuleRecord,
     NodeRecord,
     Producer,
-    tensor_records,
 )
 from modelexport.hierarchy.modules import (
     MAX_DEPTH,
-    ROOT_CALL,
     ROOT_PATH,
-    CallId,
-    CallTree,
-    ModuleCall,
     ModuleInfo,
     ModuleTree,
     TensorInfo,
@@ -39,6 +37,7 @@ from modelexport.hierarchy.modules import (
     parent_path,
 )
 from modelexport.hierarchy.tags import TagScheme, TagView
+from modelexport.storage.document_builder import tensor_records
 from modelexport.storage.exporter_scopes import Scope, TagStep, align_tag, read_name_scope, read_torch_scope
 from modelexport.storage.metadata_stores import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string
 from modelexport.storage.opened_file import ModelFile, hash_file
@@ -97,14 +96,14 @@ def recover_document(
 
     Args:
         proto: The model.
-        nodes: What `identified_proto_nodes` gives for it, where that is known already.
+        nodes: What `proto_nodes_with_ids` gives for it, where that is known already.
         model: The same model as a graph; with it the document names the makers and readers of each tensor.
         digest: Its `graph_hash`, where that is known already.
 
     Raises:
         FileFormatError: No node speaks of modules.
     """
-    nodes = identified_proto_nodes(proto) if nodes is None else nodes
+    nodes = proto_nodes_with_ids(proto) if nodes is None else nodes
     clues = _read_clues(proto, nodes)
     origins: Counter[str] = Counter(clue.origin if clue is not None else "none" for clue in clues)
     # Ours says most, names say least; one file has one exporter.
@@ -130,7 +129,7 @@ def recover_document(
         modules=draft.module_records(),
         calls=draft.call_records(),
         nodes=records,
-        tensors=() if model is None else tensor_records(identified_tensors(model), records, draft.modules, {}),
+        tensors=() if model is None else tensor_records(tensors_with_ids(model), records, draft.modules, {}),
     )
     return Recovered(document, origin, dict(origins), tuple(_missing(draft, origins, renamed)))
 

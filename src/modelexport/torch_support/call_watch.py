@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from modelexport.hierarchy.modules import ROOT_PATH, CallId
+from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.modules import ROOT_PATH
 
 Record = TypeVar("Record")
 

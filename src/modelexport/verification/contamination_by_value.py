@@ -18,7 +18,8 @@ from modelexport.analysis.findings import RuleReport, ValidationReport
 from modelexport.analysis.validation.subject import Subject
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph.flow_graph import FlowGraph
-from modelexport.hierarchy.modules import ROOT_CALL, TensorInfo
+from modelexport.hierarchy.calls import ROOT_CALL
+from modelexport.hierarchy.modules import TensorInfo
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort.runner import require_onnxruntime
 from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs

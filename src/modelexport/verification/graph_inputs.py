@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from modelexport.hierarchy.calls import ROOT_CALL
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.modules import ROOT_CALL, ForwardArgument
+from modelexport.hierarchy.modules import ForwardArgument
 from modelexport.torch_support.example_inputs import copied_inputs
 from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
 from modelexport.torch_support.tensor_paths import named_arguments, tensors_in

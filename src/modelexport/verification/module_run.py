@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from modelexport.errors import InputError
+from modelexport.hierarchy.calls import CallId
 from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.modules import CallId
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 from modelexport.torch_support.control_flow_watch import control_flow_depth
 from modelexport.torch_support.example_inputs import copied_inputs

@@ -20,20 +20,15 @@ from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
 from modelexport.cli.main import app
 from modelexport.errors import ExtractionError, InputError
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.graph.tensors import tensors_with_ids
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.document import build_document, encode_document
-from modelexport.hierarchy.modules import (
-    ROOT_CALL,
-    BoundaryTensor,
-    CallId,
-    CallTree,
-    ModuleCall,
-    ModuleInfo,
-    ModuleTree,
-    TensorInfo,
-)
+from modelexport.hierarchy.document_codec import encode_document
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree, TensorInfo
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.document_builder import build_document
 from modelexport.storage.metadata_stores import write_stores
 from modelexport.storage.transaction import sidecar_path
 
@@ -170,7 +165,7 @@ def _large_model(folder: Path) -> Path:
         for n in range(_LAYERS)
     }
     names = ["", "layers", *(f"layers.{n}" for n in range(_LAYERS))]
-    listed = identified_nodes(model)
+    listed = nodes_with_ids(model)
     document = build_document(
         strategy="fx",
         exporter="by hand",
@@ -182,7 +177,7 @@ def _large_model(folder: Path) -> Path:
             (identity, operation(node), recorded_by_exporter(CallId(f"layers.{place}")))
             for place, (identity, node) in enumerate(listed)
         ],
-        graph_tensors=identified_tensors(model, listed),
+        graph_tensors=tensors_with_ids(model, listed),
     )
     write_stores(proto, document)
     path.write_bytes(proto.SerializeToString())

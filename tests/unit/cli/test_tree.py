@@ -15,7 +15,7 @@ from tests.support.command import Outcome
 from tests.support.command_process import FACTORIES, Exported, in_process, plain_onnx, start
 
 from modelexport.display import printable
-from modelexport.hierarchy.document import decode_document
+from modelexport.hierarchy.document_codec import decode_document
 
 # --- tree and schema -------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from tests.support.factories import seeded_net
 
 import modelexport
 from modelexport.cli.main import run
-from modelexport.hierarchy.document import encode_document
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.storage.transaction import sidecar_path
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.graph import fingerprints
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
-from modelexport.hierarchy.modules import ROOT_CALL, CallId
+from modelexport.hierarchy.calls import ROOT_CALL, CallId
 
 
 def taken(tensor: torch.Tensor) -> Fingerprint:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from modelexport.graph.node_ids import SMALL_TENSOR_BYTES, graph_hash, identified_nodes, identified_proto_nodes
+from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, proto_nodes_with_ids
 
 # Protobuf reads no message that is nested deeper than 100; a body is three messages below its node.
 DEEPEST_FILE = 32
@@ -45,7 +46,7 @@ def proto(nodes: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ("y",), **o
 def identities(model: onnx.ModelProto | ir.Model) -> list[str]:
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
-    found = identified_nodes(model)
+    found = nodes_with_ids(model)
     names = [identity for identity, _ in found]
     assert len(set(names)) == len(names)
     assert len({id(each) for _, each in found}) == len(found)
@@ -194,14 +195,14 @@ def test_identities_of_any_graph_are_unique_and_survive_saving(graph: ir.Graph) 
     assert identities(read) == identities(model)
     assert graph_hash(read) == graph_hash(again) == graph_hash(onnx.load_from_string(data))
     # Outputs without a name at the end of a node are not written.
-    if all(not each.outputs or each.outputs[-1].name for _, each in identified_nodes(model)):
+    if all(not each.outputs or each.outputs[-1].name for _, each in nodes_with_ids(model)):
         assert graph_hash(read) == graph_hash(model)
 
 
 def test_ids_stay_unique_in_linear_time_when_outputs_share_one_name() -> None:
     # In quadratic time this many would take hours.
     model = proto([node("Relu", ["x"], ["y"])] * 200_000 + [node("Relu", ["x"], ["y#3"])])
-    ids = [identity for identity, _ in identified_proto_nodes(model)]
+    ids = [identity for identity, _ in proto_nodes_with_ids(model)]
     assert ids[:3] == ["y", "y#2", "y#3"]
     assert len(set(ids)) == len(ids)
 

@@ -19,6 +19,7 @@ from torch import nn
 from modelexport.errors import FileFormatError, ModelExportError
 from modelexport.exporting.export import export_model
 from modelexport.exporting.result import ExportResult
+from modelexport.hierarchy.calls import BoundaryTensor, CallId
 from modelexport.hierarchy.document import (
     SCHEMA_VERSION,
     CallRecord,
@@ -26,11 +27,9 @@ from modelexport.hierarchy.document import (
     ModuleRecord,
     NodeRecord,
     Producer,
-    decode_document,
-    document_schema,
-    encode_document,
 )
-from modelexport.hierarchy.modules import BoundaryTensor, CallId, ForwardArgument, TensorInfo
+from modelexport.hierarchy.document_codec import decode_document, document_schema, encode_document
+from modelexport.hierarchy.modules import ForwardArgument, TensorInfo
 from modelexport.hierarchy.tags import TagView
 
 SOURCE = "some/where/model_hierarchy.json"

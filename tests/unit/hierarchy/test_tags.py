@@ -13,16 +13,8 @@ from tests.support.module_trees import made, tags_of, tree_of
 from torch import nn
 
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.hierarchy.modules import (
-    ROOT_CALL,
-    ROOT_PATH,
-    CallId,
-    CallTree,
-    ModuleCall,
-    ModuleTree,
-    ancestor_paths,
-    contains,
-)
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.modules import ROOT_PATH, ModuleTree, ancestor_paths, contains
 from modelexport.hierarchy.tags import TagScheme, TagView
 
 # A tree is cheap and a shared machine is slow: no deadline for the single example.

@@ -7,6 +7,7 @@ import pytest
 
 from modelexport.errors import InputError
 from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import (
     AGREEING_NEIGHBOURS,
     COMMON_CALLER,
@@ -15,7 +16,7 @@ from modelexport.hierarchy.confidence import (
     recorded_by_exporter,
 )
 from modelexport.hierarchy.module_patterns import boundary_paths
-from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.ownership import InferencePolicy, add_contexts, infer_missing
 
 A, B, INNER = CallId("a"), CallId("b"), CallId("a.inner")

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import modelexport
-from modelexport.graph.node_ids import named_values
+from modelexport.graph.traversal import named_values
 from modelexport.ownership.no_ops import RemovedNoOps
 
 

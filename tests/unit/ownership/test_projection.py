@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.ownership import Projection, project
 
 A, B, C = CallId("a"), CallId("b"), CallId("c")

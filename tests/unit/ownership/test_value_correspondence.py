@@ -6,10 +6,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from modelexport.graph.node_ids import graph_hash
+from modelexport.graph.digest import graph_hash
 from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
+from modelexport.hierarchy.modules import TensorInfo
 from modelexport.ownership import Projection, ValueCorrespondence, project
 from modelexport.ownership.no_ops import passed_on_values
 

@@ -21,11 +21,15 @@ from tests.support import zoo
 from modelexport.errors import FileFormatError, InputError
 from modelexport.exporting.export import export_model
 from modelexport.exporting.result import ExportResult
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids
+from modelexport.graph.tensors import tensors_with_ids
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.document import HierarchyDocument, build_document
-from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.document_builder import build_document
 from modelexport.storage.loaded_model import load
 from modelexport.storage.metadata_stores import (
     KIND_KEY,
@@ -93,7 +97,7 @@ def test_three_stores_say_the_same_of_every_node_after_saving_and_loading(export
     tags = {call.id: call.tag for call in document.calls}
     loaded = ir.load(result.onnx_path)
     records = {record.id: record for record in document.nodes}
-    nodes = dict(identified_nodes(loaded))
+    nodes = dict(nodes_with_ids(loaded))
     assert nodes.keys() == records.keys()
     for identity, node in nodes.items():
         record = records[identity]
@@ -168,7 +172,7 @@ def tagged(proto: onnx.ModelProto) -> tuple[ir.Model, HierarchyDocument]:
         Attribution(root, Kind.INFERRED, 0.5, "from data flow"),
     ]
     nodes = [
-        (identity, node.op_type, owners[i % len(owners)]) for i, (identity, node) in enumerate(identified_nodes(model))
+        (identity, node.op_type, owners[i % len(owners)]) for i, (identity, node) in enumerate(nodes_with_ids(model))
     ]
     document = build_document(
         strategy="fx",
@@ -178,7 +182,7 @@ def tagged(proto: onnx.ModelProto) -> tuple[ir.Model, HierarchyDocument]:
         tree=tree,
         calls=calls,
         nodes=nodes,
-        graph_tensors=identified_tensors(model),
+        graph_tensors=tensors_with_ids(model),
     )
     write_stores(model, document)
     return model, document

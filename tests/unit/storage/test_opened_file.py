@@ -19,7 +19,7 @@ from tests.conftest import Exporter
 from tests.support.model_files import READERS, external, function, make_model, refused, relu, saved, value
 
 from modelexport.errors import InputError, ModelExportError
-from modelexport.hierarchy.document import decode_document, encode_document
+from modelexport.hierarchy.document_codec import decode_document, encode_document
 from modelexport.limits import ReadLimits
 from modelexport.storage.loaded_model import load
 from modelexport.storage.opened_file import read_model

@@ -17,9 +17,10 @@ from tests.support import zoo
 
 from modelexport import strip_hierarchy
 from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import identified_proto_nodes
-from modelexport.hierarchy.document import HierarchyDocument, decode_document, encode_document
-from modelexport.hierarchy.modules import CallId
+from modelexport.graph.node_ids import proto_nodes_with_ids
+from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.document_codec import decode_document, encode_document
 from modelexport.storage.exporter_scopes import NAME_SCOPES_KEY, align_tag, read_name_scope, read_torch_scope
 from modelexport.storage.opened_file import read_model
 from modelexport.storage.recovery import Recovered, find_hierarchy, recover_document
@@ -48,7 +49,7 @@ def owners(document: HierarchyDocument) -> dict[str, tuple[str, str, str]]:
 def test_each_of_our_stores_gives_every_owner_tag_and_kind(exported: Exporter, name: str, store: str) -> None:
     ours = exported(name)
     proto = proto_of(ours)
-    for _, node in identified_proto_nodes(proto):
+    for _, node in proto_nodes_with_ids(proto):
         if store == "metadata_props":
             node.ClearField("doc_string")
         else:

@@ -28,8 +28,9 @@ from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.validator import validate
 from modelexport.cli.tree import _tag_tree
 from modelexport.errors import ExtractionError, FileFormatError, InputError
-from modelexport.hierarchy.document import decode_document, encode_document
-from modelexport.hierarchy.modules import MAX_DEPTH, CallId
+from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.document_codec import decode_document, encode_document
+from modelexport.hierarchy.modules import MAX_DEPTH
 from modelexport.storage.metadata_stores import read_doc_string
 from modelexport.storage.recovery import find_hierarchy
 from modelexport.storage.transaction import sidecar_path

@@ -22,7 +22,7 @@ from modelexport.analysis.comparison.weight_changes import (
     weight_totals,
 )
 from modelexport.display import Summary, summarized
-from modelexport.gc_pause import uncollected
+from modelexport.gc_pause import gc_paused
 from modelexport.hierarchy.schemas import json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.opened_file import ModelFile, read_model
@@ -216,7 +216,7 @@ def compare_models(
         InputError: There is no such file.
         FileFormatError: One of them cannot be read as a model.
     """
-    with uncollected():
+    with gc_paused():
         files = [file if isinstance(file, ModelFile) else read_model(file, limits) for file in (before, after)]
         matching = Matching(outline(files[0]), outline(files[1]))
         return _Report(matching).comparison(contents)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx import AttributeProto, TensorProto
 
 from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import SMALL_TENSOR_BYTES
+from modelexport.graph.digest import SMALL_TENSOR_BYTES
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.storage.opened_file import ModelFile, hash_file
 from modelexport.storage.recovery import recover_document
@@ -165,7 +165,7 @@ class _Scope:
 
 
 class _Walk:
-    """Numbers the values of every graph, in the order of `identified_proto_nodes`."""
+    """Numbers the values of every graph, in the order of `proto_nodes_with_ids`."""
 
     def __init__(self, made: Outline) -> None:
         self._made = made

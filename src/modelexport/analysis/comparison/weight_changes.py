@@ -18,7 +18,7 @@ from modelexport.analysis.comparison.model_index import Outline, is_small, small
 from modelexport.analysis.comparison.node_changes import type_name
 from modelexport.analysis.comparison.node_matching import Matching
 from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import SMALL_TENSOR_BYTES
+from modelexport.graph.digest import SMALL_TENSOR_BYTES
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.storage.opened_file import ModelFile, read_proto
 from modelexport.storage.untrusted_checks import DataFolder

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx
 
 from modelexport.graph.flow_graph import FlowGraph, TensorType
+from modelexport.hierarchy.calls import BoundaryTensor
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.modules import BoundaryTensor, TensorInfo
+from modelexport.hierarchy.modules import TensorInfo
 
 ROOT = 0
 

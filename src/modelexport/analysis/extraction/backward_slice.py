@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import graph_bodies, identified_nodes
+from modelexport.graph.node_ids import nodes_with_ids
+from modelexport.graph.traversal import subgraphs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Slicer:
     """Computes slices of one model. The model must not change meanwhile."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._order = {node: place for place, (_, node) in enumerate(identified_nodes(model))}
+        self._order = {node: place for place, (_, node) in enumerate(nodes_with_ids(model))}
         self._consumed: dict[ir.Node, tuple[ir.Value, ...]] = {}
 
     def consumed(self, node: ir.Node) -> tuple[ir.Value, ...]:
@@ -127,7 +128,7 @@ class Slicer:
 def consumed_values(node: ir.Node) -> list[ir.Value]:
     """The values a node consumes: its inputs, and what its subgraphs consume from the graphs around them."""
     values = [value for value in node.inputs if value is not None]
-    subgraphs = [subgraph for _, subgraph in graph_bodies(node)]
+    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
     if not subgraphs:
         return values
     inside: set[ir.Graph | ir.Function | None] = set()
@@ -136,7 +137,7 @@ def consumed_values(node: ir.Node) -> list[ir.Value]:
         subgraph = subgraphs.pop()
         inside.add(subgraph)
         for inner in subgraph:
-            subgraphs.extend(deeper for _, deeper in graph_bodies(inner))
+            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
             consumed.extend(value for value in inner.inputs if value is not None)
         consumed.extend(subgraph.outputs)
     return values + [value for value in consumed if value.graph not in inside]
@@ -145,10 +146,10 @@ def consumed_values(node: ir.Node) -> list[ir.Value]:
 def input_dependent_values(model: ir.Model) -> set[ir.Value]:
     """The values that depend on an input of the model, or of the subgraph they are in."""
     found: set[ir.Value] = {value for value in model.graph.inputs if not value.is_initializer()}
-    nodes = [node for _, node in identified_nodes(model)]
+    nodes = [node for _, node in nodes_with_ids(model)]
     for node in nodes:
         # A subgraph comes after its owning node, and its inputs change from run to run.
-        found.update(value for _, subgraph in graph_bodies(node) for value in subgraph.inputs)
+        found.update(value for _, subgraph in subgraphs_of(node) for value in subgraph.inputs)
     for node in nodes:
         if any(value in found for value in consumed_values(node)):
             found.update(node.outputs)

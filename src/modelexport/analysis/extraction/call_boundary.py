@@ -10,9 +10,12 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.backward_slice import Slice, Slicer, input_dependent_values, values_leaving
 from modelexport.errors import ExtractionError
-from modelexport.graph.node_ids import GraphTensor, graph_bodies, identified_nodes, identified_tensors
+from modelexport.graph.node_ids import nodes_with_ids
+from modelexport.graph.tensors import GraphTensor, tensors_with_ids
+from modelexport.graph.traversal import subgraphs_of
+from modelexport.hierarchy.calls import BoundaryTensor
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord, TensorRecord
-from modelexport.hierarchy.modules import BoundaryTensor, TensorInfo
+from modelexport.hierarchy.modules import TensorInfo
 
 # How many calls a message names.
 _NAMED_CALLS = 5
@@ -78,7 +81,7 @@ class ExtractionPlanner:
         self.document = document
         self.calls = {call.id: call for call in document.calls}
         self.node_records = {record.id: record for record in document.nodes}
-        self.nodes = identified_nodes(model)
+        self.nodes = nodes_with_ids(model)
         self.records: dict[ir.Node, NodeRecord] = {node: self.node_records[identity] for identity, node in self.nodes}
         self._calls_of = {node: {r.module, *r.contributors} for node, r in self.records.items()}
         self._slicer = Slicer(model)
@@ -94,7 +97,7 @@ class ExtractionPlanner:
 
     @functools.cached_property
     def _tensors(self) -> list[GraphTensor]:
-        return identified_tensors(self.model, self.nodes)
+        return tensors_with_ids(self.model, self.nodes)
 
     @functools.cached_property
     def values(self) -> dict[str, ir.Value]:
@@ -325,7 +328,7 @@ class ExtractionPlanner:
         if not own:
             explanation = "this call ran no operation: none of its nodes is in the graph"
             raise ExtractionError(call.id, "no_operation", explanation)
-        owned = {inner for node in own for _, subgraph in graph_bodies(node) for inner in subgraph.all_nodes()}
+        owned = {inner for node in own for _, subgraph in subgraphs_of(node) for inner in subgraph.all_nodes()}
         top = [node for _, node in self.nodes if node in own and node not in owned]
         foreign = [n for n in top if self.records[n].kind == "fused" and self._other_calls(call, n)]
         if foreign:

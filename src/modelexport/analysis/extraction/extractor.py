@@ -15,8 +15,10 @@ from modelexport.analysis.extraction.call_boundary import ExtractionPlan, Extrac
 from modelexport.analysis.extraction.submodel import Submodel, build_submodel
 from modelexport.analysis.extraction.target_resolution import find_call
 from modelexport.errors import ExtractionError, FileFormatError, InputError
-from modelexport.graph.node_ids import graph_hash, identified_nodes
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, decode_document
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument
+from modelexport.hierarchy.document_codec import decode_document
 from modelexport.storage.loaded_model import LoadedModel, load
 from modelexport.storage.metadata_stores import read_sidecar
 from modelexport.storage.opened_file import read_proto
@@ -177,7 +179,7 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
         document = _read_hierarchy(hierarchy)
         if document.graph_hash != graph_hash(model):
             raise InputError("the hierarchy describes another graph than this model: give the one it was exported with")
-        if {record.id for record in document.nodes} != {identity for identity, _ in identified_nodes(model)}:
+        if {record.id for record in document.nodes} != {identity for identity, _ in nodes_with_ids(model)}:
             raise InputError("the hierarchy does not have the nodes of the model: give the one it was exported with")
         return model, document, ""
     if isinstance(source, LoadedModel) and source.document is not None:

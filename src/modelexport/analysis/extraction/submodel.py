@@ -11,7 +11,11 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
 from modelexport.errors import ExtractionError
-from modelexport.graph.node_ids import graph_bodies, graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.graph.tensors import tensors_with_ids
+from modelexport.graph.traversal import subgraphs_of
+from modelexport.hierarchy.calls import BoundaryTensor
 from modelexport.hierarchy.document import (
     CallRecord,
     ExtractionRecord,
@@ -19,9 +23,9 @@ from modelexport.hierarchy.document import (
     NodeRecord,
     Producer,
     TensorRecord,
-    tensor_records,
 )
-from modelexport.hierarchy.modules import BoundaryTensor, ancestor_paths
+from modelexport.hierarchy.modules import ancestor_paths
+from modelexport.storage.document_builder import tensor_records
 from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
 
 _ADDED = "added by the extraction for the inputs and outputs of the submodel"
@@ -240,7 +244,7 @@ class _Builder:
             every.extend(node.outputs)
             every.extend(
                 value
-                for _, subgraph in graph_bodies(node)
+                for _, subgraph in subgraphs_of(node)
                 for value in (*subgraph.inputs, *subgraph.initializers.values())
             )
         used = {value.name for value in every if value.name} | taken
@@ -269,7 +273,7 @@ class _Builder:
 
     def _document(self, model: ir.Model, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> HierarchyDocument:
         source = self._planner.document
-        nodes = identified_nodes(model)
+        nodes = nodes_with_ids(model)
         call = self._plan.call
         added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
         # Functions are copied whole, so that the ids of their nodes stay the same.
@@ -295,7 +299,7 @@ class _Builder:
             tensors=(),
             extracted=ExtractionRecord(call.id, source.graph_hash, self._plan.notes),
         )
-        tensors = tensor_records(identified_tensors(model, nodes), records, document.tree(), self._axes())
+        tensors = tensor_records(tensors_with_ids(model, nodes), records, document.tree(), self._axes())
         kept_calls = {kept.id for kept in calls}
         return msgspec.structs.replace(
             document, tensors=tuple(self._with_producer(tensor, kept_calls) for tensor in tensors)
@@ -362,7 +366,7 @@ def _paired(pairs: Iterable[tuple[ir.Node, ir.Node]]) -> Iterator[tuple[ir.Node,
             waiting.pop()
             continue
         yield pair
-        for (_, one), (_, other) in zip(graph_bodies(pair[0]), graph_bodies(pair[1]), strict=True):
+        for (_, one), (_, other) in zip(subgraphs_of(pair[0]), subgraphs_of(pair[1]), strict=True):
             waiting.append(zip(one, other, strict=True))
 
 

@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.errors import ExtractionError, ModelExportError
-from modelexport.graph.node_ids import graph_bodies, weight_bytes
-from modelexport.hierarchy.document import encode_document
+from modelexport.graph.tensors import weight_bytes
+from modelexport.graph.traversal import subgraphs_of
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.storage import transaction
 from modelexport.storage.inline_writer import save_inline
 
@@ -137,7 +138,7 @@ def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
                 node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy().copy()))
-        for _, subgraph in graph_bodies(node):
+        for _, subgraph in subgraphs_of(node):
             for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)

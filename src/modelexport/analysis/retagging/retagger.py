@@ -15,14 +15,17 @@ import onnx_ir as ir
 from modelexport.analysis.retagging.value_runs import same_tensors
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import graph_hash, identified_nodes, identified_tensors, operation
+from modelexport.graph.digest import graph_hash
+from modelexport.graph.node_ids import nodes_with_ids, operation
+from modelexport.graph.tensors import tensors_with_ids
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, build_document
-from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall
+from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
+from modelexport.hierarchy.document import CallRecord, HierarchyDocument
 from modelexport.hierarchy.schemas import json_schema
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ownership import Projection, project
 from modelexport.storage import transaction
+from modelexport.storage.document_builder import build_document
 from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
 from modelexport.storage.loaded_model import LoadedModel, load
 
@@ -207,7 +210,7 @@ def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node
             record.reason,
             tuple(CallId.parse(call) for call in record.contributors),
         )
-        for identity, node in identified_nodes(tagged.model)
+        for identity, node in nodes_with_ids(tagged.model)
         if (record := known.get(identity)) is not None
     }
 
@@ -241,7 +244,7 @@ def _names_by_value(
 
 
 def _document(given: FinishedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
-    nodes = identified_nodes(given.graph)
+    nodes = nodes_with_ids(given.graph)
     axes = {tensor.id: tensor.axis for tensor in original.tensors if tensor.axis is not None}
     constants = {
         tensor.id: CallId.parse(tensor.producer)
@@ -257,7 +260,7 @@ def _document(given: FinishedFile, original: HierarchyDocument, projection: Proj
         tree=original.tree(),
         calls=projection.calls,
         nodes=[(identity, operation(node), projection.attributions[node]) for identity, node in nodes],
-        graph_tensors=identified_tensors(given.graph, nodes),
+        graph_tensors=tensors_with_ids(given.graph, nodes),
         folded={**projection.renamed(constants), **folded},
         axes=projection.renamed(axes),
     )

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from modelexport.analysis.retagging.tensor_values import Fingerprints
 from modelexport.graph.fingerprints import ValueIndex
-from modelexport.graph.node_ids import graph_bodies
+from modelexport.graph.traversal import subgraphs_of
 from modelexport.graph.value_numbering import attributes_key
 
 # Constants that hundreds of nodes read say nothing of any one of them.
@@ -198,8 +198,8 @@ class _Matcher:
             # What only passed the tensor on may be gone: then it is what the same operation as now made before.
             if _operation(read) == _operation(before) or not self._is_made_elsewhere(read):
                 self._enter(read, before)
-        bodies = dict(graph_bodies(theirs))
-        for name, body in graph_bodies(ours):
+        bodies = dict(subgraphs_of(theirs))
+        for name, body in subgraphs_of(ours):
             if name in bodies:
                 for own, other in zip(body.inputs, bodies[name].inputs, strict=False):
                     self._enter(own, other)

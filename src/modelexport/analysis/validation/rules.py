@@ -12,8 +12,9 @@ from modelexport.analysis.contamination.call_index import may_be
 from modelexport.analysis.contamination.check import contamination_findings
 from modelexport.analysis.findings import Case, Severity
 from modelexport.analysis.validation.subject import Subject
+from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.modules import ROOT_CALL, ROOT_PATH, CallId, CallTree, ModuleCall, parent_path
+from modelexport.hierarchy.modules import ROOT_PATH, parent_path
 from modelexport.hierarchy.tags import TagScheme
 from modelexport.storage.metadata_stores import has_node_properties, strip_hierarchy
 from modelexport.storage.opened_file import hash_file

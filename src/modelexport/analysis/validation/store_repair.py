@@ -11,7 +11,7 @@ import msgspec
 from modelexport.analysis.validation.subject import Subject
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import graph_hash
+from modelexport.graph.digest import graph_hash
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.schemas import json_schema
 from modelexport.storage.finished_file import read_finished, write_finished

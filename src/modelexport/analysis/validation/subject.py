@@ -10,7 +10,7 @@ import onnx
 from modelexport.analysis.contamination.check import Evidence
 from modelexport.errors import ContractError, FileFormatError
 from modelexport.graph.flow_graph import TensorType, value_types
-from modelexport.graph.node_ids import identified_proto_nodes
+from modelexport.graph.node_ids import proto_nodes_with_ids
 from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.ort.model_checks import ModelChecks, check_file
@@ -52,7 +52,7 @@ class Subject:
     @cached_property
     def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
         """The nodes with their identities."""
-        return identified_proto_nodes(self.model)
+        return proto_nodes_with_ids(self.model)
 
     @cached_property
     def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:

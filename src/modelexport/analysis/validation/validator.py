@@ -11,7 +11,7 @@ from modelexport.analysis.findings import Finding, RuleReport, Severity, Validat
 from modelexport.analysis.validation import rules
 from modelexport.analysis.validation.rules import Breach
 from modelexport.analysis.validation.subject import Subject
-from modelexport.gc_pause import uncollected
+from modelexport.gc_pause import gc_paused
 
 TOPOLOGY = "topology"
 # The rules that ask onnx itself; all others look at the file's structure.
@@ -106,7 +106,7 @@ def validate(
         FileFormatError: It is not an ONNX model.
     """
     asked = {CONTAMINATION: check_contamination, TOPOLOGY: baseline is not None}
-    with uncollected():
+    with gc_paused():
         return check(Subject(path, baseline), [rule for rule in RULES if not rule.optional or asked[rule.id]])
 
 

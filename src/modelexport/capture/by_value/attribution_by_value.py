@@ -15,9 +15,11 @@ from modelexport.capture.by_value.operator_matching import Correspondence
 from modelexport.capture.by_value.subgraph_matching import attribute_bodies
 from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
-from modelexport.graph.node_ids import graph_bodies, identified_nodes
+from modelexport.graph.node_ids import nodes_with_ids
+from modelexport.graph.traversal import subgraphs_of
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.modules import ROOT_CALL, ROOT_PATH, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.modules import ROOT_PATH, ModuleTree
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import runner as onnx_runner
 from modelexport.ort.prepared_model import numpy_type, prepared
@@ -119,7 +121,7 @@ def attribute_by_usage(
     returned = [tensor.value for tensor in run.calls[ROOT_CALL].outputs]
     matching = Correspondence(graph.graph, tensors, anchors, eager, calls, returned)
     matched_owners = matching.attributions()
-    identities = {node: identity for identity, node in identified_nodes(graph)}
+    identities = {node: identity for identity, node in nodes_with_ids(graph)}
     matched_owners.update(attribute_bodies(matching, inner, identities, calls))
     owners = infer_missing(graph, matched_owners, calls)
     telling = [
@@ -212,7 +214,7 @@ def run_onnx(
                 known = take_fingerprint(value)
                 if known is not None:
                     found[name] = known
-            if any(True for node in model.graph for _ in graph_bodies(node)):
+            if any(True for node in model.graph for _ in subgraphs_of(node)):
                 run_subgraphs(runner, ready, feeds, receive)
     except ModelExportError as error:
         raise StrategyIncompatibleError(

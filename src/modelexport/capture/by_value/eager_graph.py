@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from modelexport.graph.fingerprints import Fingerprint
-from modelexport.hierarchy.modules import ROOT_CALL, CallId, TensorInfo
+from modelexport.hierarchy.calls import ROOT_CALL, CallId
+from modelexport.hierarchy.modules import TensorInfo
 from modelexport.ownership import VisitBudget, region
 
 

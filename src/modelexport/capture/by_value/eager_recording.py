@@ -10,7 +10,8 @@ import torch
 
 from modelexport.capture.by_value.eager_graph import Body, EagerRun, Operation, SeenCall, SeenTensor
 from modelexport.capture.by_value.torch_fingerprints import take_fingerprint
-from modelexport.hierarchy.modules import CallId, ModuleTree, TensorInfo
+from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.modules import ModuleTree, TensorInfo
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver
 from modelexport.torch_support.example_inputs import copied_inputs

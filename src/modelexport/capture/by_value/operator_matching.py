@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from modelexport.capture.by_value.eager_graph import EagerGraph, Operation
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
-from modelexport.graph.node_ids import graph_bodies
+from modelexport.graph.traversal import subgraphs_of
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.modules import CallId, CallTree
+from modelexport.hierarchy.calls import CallId, CallTree
 from modelexport.ownership import VisitBudget, downstream
 
 
@@ -213,7 +213,7 @@ class Correspondence:
     def holders(self) -> Iterator[tuple[ir.Node, Operation]]:
         """The nodes that have bodies, each with the operator that it stands for."""
         for node in self._nodes:
-            if any(True for _ in graph_bodies(node)):
+            if any(True for _ in subgraphs_of(node)):
                 for number in self.counterparts(node):
                     if self.eager.run.operations[number].bodies:
                         yield node, self.eager.run.operations[number]
@@ -359,11 +359,11 @@ def _in_order(reads: Mapping[ir.Node, Sequence[ir.Value]]) -> list[ir.Node]:
 def _read_values(node: ir.Node) -> list[ir.Value]:
     """The values a node reads: its inputs, and what its bodies read, wherever that comes from."""
     values = [value for value in node.inputs if value is not None]
-    bodies = [body for _, body in graph_bodies(node)]
+    bodies = [body for _, body in subgraphs_of(node)]
     while bodies:
         body = bodies.pop()
         values.extend(body.outputs)
         for inner in body:
             values.extend(value for value in inner.inputs if value is not None)
-            bodies.extend(deeper for _, deeper in graph_bodies(inner))
+            bodies.extend(deeper for _, deeper in subgraphs_of(inner))
     return values

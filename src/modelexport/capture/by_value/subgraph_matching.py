@@ -15,10 +15,10 @@ import onnx_ir as ir
 from modelexport.capture.by_value.eager_graph import Body, EagerGraph, Operation
 from modelexport.capture.by_value.operator_matching import Correspondence
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
-from modelexport.graph.node_ids import graph_bodies
+from modelexport.graph.traversal import subgraphs_of
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.modules import CallId, CallTree
+from modelexport.hierarchy.calls import CallId, CallTree
 
 # The fingerprints of what a body is handed and makes, by the tensors' names.
 Tensors = Mapping[str, Fingerprint]
@@ -40,7 +40,7 @@ def attribute_bodies(
     while waiting:
         current = waiting.pop()
         for holder, operation in current.holders():
-            bodies = {body: inner.get(f"{identities[holder]}/{name}/", {}) for name, body in graph_bodies(holder)}
+            bodies = {body: inner.get(f"{identities[holder]}/{name}/", {}) for name, body in subgraphs_of(holder)}
             for body, functions in _paired(bodies, operation.bodies, current):
                 if functions and bodies[body]:
                     found = _matched(body, bodies[body], functions, operation, current, calls)

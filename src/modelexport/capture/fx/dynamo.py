@@ -15,8 +15,8 @@ from modelexport.capture.fx.evidence import FxEvidence, FxSources, axis_sizes, o
 from modelexport.capture.fx.trace_recorder import Recorder
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import UnsupportedLibraryError
+from modelexport.hierarchy.calls import CallId
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import CallId
 from modelexport.torch_support.private_fx import before_optimization
 
 EXPORTER = "dynamo"

@@ -25,16 +25,9 @@ from modelexport.capture.fx.program_modules import ExportedProgramModule, module
 from modelexport.capture.fx.trace_recorder import mark_serial, marks_removed, serial_of
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import UnusableOptionError
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import (
-    ROOT_CALL,
-    BoundaryTensor,
-    CallId,
-    CallTree,
-    ModuleCall,
-    ModuleTree,
-    TensorInfo,
-)
+from modelexport.hierarchy.modules import ModuleTree, TensorInfo
 from modelexport.torch_support.private import unflatten
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from modelexport.hierarchy.modules import ROOT_PATH, CallId, ModuleTree, TensorInfo
+from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.modules import ROOT_PATH, ModuleTree, TensorInfo
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 from modelexport.torch_support.private_fx import (
     Tracer,

@@ -28,18 +28,11 @@ from modelexport.capture.torchscript.missing_operators import export_despite_mis
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_frames import remove_own_frames, without_own_frames
 from modelexport.errors import UnusableOptionError
-from modelexport.gc_pause import uncollected
-from modelexport.graph.node_ids import nodes_within
+from modelexport.gc_pause import gc_paused
+from modelexport.graph.traversal import nodes_of
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import (
-    ROOT_CALL,
-    BoundaryTensor,
-    CallId,
-    CallTree,
-    ModuleCall,
-    ModuleTree,
-    TensorInfo,
-)
+from modelexport.hierarchy.modules import ModuleTree, TensorInfo
 from modelexport.ownership import with_sharers
 from modelexport.storage.wire_format import ExporterFile
 from modelexport.torch_support.private import flatten, unflatten
@@ -152,7 +145,7 @@ def _export_and_follow(
     return _gather(written, watch, recorder, tracker, tree)
 
 
-@uncollected()
+@gc_paused()
 def _gather(
     written: ExporterFile | onnx.ModelProto,
     watch: GraphWatch,
@@ -208,7 +201,7 @@ def _undisturbed(recorder: ScopeRecorder, watch: GraphWatch, calls: CallTree) ->
 
 def _calls_of(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node, CallId]:
     found: dict[ir.Node, CallId] = {}
-    for node in nodes_within(model.graph):
+    for node in nodes_of(model.graph):
         call = next((owners[v.name] for v in node.outputs if v.name is not None and v.name in owners), None)
         if call is not None:
             found[node] = call
@@ -337,7 +330,7 @@ def _traced_model(watch: GraphWatch) -> ir.Model:
     weights = [value for value in graph.inputs if value.name in watch.parameters]
     for value in weights:
         graph.inputs.remove(value)
-    values = [*graph.inputs, *weights, *(v for node in nodes_within(graph) for v in node.outputs)]
+    values = [*graph.inputs, *weights, *(v for node in nodes_of(graph) for v in node.outputs)]
     for value in values:
         if value.name in names:
             value.name = names[value.name]

@@ -19,7 +19,8 @@ from modelexport.capture.flow_boundaries import TracedSide
 from modelexport.capture.torchscript.hook_scopes import HookScopes
 from modelexport.capture.torchscript.jit_graph import JitNode
 from modelexport.capture.torchscript.jit_values import ValueTracker, traced_values
-from modelexport.hierarchy.modules import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.modules import ModuleTree, TensorInfo
 from modelexport.torch_support.call_watch import own_calls_through
 from modelexport.torch_support.private import base_of, has_forward_hooks, version_of
 from modelexport.torch_support.private_jit import (

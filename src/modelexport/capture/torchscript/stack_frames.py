@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.graph.node_ids import identified_proto_nodes
+from modelexport.graph.node_ids import proto_nodes_with_ids
 from modelexport.storage.wire_format import ExporterFile
 
 _PACKAGE = re.escape(f"{Path(__file__).parents[1]}{os.sep}")
@@ -29,6 +29,6 @@ def without_own_frames(file: ExporterFile) -> ExporterFile:
 
 def remove_own_frames(model: onnx.ModelProto) -> None:
     """Take our own frames out of a model's stack traces, in place."""
-    for _, node in identified_proto_nodes(model):
+    for _, node in proto_nodes_with_ids(model):
         if node.doc_string:
             node.doc_string = _OWN_FRAME.sub("", node.doc_string)

@@ -25,9 +25,11 @@ from modelexport.analysis.query.selectors import (
 )
 from modelexport.errors import SelectorError
 from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.document import HierarchyDocument, build_document
-from modelexport.hierarchy.modules import CallId, CallTree, ModuleCall, ModuleInfo, ModuleTree
+from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
+from modelexport.storage.document_builder import build_document
 
 MODULES: dict[str, str] = {
     "": "pkg.Net",

@@ -19,7 +19,8 @@ from modelexport.analysis.validation.sarif import as_sarif
 from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.validator import RULES, validate
 from modelexport.errors import FileFormatError, InputError
-from modelexport.hierarchy.document import HierarchyDocument, encode_document
+from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy.document_codec import encode_document
 from modelexport.storage.transaction import sidecar_path
 
 pytestmark = [pytest.mark.sanity, pytest.mark.xdist_group("no_grad")]

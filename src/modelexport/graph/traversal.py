@@ -1,0 +1,54 @@
+"""Walks over an ONNX graph: the subgraphs of a node, and all nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx
+import onnx_ir as ir
+
+SUBGRAPH_TYPES = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS})
+
+
+def subgraphs_of(node: ir.Node) -> Sequence[tuple[str, ir.Graph]]:
+    """The subgraphs in a node's attributes, each with a name that is unique within the node."""
+    attributes = node.attributes
+    # Checked first because nearly all nodes have none.
+    if not attributes or not any(attribute.type in SUBGRAPH_TYPES for attribute in attributes.values()):
+        return ()
+    found: list[tuple[str, ir.Graph]] = []
+    for name, attribute in attributes.items():
+        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append((name, attribute.as_graph()))
+        elif attribute.type == ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found.extend((f"{name}.{position}", graph) for position, graph in enumerate(attribute.as_graphs()))
+    return found
+
+
+def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph and of its subgraphs; several times as fast as onnx_ir's own walk."""
+    waiting = [graph]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            waiting.extend(subgraph for _, subgraph in subgraphs_of(node))
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """The inputs, initializers and node outputs of a graph by name, those of its subgraphs aside."""
+    values = [*graph.inputs, *graph.initializers.values()]
+    values.extend(value for node in graph for value in node.outputs)
+    return {value.name: value for value in values if value.name}
+
+
+def proto_subgraph_nodes(node: onnx.NodeProto) -> Iterable[tuple[str, Iterable[onnx.NodeProto]]]:
+    return [(name, graph.node) for name, graph in proto_subgraphs_of(node)] if node.attribute else ()
+
+
+def proto_subgraphs_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The subgraphs of a node as it lies in the file, each with the name that identities give it."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for position, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}.{position}", graph

@@ -1,0 +1,128 @@
+"""The document as JSON and back: an untrusted sidecar is checked before anything uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from modelexport.errors import FileFormatError
+from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.document import SCHEMA_VERSION, CallRecord, HierarchyDocument
+from modelexport.hierarchy.modules import (
+    MAX_DEPTH,
+    ROOT_PATH,
+    parent_path,
+)
+from modelexport.hierarchy.schemas import json_schema
+
+
+def encode_document(document: HierarchyDocument) -> bytes:
+    """The document as indented JSON; the same document always gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def decode_document(data: bytes, source: str) -> HierarchyDocument:
+    """Read what `encode_document` wrote.
+
+    Args:
+        data: The JSON.
+        source: Where it came from, for the error.
+
+    Raises:
+        FileFormatError: It is not a hierarchy document, or of another schema version.
+    """
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{source} is not a hierarchy document: {error}") from error
+    if head.schema_version != SCHEMA_VERSION:
+        raise FileFormatError(
+            f"{source} has schema version {head.schema_version}, this release reads {SCHEMA_VERSION}: "
+            "export the model again, or use the release that wrote it"
+        )
+    try:
+        document = msgspec.json.decode(data, type=HierarchyDocument)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{source} is not a valid hierarchy document: {error}") from error
+    problem = _repeated_key(data, document) or _misfit(document)
+    if problem is not None:
+        raise FileFormatError(f"{source} is not a valid hierarchy document: {problem}")
+    return document
+
+
+def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
+    """An object with a repeated key, of which readers would keep different values, in words; None if there is none."""
+    if encode_document(document) == data:
+        # Exactly as `encode_document` writes it. Encoding is much faster than checking each key.
+        return None
+
+    def refuse(pairs: list[tuple[str, object]]) -> None:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise ValueError(f"an object has a repeated key: {[key for key, _ in pairs][:12]}")
+
+    try:
+        json.loads(data, object_pairs_hook=refuse)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return None
+
+
+def _misfit(document: HierarchyDocument) -> str | None:
+    """Why the parts of a document are inconsistent, in words; None if they are consistent."""
+    paths = {module.path for module in document.modules}
+    if ROOT_PATH not in paths:
+        return "it has no root module"
+    orphan = next((path for path in paths if (parent_path(path) or ROOT_PATH) not in paths), None)
+    if orphan is not None:
+        return f"the parent of module {orphan!r} is missing"
+    deep = next((path for path in paths if path.count(".") > MAX_DEPTH), None)
+    if deep is not None:
+        return f"the module {deep[:80]!r}… is nested in more than {MAX_DEPTH} others"
+    calls = {call.id: call for call in document.calls}
+    if len(calls) < len(document.calls):
+        return "it has two calls with the same id"
+    for call in document.calls:
+        if call.index < 0 or call.id != str(CallId(call.path, call.index)):
+            return f"the id of call {call.id!r} is not that of call {call.index} of {call.path!r}"
+        if call.path not in paths:
+            return f"call {call.id!r} belongs to no module"
+        if call.parent is not None and call.parent not in calls:
+            return f"the caller of {call.id!r}, {call.parent!r}, is not a call"
+    endless = _endless_call(calls)
+    if endless is not None:
+        return f"call {endless!r} has more than {MAX_DEPTH} callers, or is its own caller"
+    for node in document.nodes:
+        unknown = next((name for name in (node.module, *node.contributors, *node.context) if name not in calls), None)
+        if unknown is not None:
+            return f"node {node.id!r} belongs to {unknown!r}, which is not a call"
+    return None
+
+
+def _endless_call(calls: Mapping[str, CallRecord]) -> str | None:
+    """A call whose callers form a cycle or exceed the depth limit."""
+    depths: dict[str, int] = {}
+    for name in calls:
+        way: list[str] = []
+        current: str | None = name
+        while current is not None and current not in depths:
+            way.append(current)
+            if len(way) > MAX_DEPTH:
+                return name
+            current = calls[current].parent
+        below = depths[current] if current is not None else 0
+        depths.update((passed, depth) for depth, passed in enumerate(reversed(way), start=below + 1))
+        if depths[name] > MAX_DEPTH:
+            return name
+    return None
+
+
+class _Head(msgspec.Struct):
+    schema_version: int
+
+
+def document_schema() -> dict[str, Any]:
+    """The JSON Schema of the sidecar."""
+    return json_schema("modelexport hierarchy", HierarchyDocument)

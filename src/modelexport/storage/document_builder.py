@@ -1,0 +1,149 @@
+"""Builds the document of a graph from its nodes, their attributions and its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from modelexport.graph.tensors import GraphTensor
+from modelexport.hierarchy.attribution import Attribution
+from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
+from modelexport.hierarchy.document import (
+    SCHEMA_VERSION,
+    CallRecord,
+    HierarchyDocument,
+    ModuleRecord,
+    NodeRecord,
+    Producer,
+    TensorRecord,
+)
+from modelexport.hierarchy.modules import (
+    ModuleInfo,
+    ModuleTree,
+    TensorInfo,
+)
+from modelexport.hierarchy.tags import TagScheme, TagView
+
+
+def build_document(
+    *,
+    strategy: str,
+    exporter: str,
+    graph_hash: str,
+    view: TagView,
+    tree: ModuleTree,
+    calls: CallTree,
+    nodes: Iterable[tuple[str, str, Attribution]],
+    graph_tensors: Iterable[GraphTensor] = (),
+    axes: Mapping[str, str] | None = None,
+    folded: Mapping[str, CallId] | None = None,
+) -> HierarchyDocument:
+    """The document of one export.
+
+    Args:
+        strategy: Where the evidence came from.
+        exporter: The exporter that wrote the graph.
+        graph_hash: The digest of the graph.
+        view: Which modules show in tags.
+        tree: The modules.
+        calls: The module calls, with boundary tensors of the graph.
+        nodes: Identity, operation and attribution of each node.
+        graph_tensors: The tensors of the graph.
+        axes: The dynamic axis whose size a tensor holds, by the tensor's identity.
+        folded: The calls whose nodes computed a folded constant of the graph, by its name.
+    """
+    scheme = TagScheme(tree, view)
+    tags = {call.id: scheme.tag(call.id, calls) for call in calls}
+    records = tuple(_node_record(identity, op, found, tags) for identity, op, found in nodes)
+    return HierarchyDocument(
+        schema_version=SCHEMA_VERSION,
+        producer=Producer(),
+        strategy=strategy,
+        exporter=exporter,
+        graph_hash=graph_hash,
+        tag_view=view,
+        modules=tuple(_module_record(module, scheme) for module in tree),
+        calls=tuple(_call_record(call, tags[call.id]) for call in calls),
+        nodes=records,
+        tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
+    )
+
+
+def tensor_records(
+    tensors: Iterable[GraphTensor],
+    nodes: Iterable[NodeRecord],
+    tree: ModuleTree,
+    axes: Mapping[str, str],
+    folded: Mapping[str, CallId] | None = None,
+) -> tuple[TensorRecord, ...]:
+    """Who makes and who reads each tensor, from who owns the nodes that do."""
+    owners = {node.id: (node.module, *node.contributors) for node in nodes}
+    producers = {name: str(call) for name, call in (folded or {}).items()}
+    stored = {
+        f"{path}.{name}" if path else name: info
+        for module in tree
+        for path in (module.path, *module.aliases)
+        for name, info in (*module.parameters.items(), *module.buffers.items())
+    }
+    return tuple(
+        TensorRecord(
+            id=tensor.id,
+            producer=owners[tensor.producer][0] if tensor.producer is not None else producers.get(tensor.id),
+            consumers=tuple(dict.fromkeys(call for node in tensor.consumers for call in owners[node])),
+            source=tensor.source,
+            parameter=tensor.id
+            if tensor.source == "weight" and _is_weight(tensor.value, stored.get(tensor.id))
+            else None,
+            output=tensor.is_output,
+            axis=axes.get(tensor.id),
+        )
+        for tensor in tensors
+    )
+
+
+def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
+    """Whether a stored tensor that has a parameter's name also looks like it: exporters keep the names of those."""
+    return info is not None and value.shape is not None and tuple(value.shape) == info.shape
+
+
+def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
+    return ModuleRecord(
+        path=module.path,
+        class_name=module.class_name,
+        qualified_class=module.qualified_class,
+        tag=scheme.module_tag(module.path),
+        visible=scheme.is_visible(module.path),
+        aliases=module.aliases,
+        forward_arguments=module.forward_arguments,
+        parameters=module.parameters,
+        buffers=module.buffers,
+        children=module.children,
+        tied_parameters=module.tied_parameters,
+    )
+
+
+def _call_record(call: ModuleCall, tag: str) -> CallRecord:
+    return CallRecord(
+        id=str(call.id),
+        path=call.path,
+        index=call.index,
+        tag=tag,
+        parent=str(call.parent) if call.parent is not None else None,
+        inputs=call.inputs,
+        outputs=call.outputs,
+    )
+
+
+def _node_record(identity: str, op: str, found: Attribution, tags: Mapping[CallId, str]) -> NodeRecord:
+    return NodeRecord(
+        id=identity,
+        op=op,
+        module=str(found.owner),
+        tag=tags[found.owner],
+        kind=found.kind.value,
+        confidence=found.confidence,
+        reason=found.reason,
+        contributors=tuple(str(call) for call in found.contributors),
+        context=tuple(str(call) for call in found.context),
+    )
