@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from modelexport.storage.transaction import data_file_name, sidecar_path, stage
+from modelexport.storage.transaction import data_file_name, sidecar_path, stage_files
 
 # Every call by which the code changes the disk or opens something on it: the points at which a test lets an
 # export fail or die. io.open is what pathlib opens with, builtins.open what shutil copies with.
@@ -38,7 +38,7 @@ def contents(tag: str, *, data: bool = True) -> tuple[bytes, str | None, bytes]:
 def export(target: Path, tag: str, *, data: bool = True, **options: bool) -> tuple[Path, ...]:
     """Writes a whole set, as an export does."""
     graph, name, weights = contents(tag, data=data)
-    with stage(target, **options) as staging:
+    with stage_files(target, **options) as staging:
         staging.path(target.name).write_bytes(graph)
         staging.path("sidecar").write_bytes(b"sidecar " + tag.encode())
         staging.path("report").write_bytes(b"report " + tag.encode())

@@ -22,7 +22,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import ContractError, InputError
 from modelexport.exporting.export_writer import Tagged, write_artifact
 from modelexport.exporting.progress import Observer, Pipeline
-from modelexport.exporting.result import AttemptReport, ExportResult
+from modelexport.exporting.result import ExportResult
 from modelexport.gc_pause import gc_paused
 from modelexport.graph.digest import graph_hash
 from modelexport.graph.node_ids import nodes_with_ids, operation
@@ -35,6 +35,7 @@ from modelexport.storage import transaction
 from modelexport.storage.atomic_text import check_text_target, staged_text
 from modelexport.storage.document_builder import build_document
 from modelexport.storage.metadata_stores import remove_source_references, write_stores
+from modelexport.strategies.attempts import AttemptReport
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
 from modelexport.strategies.registry import AUTO, StrategyRegistry

@@ -51,7 +51,7 @@ def write_artifact(
         StorageError: The files could not be written.
     """
     sidecar = transaction.sidecar_path(target)
-    with transaction.stage(target, force=overwrite) as staging:
+    with transaction.stage_files(target, force=overwrite) as staging:
         staged = staging.path(target.name)
         if isinstance(tagged.model, onnx.ModelProto):
             _write_file(tagged, staged, external_data)

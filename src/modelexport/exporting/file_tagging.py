@@ -15,7 +15,7 @@ from modelexport.capture.fx.program_modules import refuse_program
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
-from modelexport.exporting.result import AttemptReport, ExportResult
+from modelexport.exporting.result import ExportResult
 from modelexport.graph.digest import graph_hash
 from modelexport.graph.node_ids import nodes_with_ids, operation
 from modelexport.graph.tensors import tensors_with_ids
@@ -26,6 +26,7 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.storage import transaction
 from modelexport.storage.document_builder import build_document
 from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
+from modelexport.strategies.attempts import AttemptReport
 from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
 
@@ -120,8 +121,6 @@ def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView
         view=view,
         tree=tree,
         calls=usage.calls,
-        nodes=[
-            (identity, operation(node), usage.attributions[node]) for identity, node in nodes_with_ids(given.graph)
-        ],
+        nodes=[(identity, operation(node), usage.attributions[node]) for identity, node in nodes_with_ids(given.graph)],
         graph_tensors=tensors_with_ids(given.graph),
     )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from modelexport.capture.capture import Capture
-from modelexport.capture.fx import transformers_exporter
+from modelexport.capture.exporter_names import TRANSFORMERS
 from modelexport.capture.fx.stage_decomposition import Stage, decompose
 from modelexport.errors import InputError, ModelExportError
 from modelexport.exporting.export import STEPS, export_model
@@ -49,7 +49,7 @@ class _StageStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        return (transformers_exporter.EXPORTER,)
+        return (TRANSFORMERS,)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
@@ -107,7 +107,7 @@ def export_stages(
         stages = decompose(model, _generate_inputs(model, example_inputs))
     targets = [transaction.check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
     registry = StrategyRegistry((_StageStrategy(dynamic),))
-    with transaction.stage(targets[-1], force=overwrite) as staging:
+    with transaction.stage_files(targets[-1], force=overwrite) as staging:
         staged = {}
         for number, (stage, final_path) in enumerate(zip(stages, targets, strict=True)):
             tell = _shifted(progress, stage.name, number, len(stages)) if progress is not None else None

@@ -12,6 +12,7 @@ import msgspec
 from modelexport.display import Summary, summarized
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.schemas import json_schema
+from modelexport.strategies.attempts import AttemptReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +35,6 @@ class StepReport:
     seconds: float
     peak_memory_bytes: int
     detail: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class AttemptReport:
-    """A strategy that was tried with an exporter; `error` is None for the one that served."""
-
-    strategy: str
-    exporter: str
-    reason: str
-    error: str | None = None
 
 
 class ExportSummary(msgspec.Struct, frozen=True):

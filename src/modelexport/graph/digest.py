@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.graph.node_ids import nodes_with_ids, proto_nodes_with_ids
-from modelexport.graph.traversal import SUBGRAPH_TYPES, subgraphs_of, proto_subgraphs_of
+from modelexport.graph.traversal import SUBGRAPH_TYPES, proto_subgraphs_of, subgraphs_of
 
 # Larger tensors are hashed by type and shape alone: a graph keeps its hash when its weights are trained further.
 SMALL_TENSOR_BYTES = 1024

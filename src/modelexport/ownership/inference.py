@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
-from modelexport.graph.traversal import subgraphs_of, nodes_of
+from modelexport.graph.traversal import nodes_of, subgraphs_of
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree

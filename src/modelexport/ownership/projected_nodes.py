@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.traversal import subgraphs_of, named_values
+from modelexport.graph.traversal import named_values, subgraphs_of
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution, Kind
 from modelexport.hierarchy.calls import CallId, CallTree

@@ -67,7 +67,7 @@ def write_finished(
     """
     write_stores(file.proto, document)
     sidecar = transaction.sidecar_path(target)
-    with transaction.stage(target, force=overwrite) as staging:
+    with transaction.stage_files(target, force=overwrite) as staging:
         staging.path(target.name).write_bytes(file.proto.SerializeToString())
         staging.path(sidecar.name).write_bytes(encode_document(document))
         for path, final in file.moved.items():

@@ -6,7 +6,7 @@ gets a hard link there and a journal says what was and what will be. Then the fi
 sidecar, ``.onnx``; obsolete files are removed. The name of the data file contains a hash of its content, so that a
 graph never finds the weights of another export. Removing the journal is the commit.
 
-A failed commit is rolled back by its own process or, after a kill, by the next `stage` or `recover`. It is never
+A failed commit is rolled back by its own process or, after a kill, by the next `stage_files` or `recover`. It is never
 rolled forward: an exception must roll back in any case, and a killed run never reported success. Rolling back is
 idempotent, so a kill during it needs no special case.
 
@@ -122,7 +122,7 @@ def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Seque
 
 
 class Staging:
-    """A temporary folder beside a target, whose files replace the target's all at once. Created by `stage`."""
+    """A temporary folder beside a target, whose files replace the target's all at once. Created by `stage_files`."""
 
     def __init__(self, target: Path, folder: Path, *, force: bool) -> None:
         self._target, self._folder, self._force = target, folder, force
@@ -205,7 +205,7 @@ class Staging:
 
 
 @contextmanager
-def stage(target: Path, *, force: bool = True) -> Iterator[Staging]:
+def stage_files(target: Path, *, force: bool = True) -> Iterator[Staging]:
     """Opens a temporary folder beside ``target``, and removes it at the end whatever happens.
 
     Removes first what killed exports left behind. An ``OSError`` raised inside the context counts as a failed write.

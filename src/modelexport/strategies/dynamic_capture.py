@@ -25,9 +25,9 @@ from modelexport.capture.dynamic_axes import (
     tied_axes,
     widened,
 )
-from modelexport.capture.torchscript import jit_exporter
+from modelexport.capture.exporter_names import TORCHSCRIPT
 from modelexport.errors import ExportError, InputError
-from modelexport.exporting.result import AttemptReport
+from modelexport.strategies.attempts import AttemptReport
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
 
@@ -68,7 +68,7 @@ def capture_dynamic(
     """
     call = Call(request.model, request.args, dict(request.kwargs))
     # Where others can serve too it is not asked: it takes any axis, also those that it fixes when it traces.
-    by_torchscript = all(candidate.exporter == jit_exporter.EXPORTER for candidate in found)
+    by_torchscript = all(candidate.exporter == TORCHSCRIPT for candidate in found)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
         _check_widened(call, widened(call, axes), training=request.training)

@@ -8,14 +8,15 @@ import torch
 
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
+from modelexport.capture.exporter_names import DYNAMO, DYNAMO_WITH_CACHES, TRANSFORMERS
 from modelexport.capture.fx import dynamo, exported_program, transformers_exporter
 from modelexport.capture.fx.program_modules import ExportedProgramModule
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 _CAPTURES = {
-    dynamo.EXPORTER: dynamo.capture_with_dynamo,
-    transformers_exporter.EXPORTER: transformers_exporter.capture_with_transformers,
-    transformers_exporter.WITH_CACHES: transformers_exporter.capture_with_caches,
+    DYNAMO: dynamo.capture_with_dynamo,
+    TRANSFORMERS: transformers_exporter.capture_with_transformers,
+    DYNAMO_WITH_CACHES: transformers_exporter.capture_with_caches,
 }
 
 
@@ -31,8 +32,8 @@ class FxStrategy(Strategy):
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
         if transformers_exporter.can_export(model):
-            return (dynamo.EXPORTER, transformers_exporter.EXPORTER, transformers_exporter.WITH_CACHES)
-        return (dynamo.EXPORTER,)
+            return (DYNAMO, TRANSFORMERS, DYNAMO_WITH_CACHES)
+        return (DYNAMO,)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""

@@ -8,6 +8,7 @@ import torch
 
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
+from modelexport.capture.exporter_names import TORCHSCRIPT
 from modelexport.capture.fx.program_modules import refuse_program
 from modelexport.capture.torchscript import jit_exporter
 from modelexport.strategies.base import CaptureRequest, Strategy
@@ -21,7 +22,7 @@ class HtpStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        return (jit_exporter.EXPORTER,)
+        return (TORCHSCRIPT,)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""

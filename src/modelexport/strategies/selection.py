@@ -8,9 +8,8 @@ import torch
 
 from modelexport.capture.capture import Capture
 from modelexport.capture.data_reads import find_data_reads
-from modelexport.capture.fx import transformers_exporter
+from modelexport.capture.exporter_names import DYNAMO_WITH_CACHES, TORCHSCRIPT
 from modelexport.capture.specialization import Specialization
-from modelexport.capture.torchscript import jit_exporter
 from modelexport.capture.tracer_warnings import recorded_warnings
 from modelexport.errors import (
     AllStrategiesFailedError,
@@ -20,7 +19,7 @@ from modelexport.errors import (
     SpecializationError,
     StrategyIncompatibleError,
 )
-from modelexport.exporting.result import AttemptReport
+from modelexport.strategies.attempts import AttemptReport
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.strategies.characteristics import ModelCharacteristics, characterize
 from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
@@ -56,7 +55,7 @@ class StrategySelector:
             for place, exporter in enumerate(strategy.exporters(model))
         ]
         if model_is.is_scripted:
-            found.sort(key=lambda candidate: candidate.exporter != jit_exporter.EXPORTER)
+            found.sort(key=lambda candidate: candidate.exporter != TORCHSCRIPT)
         return found
 
     def candidates(
@@ -83,9 +82,9 @@ class StrategySelector:
 
 
 def _reason(number: int, place: int, exporter: str, model_is: ModelCharacteristics) -> str:
-    if model_is.is_scripted and exporter == jit_exporter.EXPORTER:
+    if model_is.is_scripted and exporter == TORCHSCRIPT:
         return "the model is compiled TorchScript, which has its own exporter"
-    if exporter == transformers_exporter.WITH_CACHES:
+    if exporter == DYNAMO_WITH_CACHES:
         return "what torch exports of the model once it knows the caches of transformers"
     if place > 0 and model_is.is_huggingface:
         return "the model is of transformers' classes, whose exporter takes more of them"
@@ -111,7 +110,7 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
     refused: Specialization | None = None
     for candidate in found:
         name, exporter = candidate.strategy.name, candidate.exporter
-        traces = exporter == jit_exporter.EXPORTER
+        traces = exporter == TORCHSCRIPT
         try:
             if traces and refused is not None:
                 raise _refusal(name, exporter, refused)
@@ -160,7 +159,7 @@ def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, Mode
         f"{candidate.exporter}: "
         + (error.reason if isinstance(error, StrategyIncompatibleError) else str(error)).removesuffix(".")
         for candidate, error in failures
-        if candidate.exporter != jit_exporter.EXPORTER and not isinstance(error, DataDependentError)
+        if candidate.exporter != TORCHSCRIPT and not isinstance(error, DataDependentError)
     )
     because = f" for other reasons ({_shorten(list(others))})" if others else ""
     message = (

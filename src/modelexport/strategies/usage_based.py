@@ -11,7 +11,7 @@ import torch
 from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, require_onnxruntime
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.fx import dynamo
+from modelexport.capture.exporter_names import DYNAMO, TORCHSCRIPT
 from modelexport.capture.fx.program_modules import refuse_program
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.torchscript import jit_exporter
@@ -29,7 +29,7 @@ class UsageBasedStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        return (dynamo.EXPORTER, jit_exporter.EXPORTER)
+        return (DYNAMO, TORCHSCRIPT)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
@@ -72,7 +72,7 @@ class UsageBasedStrategy(Strategy):
 def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
     """The graph, and the file where only the exporter itself can write it byte for byte."""
     model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
-    if request.exporter == jit_exporter.EXPORTER:
+    if request.exporter == TORCHSCRIPT:
         # What else it records of the calls is not used.
         capture = jit_exporter.capture_with_torchscript(model, args, kwargs, options)
         if capture.file is None:

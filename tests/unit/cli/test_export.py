@@ -16,8 +16,9 @@ from tests.support.command_process import FACTORIES, WITHOUT_TORCH, Exported, fi
 
 from modelexport.cli.export_summary import markdown_report
 from modelexport.exporting.export import STEPS
-from modelexport.exporting.result import AttemptReport, ExportResult, StepReport
+from modelexport.exporting.result import ExportResult, StepReport
 from modelexport.hierarchy.document_codec import decode_document
+from modelexport.strategies.attempts import AttemptReport
 
 # --- what needs no torch ---------------------------------------------------------------------------------------
 

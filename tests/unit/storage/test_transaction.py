@@ -24,7 +24,7 @@ from tests.support.artifact_sets import (
 
 from modelexport.errors import ContractError, InputError, StorageError
 from modelexport.storage import transaction
-from modelexport.storage.transaction import check_target, data_file_name, sidecar_path, stage
+from modelexport.storage.transaction import check_target, data_file_name, sidecar_path, stage_files
 
 
 def test_names_of_the_files_beside_a_target() -> None:
@@ -148,7 +148,7 @@ def test_commit_of_the_same_weights_again_repairs_the_data_file(new_folder: Call
 def test_obsolete_files_go_with_the_old_model(new_folder: Callable[[], Path]) -> None:
     folder = new_folder()
     target = folder / "model.onnx"
-    with stage(target) as staging:
+    with stage_files(target) as staging:
         staging.path("m").write_bytes(b"graph")
         obsolete = [sidecar_path(target), target.with_name("model_report.md"), target.with_name("missing")]
         assert staging.commit("m", None, {}, obsolete=obsolete) == (target,)
@@ -165,7 +165,7 @@ def test_commit_does_not_replace_what_came_into_being_meanwhile(new_folder: Call
 def test_misuse_is_a_contract_error_and_changes_nothing(new_folder: Callable[[], Path]) -> None:
     folder = new_folder()
     target = folder / "model.onnx"
-    with stage(target) as staging:
+    with stage_files(target) as staging:
         for name in ("", ".", "..", "a/b", "/a", "a/", "a\0"):
             with pytest.raises(ContractError, match="bare"):
                 staging.path(name)
@@ -181,7 +181,7 @@ def test_misuse_is_a_contract_error_and_changes_nothing(new_folder: Callable[[],
 def test_exception_in_the_body_leaves_the_old_set(new_folder: Callable[[], Path]) -> None:
     folder = new_folder()
     for raised, expected in [(OSError(errno.ENOSPC, "full"), StorageError), (ValueError(), ValueError)]:
-        with pytest.raises(expected) as caught, stage(folder / "model.onnx") as staging:  # noqa: PT012
+        with pytest.raises(expected) as caught, stage_files(folder / "model.onnx") as staging:  # noqa: PT012
             staging.path("model.onnx").write_bytes(b"half")
             raise raised
         assert expected is ValueError or "Free some space" in str(caught.value)

@@ -30,7 +30,7 @@ from tests.support.artifact_sets import (
 )
 
 from modelexport.errors import InputError, ModelExportError, StorageError
-from modelexport.storage.transaction import check_target, recover, stage
+from modelexport.storage.transaction import check_target, recover, stage_files
 
 
 @pytest.mark.parametrize(("number", "hard_links"), [(errno.ENOSPC, True), (errno.EIO, False)])
@@ -85,7 +85,7 @@ def test_failure_that_lasts_keeps_what_is_needed_to_put_the_old_set_back(
             if "Cannot restore" in str(error):
                 kept += 1
                 assert list(folder.glob(".modelexport-*/commit.json"))
-        with stage(folder / "model.onnx"):
+        with stage_files(folder / "model.onnx"):
             pass
         assert snapshot(folder) in (whole("old"), whole("new"))
         if snapshot(folder) == whole("new"):
@@ -202,7 +202,7 @@ def test_kill_while_recovering_is_recovered_by_the_next(new_folder: Callable[[],
 def test_kill_of_another_run_is_undone_before_a_commit_and_not_after(new_folder: Callable[[], Path]) -> None:
     crashed, temporary = mixed(new_folder())
     folder = new_folder()
-    with stage(folder / "model.onnx") as staging:
+    with stage_files(folder / "model.onnx") as staging:
         staging.path("m").write_bytes(b"graph")
         # the other run dies now, while we have staged and not yet committed
         for path in crashed.parent.iterdir():
@@ -235,7 +235,7 @@ def test_full_disk_leaves_the_old_set(small_disk: Path) -> None:
     target = small_disk / "model.onnx"
     (small_disk / "model.onnx.data").write_bytes(b"foreign")
     export(target, "old")
-    with pytest.raises(StorageError, match=r"No space left.*Free some space"), stage(target) as staging:
+    with pytest.raises(StorageError, match=r"No space left.*Free some space"), stage_files(target) as staging:
         staging.path("model.onnx").write_bytes(bytes(2 << 20))
     assert snapshot(small_disk) == whole("old")
     failures = 0

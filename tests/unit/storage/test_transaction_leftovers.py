@@ -17,7 +17,7 @@ from tests.support.artifact_sets import as_root, contents, export, forked, in_ch
 
 from modelexport.errors import StorageError
 from modelexport.storage import transaction
-from modelexport.storage.transaction import recover, stage
+from modelexport.storage.transaction import recover, stage_files
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -36,7 +36,7 @@ def test_temporaries_of_other_targets_are_removed_and_their_journals_wait(
     target, temporary = mixed(new_folder())
     litter = target.with_name(".modelexport-a-b-0123456789abcdef")
     litter.mkdir()
-    with stage(target.with_name("other.onnx")):
+    with stage_files(target.with_name("other.onnx")):
         pass
     assert not litter.exists()
     assert temporary.exists()
@@ -50,7 +50,7 @@ def test_temporary_of_a_living_run_and_foreign_names_are_not_swept(new_folder: C
     for name in foreign:
         (folder / name).mkdir()
     (folder / ".modelexport-file-0123456789abcdef").touch()
-    with stage(folder / "model.onnx") as staging:
+    with stage_files(folder / "model.onnx") as staging:
         staging.path("m").write_bytes(b"graph")
         export(folder / "model.onnx", "new")
         assert not recover(folder / "model.onnx")
@@ -89,7 +89,7 @@ def test_temporary_of_another_user_is_not_swept(new_folder: Callable[[], Path]) 
     temporary = new_folder() / ".modelexport-model-0123456789abcdef"
     temporary.mkdir()
     os.chown(temporary, 65534, 65534)
-    with stage(temporary.with_name("model.onnx")):
+    with stage_files(temporary.with_name("model.onnx")):
         pass
     assert temporary.is_dir()
 
@@ -105,7 +105,7 @@ def test_temporary_folder_is_made_with_the_folder_locked(tmp_path: Path, monkeyp
         mkdir(*args, **kwargs)
 
     monkeypatch.setattr(os, "mkdir", checked_mkdir)
-    with stage(tmp_path / "model.onnx"):
+    with stage_files(tmp_path / "model.onnx"):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # and not for longer
         fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)

@@ -51,7 +51,7 @@ def write_submodel(
     sidecar = transaction.sidecar_path(target)
     size = weight_bytes(submodel.model)
     apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
-    with transaction.stage(target, force=overwrite) as staging, _serializing(submodel):
+    with transaction.stage_files(target, force=overwrite) as staging, _serializing(submodel):
         staged = staging.path(target.name)
         data_name = None
         if apart and size:

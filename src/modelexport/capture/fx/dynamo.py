@@ -11,6 +11,7 @@ import torch
 from onnx_ir.passes.common import InlinePass
 
 from modelexport.capture.capture import Capture
+from modelexport.capture.exporter_names import DYNAMO
 from modelexport.capture.fx.evidence import FxEvidence, FxSources, axis_sizes, onnx_values
 from modelexport.capture.fx.trace_recorder import Recorder
 from modelexport.capture.module_tree import read_module_tree
@@ -18,8 +19,6 @@ from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy.calls import CallId
 from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.torch_support.private_fx import before_optimization
-
-EXPORTER = "dynamo"
 
 
 def capture_with_dynamo(
@@ -45,7 +44,7 @@ def capture_with_dynamo(
             model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
         )
 
-    return capture_watched(model, export, EXPORTER)
+    return capture_watched(model, export, DYNAMO)
 
 
 def capture_watched(

@@ -18,8 +18,9 @@ import onnx_ir as ir
 import torch
 
 from modelexport.capture.capture import Capture
+from modelexport.capture.exporter_names import DYNAMO
 from modelexport.capture.flow_boundaries import find_crossings
-from modelexport.capture.fx.dynamo import EXPORTER, SeenExport, describe_program, recorded_calls, see_export
+from modelexport.capture.fx.dynamo import SeenExport, describe_program, recorded_calls, see_export
 from modelexport.capture.fx.evidence import FxSources, axis_sizes, enclosing_nodes, generated_line, onnx_values
 from modelexport.capture.fx.program_modules import ExportedProgramModule, module_stack, program_of
 from modelexport.capture.fx.trace_recorder import mark_serial, marks_removed, serial_of
@@ -58,11 +59,11 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
         return torch.onnx.export(program, (), None, dynamo=True, **{"verbose": False, **options})
 
     with record.watching():
-        seen = see_export(export, EXPORTER)
+        seen = see_export(export, DYNAMO)
     sources = FxSources(seen.program)
     recorded = recorded_calls(seen.traced, record, sources)
     return Capture(
-        exporter=EXPORTER,
+        exporter=DYNAMO,
         model=seen.model,
         traced=seen.traced,
         recorded={node: recorded_by_exporter(call) for node, call in recorded.items()},

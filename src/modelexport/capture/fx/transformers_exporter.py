@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.capture import Capture
+from modelexport.capture.exporter_names import DYNAMO_WITH_CACHES, TRANSFORMERS
 from modelexport.capture.fx.dynamo import capture_watched, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.transformers_private import (
@@ -28,9 +29,7 @@ from modelexport.torch_support.transformers_private import (
 
 _logger = logging.getLogger(__name__)
 
-EXPORTER = "transformers"
 # torch's dynamo exporter, once torch has been told what is in transformers' caches.
-WITH_CACHES = "dynamo-with-caches"
 
 # What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
@@ -90,7 +89,7 @@ def capture_with_transformers(
         with quiet, input_preparation_through(_prepare_if_possible):
             return export_to_onnx(model, inputs, given)
 
-    return capture_watched(model, export, EXPORTER)
+    return capture_watched(model, export, TRANSFORMERS)
 
 
 def _prepare_if_possible(
@@ -124,7 +123,7 @@ def capture_with_caches(
         options: Further arguments of `torch.onnx.export`.
     """
     register_caches(model)
-    return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=WITH_CACHES)
+    return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=DYNAMO_WITH_CACHES)
 
 
 def _with_dimensions(shapes: Any, made: dict[str, Any]) -> Any:

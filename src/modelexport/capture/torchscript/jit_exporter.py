@@ -20,6 +20,7 @@ import torch
 from onnx_ir.passes.common import CheckerPass
 
 from modelexport.capture.capture import Capture
+from modelexport.capture.exporter_names import TORCHSCRIPT
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
@@ -40,7 +41,6 @@ from modelexport.torch_support.private_jit import silent_log, weights_apart
 from modelexport.torch_support.state_guard import buffers_restored
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
-EXPORTER = "torchscript"
 # The same, with torch's decompositions of operators that it has no translation for.
 DECOMPOSED = "torchscript-decomposed"
 
@@ -171,7 +171,7 @@ def _gather(
         by_flow = find_boundaries(traced.graph, recorded, calls, _undisturbed(recorder, watch, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
     return Capture(
-        exporter=EXPORTER,
+        exporter=TORCHSCRIPT,
         model=final,
         file=file,
         traced=traced,
