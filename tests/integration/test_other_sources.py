@@ -18,7 +18,8 @@ from tests.support.command import Outcome
 from tests.support.commands_in_process import APART, run_commands
 
 from modelexport.errors import InputError, ModelSourceError
-from modelexport.sources.loaders.model_reference import LoadOptions, SourcedModel, load_model
+from modelexport.sources.loaders.model_reference import load_model
+from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("other_sources")]
 

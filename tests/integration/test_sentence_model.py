@@ -13,7 +13,8 @@ import torch
 from tests.support.command import Outcome
 from tests.support.commands_in_process import APART
 
-from modelexport.sources.loaders.model_reference import SourcedModel, load_model
+from modelexport.sources.loaders.model_reference import load_model
+from modelexport.sources.loaders.sourced_model import SourcedModel
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("sentences")]

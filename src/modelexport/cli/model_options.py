@@ -15,7 +15,7 @@ from modelexport.errors import InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 
 if TYPE_CHECKING:
-    from modelexport.sources.loaders.model_reference import SourcedModel
+    from modelexport.sources.loaders.sourced_model import SourcedModel
 
 _GIBIBYTE = 2**30
 
@@ -71,7 +71,8 @@ class ModelLoading:
         Raises:
             ModelSourceError: The reference leads to no model.
         """
-        from modelexport.sources.loaders.model_reference import LoadOptions, load_model
+        from modelexport.sources.loaders.model_reference import load_model
+        from modelexport.sources.loaders.sourced_model import LoadOptions
 
         sourced = load_model(reference, LoadOptions(**self._values))
         for note in sourced.notes:

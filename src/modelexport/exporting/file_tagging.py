@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, require_onnxruntime
+from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
 from modelexport.capture.diagnosis import check_signature
 from modelexport.capture.fx.program_modules import refuse_program
 from modelexport.capture.module_tree import read_module_tree
@@ -100,7 +100,7 @@ def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...
     args, kwargs = normalize_inputs(example_inputs, None)
     check_signature(model, args, kwargs)
     refuse_program(STRATEGY, model)
-    require_onnxruntime()
+    check_onnxruntime()
     return args, kwargs
 
 

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, require_onnxruntime
+from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, check_onnxruntime
 from modelexport.capture.capture import Capture
 from modelexport.capture.diagnosis import explain_failure
 from modelexport.capture.exporter_names import DYNAMO, TORCHSCRIPT
@@ -34,7 +34,7 @@ class UsageBasedStrategy(Strategy):
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
         refuse_program(self.name, request.model)
-        require_onnxruntime()
+        check_onnxruntime()
         if request.training and any(module.training for module in request.model.modules()):
             raise StrategyIncompatibleError(
                 self.name,

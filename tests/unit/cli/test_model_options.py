@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.support.command import Outcome
 
-from modelexport.sources.loaders.model_reference import LoadOptions
+from modelexport.sources.loaders.sourced_model import LoadOptions
 
 OPTIONS = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(LoadOptions)]
 FACTORIES = "tests.support.factories"

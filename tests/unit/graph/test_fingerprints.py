@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.capture.by_value.attribution_by_value import match_inputs, run_onnx
 from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun
 from modelexport.capture.by_value.eager_recording import run_eagerly
-from modelexport.capture.by_value.torch_fingerprints import take_fingerprint
+from modelexport.capture.by_value.torch_fingerprints import take_torch_fingerprint
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.graph import fingerprints
@@ -24,7 +24,7 @@ from modelexport.hierarchy.calls import ROOT_CALL, CallId
 
 
 def taken(tensor: torch.Tensor) -> Fingerprint:
-    found = take_fingerprint(tensor)
+    found = take_torch_fingerprint(tensor)
     assert found is not None
     return found
 
@@ -53,7 +53,7 @@ def test_layout_is_told_from_another_with_the_same_shape() -> None:
 def test_fingerprint_of_a_view_equals_the_one_taken_from_the_whole() -> None:
     tensor = torch.randn(4, 5, 60)
     view = tensor.transpose(0, 2)
-    moved, whole = take_fingerprint(view, taken(tensor)), taken(view)
+    moved, whole = take_torch_fingerprint(view, taken(tensor)), taken(view)
     assert moved is not None
     assert moved.group == whole.group
     assert moved.shape == whole.shape
@@ -143,9 +143,9 @@ def test_many_values_among_zeros_are_evidence() -> None:
 
 
 def test_what_cannot_be_read_has_no_fingerprint() -> None:
-    assert take_fingerprint(torch.zeros(0, 3)) is None
-    assert take_fingerprint(torch.eye(3).to_sparse()) is None
-    assert take_fingerprint(torch.empty(3, device="meta")) is None
+    assert take_torch_fingerprint(torch.zeros(0, 3)) is None
+    assert take_torch_fingerprint(torch.eye(3).to_sparse()) is None
+    assert take_torch_fingerprint(torch.empty(3, device="meta")) is None
     assert fingerprints.take_fingerprint(np.array(["text"])) is None
 
 

@@ -21,8 +21,8 @@ from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.modules import ROOT_PATH, ModuleTree
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort import runner as onnx_runner
 from modelexport.ort.prepared_model import numpy_type, prepared
+from modelexport.ort.runner import Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import run_subgraphs
 from modelexport.ownership import infer_missing
 from modelexport.torch_support.tensor_paths import named_arguments
@@ -65,14 +65,14 @@ class Usage:
         return "\n".join(lines) + "\n"
 
 
-def require_onnxruntime() -> None:
+def check_onnxruntime() -> None:
     """Refuse to start without the runtime that this evidence needs.
 
     Raises:
         StrategyIncompatibleError: It is not installed.
     """
     try:
-        onnx_runner.require_onnxruntime()
+        require_onnxruntime()
     except InputError as error:
         raise StrategyIncompatibleError(
             STRATEGY, "it runs the ONNX graph, and onnxruntime is not installed.", "pip install 'modelexport[runtime]'"
@@ -209,7 +209,7 @@ def run_onnx(
 
     try:
         # As many threads as torch may use: whoever limits one means both.
-        with onnx_runner.Runner(limits, threads=torch.get_num_threads()) as runner, prepared(model) as ready:
+        with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(model) as ready:
             for name, value in ready.tensors(runner, feeds, ready.produced, unknown_bytes):
                 known = take_fingerprint(value)
                 if known is not None:

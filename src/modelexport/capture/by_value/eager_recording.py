@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.by_value.eager_graph import Body, EagerRun, Operation, SeenCall, SeenTensor
-from modelexport.capture.by_value.torch_fingerprints import take_fingerprint
+from modelexport.capture.by_value.torch_fingerprints import take_torch_fingerprint
 from modelexport.hierarchy.calls import CallId
 from modelexport.hierarchy.modules import ModuleTree, TensorInfo
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
@@ -118,7 +118,7 @@ class _Observer:
     def _new(self, tensor: torch.Tensor, read: Iterable[tuple[torch.Tensor, int]] = ()) -> int:
         known = self.run.fingerprints
         viewed = next((number for other, number in read if _is_same_memory(tensor, other)), None)
-        known.append(take_fingerprint(tensor, known[viewed] if viewed is not None else None))
+        known.append(take_torch_fingerprint(tensor, known[viewed] if viewed is not None else None))
         place = _place(tensor)
         self._numbers[place] = (len(known) - 1, self._writes[place[0]])
         if place[0] not in self._memory:

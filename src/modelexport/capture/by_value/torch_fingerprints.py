@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from modelexport.graph import fingerprints
-from modelexport.graph.fingerprints import Array, Fingerprint
+from modelexport.graph.fingerprints import Array, Fingerprint, take_fingerprint
 
 
-def take_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> Fingerprint | None:
+def take_torch_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> Fingerprint | None:
     """The fingerprint of a tensor; None for one that is empty, or whose elements cannot be read.
 
     Args:
@@ -16,7 +15,7 @@ def take_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> 
         moved: The fingerprint of a tensor of which this one is a view with the same elements.
     """
     array = _readable(tensor)
-    return fingerprints.take_fingerprint(array, tensor.element_size(), moved) if array is not None else None
+    return take_fingerprint(array, tensor.element_size(), moved) if array is not None else None
 
 
 def _readable(tensor: torch.Tensor) -> Array | None:

@@ -12,8 +12,6 @@ from modelexport.sources.loaders.paths import existing_path
 from modelexport.sources.loaders.python_reference import load_reference
 from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel
 
-__all__ = ["LoadOptions", "SourcedModel", "load_model"]
-
 _TIMM_PREFIX = "timm:"
 _DIFFUSERS_PREFIX = "diffusers:"
 _FORMS = (

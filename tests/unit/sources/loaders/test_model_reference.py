@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.support.tiny_models import Trap
 
 from modelexport.errors import InputError, ModelExportError, ModelSourceError
-from modelexport.sources.loaders.model_reference import LoadOptions, load_model
+from modelexport.sources.loaders.model_reference import load_model
+from modelexport.sources.loaders.sourced_model import LoadOptions
 
 FACTORIES = "tests.support.factories"
 

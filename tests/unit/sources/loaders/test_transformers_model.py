@@ -15,7 +15,8 @@ from tests.support import tiny_models
 from tests.support.command import Outcome
 
 from modelexport.errors import InputError, ModelSourceError
-from modelexport.sources.loaders.model_reference import LoadOptions, load_model
+from modelexport.sources.loaders.model_reference import load_model
+from modelexport.sources.loaders.sourced_model import LoadOptions
 
 transformers = pytest.importorskip("transformers")
 
