@@ -14,7 +14,7 @@ from modelexport.graph.traversal import named_values, subgraphs_of
 from modelexport.hierarchy import confidence
 from modelexport.hierarchy.attribution import Attribution, Kind
 from modelexport.hierarchy.calls import CallId, CallTree
-from modelexport.ownership.region import VisitBudget, downstream, region
+from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
 # An unmatched node is taken together with this many nodes behind it at most: where more lie between it and a matched
