@@ -24,7 +24,8 @@ GUARDED = (
     *sorted(ROOT.glob("capture/**/*.py")),
     *sorted(ROOT.glob("strategies/**/*.py")),
     *sorted(ROOT.glob("ownership/**/*.py")),
-    *(ROOT / f"{name}.py" for name in ("confidence", "numbering", "tags", "graph", "document")),
+    *sorted(ROOT.glob("graph/**/*.py")),
+    *sorted(ROOT.glob("hierarchy/**/*.py")),
 )
 
 # Whatever creates example inputs.

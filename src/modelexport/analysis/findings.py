@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.hierarchy import json_schema
 
 
 class Severity(StrEnum):

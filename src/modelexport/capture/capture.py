@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import CallTree
-from modelexport.hierarchy.modules import ModuleTree
-from modelexport.storage.wire_format import ExporterFile
+from modelexport.hierarchy import Attribution, CallTree, ModuleTree
+from modelexport.storage import ExporterFile
 
 
 @dataclasses.dataclass(frozen=True)

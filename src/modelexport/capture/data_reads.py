@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
-from modelexport.torch_support.state_guard import buffers_restored, fused_layers_off
+from modelexport.torch_support import buffers_restored, fused_layers_off
 
 # Functions that copy values out of a tensor without an operator that a trace could have.
 _COPYING = (

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
-from modelexport.capture.fx.program_modules import ExportedProgramModule
+from modelexport.capture.fx import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
 from modelexport.errors import (
     DataDependentError,
@@ -24,9 +24,15 @@ from modelexport.errors import (
     UnsupportedLibraryError,
     UnusableOptionError,
 )
-from modelexport.torch_support.example_inputs import copied_inputs
-from modelexport.torch_support.state_guard import TURN, CopyOnWrite, buffers_restored, evaluation_mode, preserved_state
-from modelexport.torch_support.tensor_paths import tensors_in
+from modelexport.torch_support import (
+    TURN,
+    CopyOnWrite,
+    buffers_restored,
+    copied_inputs,
+    evaluation_mode,
+    preserved_state,
+    tensors_in,
+)
 
 _LONGEST_REASON = 300
 # How many of the example inputs a message describes.

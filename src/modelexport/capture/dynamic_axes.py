@@ -12,10 +12,15 @@ from typing import Any
 import torch
 
 from modelexport.errors import InputError
-from modelexport.torch_support.example_inputs import copied_inputs
+from modelexport.torch_support import (
+    TURN,
+    buffers_restored,
+    copied_inputs,
+    evaluation_mode,
+    named_results,
+    preserved_state,
+)
 from modelexport.torch_support.private import leaves_of, leaves_with_keys, map_leaves, map_leaves_with_keys
-from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
-from modelexport.torch_support.tensor_paths import named_results
 
 AUTO = "auto"
 BATCH = "batch"

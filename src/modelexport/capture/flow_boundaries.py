@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
-from modelexport.hierarchy.modules import TensorInfo
+from modelexport.graph import subgraphs_of
+from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import inspect
 
 import torch
 
-from modelexport.hierarchy.modules import ForwardArgument, ModuleInfo, ModuleTree, TensorInfo
+from modelexport.hierarchy import ForwardArgument, ModuleInfo, ModuleTree, TensorInfo
 from modelexport.torch_support.private import children_of
 
 

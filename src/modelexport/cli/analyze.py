@@ -16,7 +16,7 @@ from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text
 from modelexport.display import Cell
 
 if TYPE_CHECKING:
-    from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule
+    from modelexport.analysis.query import AnalysisReport, RankedModule
 
 _KINDS = ("exact", "fused", "merged", "folded", "inferred")
 # How many operations a line or a cell names.
@@ -78,7 +78,7 @@ def analyze(
     """
     form = report.form(output_format, AnalysisFormat)
     report.check(file)
-    from modelexport.analysis.query.analysis_report import analyze as analyze_file
+    from modelexport.analysis.query import analyze as analyze_file
 
     with out.working(f"reading {file}"):
         found = analyze_file(file, selector=select, depth=depth, resolution=details)

@@ -16,7 +16,7 @@ from modelexport.cli.pages import Section, as_html, as_markdown, as_text, limite
 from modelexport.display import Cell, counted
 
 if TYPE_CHECKING:
-    from modelexport.analysis.comparison.model_comparison import Comparison, FieldChange, NodeAt, NodeChange
+    from modelexport.analysis.comparison import Comparison, FieldChange, NodeAt, NodeChange
 
 
 class ComparisonFormat(enum.StrEnum):
@@ -64,7 +64,7 @@ def compare(
     """
     form = report.form(output_format, ComparisonFormat)
     report.check(before, after)
-    from modelexport.analysis.comparison.model_comparison import compare_models
+    from modelexport.analysis.comparison import compare_models
 
     with out.working(f"comparing {before} with {after}"):
         found = compare_models(before, after, contents=contents)

@@ -14,11 +14,10 @@ from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoad
 from modelexport.cli.options import TorchNnExceptionsOption, parse_exceptions
 from modelexport.cli.output import Format, FormatOption, Output
 from modelexport.errors import InputError
-from modelexport.storage.atomic_text import check_text_target, write_text
-from modelexport.storage.transaction import check_target, sidecar_path
+from modelexport.storage import check_target, check_text_target, sidecar_path, write_text
 
 if TYPE_CHECKING:
-    from modelexport.exporting.result import ExportResult
+    from modelexport.exporting import ExportResult
 
 _AUTO = "auto"
 _AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
@@ -156,8 +155,7 @@ def export(
         options |= {"strategy": strategy, "exporter": exporter, "dynamic": _parse_dynamic(dynamic)}
         options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
         options |= {"allow_specialization": allow_specialization}
-    from modelexport.exporting.export import export_model
-    from modelexport.exporting.generation_stages import export_stages
+    from modelexport.exporting import export_model, export_stages
 
     with out.running_model() as activity:
         sourced = loading.load(model, out)
@@ -183,7 +181,7 @@ def export(
 
 def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, output_format: Format) -> None:
     if output_format is Format.JSON:
-        from modelexport.exporting.result import stages_as_dict
+        from modelexport.exporting import stages_as_dict
 
         out.json(stages_as_dict(results))
         return

@@ -10,7 +10,7 @@ from modelexport.cli.pages import Section, as_markdown
 from modelexport.display import counted
 
 if TYPE_CHECKING:
-    from modelexport.exporting.result import ExportResult
+    from modelexport.exporting import ExportResult
 
 
 def summary_lines(result: ExportResult, model: str) -> list[str]:
@@ -51,7 +51,7 @@ def _counts(result: ExportResult) -> list[str]:
 
 def markdown_report(model: str, result: ExportResult) -> str:
     """What an export did, for people who were not there."""
-    from modelexport.analysis.query.statistics import count_modules
+    from modelexport.analysis.query import count_modules
 
     document = result.document
     inexact = tuple(

@@ -13,10 +13,10 @@ from modelexport.cli.options import SelectOption
 from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line
 from modelexport.display import counted
 from modelexport.errors import InputError
-from modelexport.storage.transaction import check_target
+from modelexport.storage import check_target
 
 if TYPE_CHECKING:
-    from modelexport.analysis.extraction.manifest import DescribedSubmodel
+    from modelexport.analysis.extraction import DescribedSubmodel
 
 
 def extract(
@@ -69,9 +69,7 @@ def extract(
 
 
 def _extract_one(file: Path, target: str, output: Path, force: bool, out: Output, output_format: Format) -> None:
-    from modelexport.analysis.extraction.extractor import Extractor
-    from modelexport.analysis.extraction.manifest import WrittenSubmodel, describe_submodel
-    from modelexport.analysis.extraction.submodel_files import write_submodel
+    from modelexport.analysis.extraction import Extractor, WrittenSubmodel, describe_submodel, write_submodel
 
     with out.working(f"reading {file}"):
         submodel = Extractor(file).extract(target)
@@ -86,7 +84,7 @@ def _extract_one(file: Path, target: str, output: Path, force: bool, out: Output
 
 
 def _extract_many(file: Path, selector: str, folder: Path, force: bool, out: Output, output_format: Format) -> None:
-    from modelexport.analysis.extraction.submodel_folder import extract_modules
+    from modelexport.analysis.extraction import extract_modules
 
     with out.working(f"extracting from {file}"):
         found = extract_modules(file, selector, folder, overwrite=force)

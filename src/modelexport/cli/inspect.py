@@ -29,7 +29,7 @@ def inspect(
     """
     form = report.form(output_format, Format)
     report.check()
-    from modelexport.strategies.overview import overlook
+    from modelexport.strategies import overlook
 
     with out.running_model():
         found = overlook(model, loading.load(model, out).model)

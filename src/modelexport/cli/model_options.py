@@ -15,7 +15,7 @@ from modelexport.errors import InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 
 if TYPE_CHECKING:
-    from modelexport.sources.loaders.sourced_model import SourcedModel
+    from modelexport.sources.loaders import SourcedModel
 
 _GIBIBYTE = 2**30
 
@@ -71,8 +71,7 @@ class ModelLoading:
         Raises:
             ModelSourceError: The reference leads to no model.
         """
-        from modelexport.sources.loaders.model_reference import load_model
-        from modelexport.sources.loaders.sourced_model import LoadOptions
+        from modelexport.sources.loaders import LoadOptions, load_model
 
         sourced = load_model(reference, LoadOptions(**self._values))
         for note in sourced.notes:
@@ -129,7 +128,7 @@ class InputOptions:
         Raises:
             InputError: Those that are given cannot be used, or none can be synthesized.
         """
-        from modelexport.sources.inputs.choose import choose_inputs
+        from modelexport.sources.inputs import choose_inputs
 
         chosen = choose_inputs(
             sourced,

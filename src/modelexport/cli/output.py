@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.status import Status
 
-    from modelexport.exporting.result import ProgressEvent
+    from modelexport.exporting import ProgressEvent
 
 ROOT = "(root)"
 FINDINGS = 1
@@ -168,7 +168,7 @@ class ReportFile:
         Raises:
             InputError: It cannot, or it is one of the files in `taken`.
         """
-        from modelexport.storage.atomic_text import check_text_target
+        from modelexport.storage import check_text_target
 
         if self.path is not None:
             self._target = check_text_target(self.path, force=self._force, taken=taken)
@@ -194,7 +194,7 @@ class ReportFile:
         Raises:
             StorageError: It could not be written.
         """
-        from modelexport.storage.atomic_text import write_text
+        from modelexport.storage import write_text
 
         if self._target is None:
             write_stdout(text)

@@ -31,7 +31,7 @@ def repair(
         modelexport repair model.onnx -o repaired.onnx
     """
     target.check(file)
-    from modelexport.analysis.validation.store_repair import repair as repair_file
+    from modelexport.analysis.validation import repair as repair_file
 
     with out.working(f"reading {file}"):
         report = repair_file(file, target.path, overwrite=target.force)

@@ -15,7 +15,7 @@ from modelexport.display import counted
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.analysis.retagging.retagger import RetagReport
+    from modelexport.analysis.retagging import RetagReport
 
 # Where fewer of the tensors kept their name, a tool has renamed them.
 _FEW_KEPT = 0.25
@@ -64,8 +64,8 @@ def retag(
     if not by_value and (inputs is not None or input_shape):
         raise InputError("--inputs and --input-shape are what --by-value runs the files on: give it too")
     target.check(file)
-    from modelexport.analysis.retagging.retagger import retag as retag_file
-    from modelexport.analysis.retagging.synthetic_feeds import fill_shapes
+    from modelexport.analysis.retagging import fill_shapes
+    from modelexport.analysis.retagging import retag as retag_file
     from modelexport.input_options import read_arrays
 
     given = read_arrays(inputs) if inputs is not None else fill_shapes(input_shape) if input_shape else None

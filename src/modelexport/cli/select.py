@@ -15,7 +15,7 @@ from modelexport.display import counted, printable
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.analysis.query.node_selection import Selection
+    from modelexport.analysis.query import Selection
 
 
 class SelectionFormat(enum.StrEnum):
@@ -80,7 +80,7 @@ def select(
         raise InputError("give the selector once: as SELECTOR, or with --select")
     form = report.form(output_format, SelectionFormat)
     report.check(file)
-    from modelexport.analysis.query.node_selection import select as select_in_file
+    from modelexport.analysis.query import select as select_in_file
 
     with out.working(f"reading {file}"):
         selection = select_in_file(file, str(selector or select_option), contributors=not owners_only)

@@ -40,7 +40,7 @@ def tag(
     # Checked before anything is loaded: a wrong path should not cost the time of a run.
     target.check(file)
     inputs.check()
-    from modelexport.exporting.file_tagging import tag_file
+    from modelexport.exporting import tag_file
 
     with out.running_model() as activity:
         sourced = loading.load(model, out)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from modelexport.analysis.query.statistics import ModuleStatistics, count_modules
+from modelexport.analysis.query import ModuleStatistics, count_modules
 from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import FileFormatError
-from modelexport.hierarchy.modules import MAX_DEPTH, parent_path
-from modelexport.hierarchy.schemas import json_schema
-from modelexport.storage.opened_file import ModelFile, read_model
+from modelexport.hierarchy import MAX_DEPTH, json_schema, parent_path
+from modelexport.storage import ModelFile, read_model
 
 if TYPE_CHECKING:
     from rich.tree import Tree

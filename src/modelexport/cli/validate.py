@@ -17,7 +17,7 @@ from modelexport.errors import InputError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from modelexport.analysis.findings import Finding, ValidationReport
+    from modelexport.analysis import Finding, ValidationReport
 
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
@@ -76,12 +76,12 @@ def validate(
     inputs.check()
     form = report.form(output_format, ValidationFormat)
     report.check(file)
-    from modelexport.analysis.validation.validator import validate as validate_file
+    from modelexport.analysis.validation import validate as validate_file
 
     with out.working(f"checking {file}"):
         found = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
     if model is not None:
-        from modelexport.verification.contamination_by_value import judge_attributions
+        from modelexport.verification import judge_attributions
 
         with out.running_model():
             sourced = loading.load(model, out)
@@ -96,7 +96,7 @@ def render(found: ValidationReport, form: ValidationFormat, width: int) -> str:
     if form is ValidationFormat.JSON:
         return json_text(found.as_dict())
     if form is ValidationFormat.SARIF:
-        from modelexport.analysis.validation.sarif import as_sarif
+        from modelexport.analysis.validation import as_sarif
 
         return json_text(as_sarif(found))
     from rich.console import Group

@@ -17,8 +17,7 @@ from modelexport.display import Cell
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.verification.difference import Difference
-    from modelexport.verification.report import CallVerification, VerificationReport
+    from modelexport.verification import CallVerification, Difference, VerificationReport
 
 _MEBIBYTE = 1 << 20
 _TOLERANCE = re.compile(r"(?:(?P<kind>rtol|atol)=)?(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)")
@@ -83,7 +82,7 @@ def verify(
     form = report.form(output_format, VerificationFormat)
     report.check(file)
     tolerances = _parse_tolerance(tolerance)
-    from modelexport.verification.module_verification import verify_modules
+    from modelexport.verification import verify_modules
 
     with out.running_model() as activity:
         sourced = loading.load(model, out)

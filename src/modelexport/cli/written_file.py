@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from modelexport.errors import InputError
-from modelexport.storage.transaction import check_target
+from modelexport.storage import check_target
 
 _PANEL = "Output"
 

@@ -1,1 +1,29 @@
 """The export path as a list of steps: export a model, tag a finished file, export generation stages."""
+
+from __future__ import annotations
+
+from modelexport.exporting.export import (
+    FXHierarchyExporter,
+    HierarchyExporter,
+    HTPHierarchyExporter,
+    UnifiedExporter,
+    UsageBasedExporter,
+    export_model,
+)
+from modelexport.exporting.file_tagging import tag_file
+from modelexport.exporting.generation_stages import export_stages
+from modelexport.exporting.result import ExportResult, ProgressEvent, stages_as_dict
+
+__all__ = [
+    "ExportResult",
+    "FXHierarchyExporter",
+    "HTPHierarchyExporter",
+    "HierarchyExporter",
+    "ProgressEvent",
+    "UnifiedExporter",
+    "UsageBasedExporter",
+    "export_model",
+    "export_stages",
+    "stages_as_dict",
+    "tag_file",
+]

@@ -15,33 +15,36 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.diagnosis import check_forward, check_signature
-from modelexport.capture.dynamic_axes import DynamicAxes
-from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture import Capture, DynamicAxes, check_forward, check_signature, read_module_tree
 from modelexport.errors import ContractError, InputError
 from modelexport.exporting.export_writer import Tagged, write_artifact
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult
 from modelexport.gc_pause import gc_paused
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import nodes_with_ids, operation
-from modelexport.graph.tensors import tensors_with_ids
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
-from modelexport.hierarchy.tags import TagView
+from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
+from modelexport.hierarchy import Attribution, Boundaries, TagView, boundary_paths
 from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
-from modelexport.storage import transaction
-from modelexport.storage.atomic_text import check_text_target, staged_text
-from modelexport.storage.document_builder import build_document
-from modelexport.storage.metadata_stores import remove_source_references, write_stores
-from modelexport.strategies.attempts import AttemptReport
-from modelexport.strategies.base import CaptureRequest
-from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
-from modelexport.strategies.registry import AUTO, StrategyRegistry
-from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
-from modelexport.torch_support.example_inputs import normalize_inputs
-from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
+from modelexport.storage import (
+    build_document,
+    check_target,
+    check_text_target,
+    remove_source_references,
+    sidecar_path,
+    staged_text,
+    write_stores,
+)
+from modelexport.strategies import (
+    AUTO,
+    AttemptReport,
+    Candidate,
+    Captured,
+    CaptureRequest,
+    StrategyRegistry,
+    StrategySelector,
+    capture_dynamic,
+    capture_with_first,
+)
+from modelexport.torch_support import TURN, evaluation_mode, normalize_inputs, preserved_state
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -163,7 +166,7 @@ def export_model(
         )
     return ExportResult(
         onnx_path=target,
-        sidecar_path=transaction.sidecar_path(target),
+        sidecar_path=sidecar_path(target),
         files=(*written, *dumps.values()),
         document=tagged.document,
         attempts=captured.attempts,
@@ -179,11 +182,11 @@ def _check_targets(
     """Where the model goes, and where what was traced goes, by the kind of graph."""
     if not isinstance(output_path, str | os.PathLike):
         raise InputError(f"output_path is a {type(output_path).__name__}: give the path of the .onnx file to write")
-    target = transaction.check_target(Path(output_path), force=overwrite)
+    target = check_target(Path(output_path), force=overwrite)
     dumps: dict[str, Path] = {}
     for kind, path in graph_paths.items():
         if path is not None:
-            taken = (target, transaction.sidecar_path(target), *dumps.values())
+            taken = (target, sidecar_path(target), *dumps.values())
             dumps[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
     return target, dumps
 

@@ -13,12 +13,9 @@ import onnx_ir as ir
 import torch
 
 from modelexport.errors import ContractError
-from modelexport.graph.tensors import weight_bytes
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.document_codec import encode_document
-from modelexport.storage import transaction
-from modelexport.storage.inline_writer import save_inline
-from modelexport.storage.wire_format import ExporterFile
+from modelexport.graph import weight_bytes
+from modelexport.hierarchy import HierarchyDocument, encode_document
+from modelexport.storage import ExporterFile, data_file_name, save_inline, sidecar_path, stage_files
 
 # Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -50,8 +47,8 @@ def write_artifact(
     Raises:
         StorageError: The files could not be written.
     """
-    sidecar = transaction.sidecar_path(target)
-    with transaction.stage_files(target, force=overwrite) as staging:
+    sidecar = sidecar_path(target)
+    with stage_files(target, force=overwrite) as staging:
         staged = staging.path(target.name)
         if isinstance(tagged.model, onnx.ModelProto):
             _write_file(tagged, staged, external_data)
@@ -100,7 +97,7 @@ def _name_data_file(staged: Path, target: Path) -> str | None:
         return None
     with written.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    name = transaction.data_file_name(target, digest)
+    name = data_file_name(target, digest)
     written.rename(written.with_name(name))
     proto = onnx.load_model(staged, load_external_data=False)
     for tensor in proto.graph.initializer:

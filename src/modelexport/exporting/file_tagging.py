@@ -9,26 +9,18 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
-from modelexport.capture.diagnosis import check_signature
-from modelexport.capture.fx.program_modules import refuse_program
-from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture import check_signature, read_module_tree
+from modelexport.capture.by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
+from modelexport.capture.fx import refuse_program
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import nodes_with_ids, operation
-from modelexport.graph.tensors import tensors_with_ids
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.modules import ModuleTree
-from modelexport.hierarchy.tags import TagView
+from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
+from modelexport.hierarchy import HierarchyDocument, ModuleTree, TagView
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.storage import transaction
-from modelexport.storage.document_builder import build_document
-from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
-from modelexport.strategies.attempts import AttemptReport
-from modelexport.torch_support.example_inputs import normalize_inputs
-from modelexport.torch_support.state_guard import TURN, evaluation_mode, preserved_state
+from modelexport.storage import FinishedFile, build_document, check_target, read_finished, sidecar_path, write_finished
+from modelexport.strategies import AttemptReport
+from modelexport.torch_support import TURN, evaluation_mode, normalize_inputs, preserved_state
 
 STEPS = ("check", "read", "run", "document", "write")
 
@@ -74,7 +66,7 @@ def tag_file(
     """
     steps = Pipeline(STEPS, progress)
     with steps.step("check"):
-        target = transaction.check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
+        target = check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
     with steps.step("read") as note:
@@ -91,7 +83,7 @@ def tag_file(
     with steps.step("write"):
         files = write_finished(given, document, target, overwrite=overwrite)
     attempt = AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter")
-    return ExportResult(target, transaction.sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
+    return ExportResult(target, sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
 
 
 def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,19 +9,15 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.exporter_names import TRANSFORMERS
-from modelexport.capture.fx.stage_decomposition import Stage, decompose
+from modelexport.capture import TRANSFORMERS, Capture
+from modelexport.capture.fx import Stage, decompose
 from modelexport.errors import InputError, ModelExportError
 from modelexport.exporting.export import STEPS, export_model
 from modelexport.exporting.progress import Observer
 from modelexport.exporting.result import ExportResult, ProgressEvent
-from modelexport.storage import transaction
-from modelexport.strategies.base import CaptureRequest, Strategy
-from modelexport.strategies.fx import FxStrategy
-from modelexport.strategies.registry import StrategyRegistry
-from modelexport.torch_support.example_inputs import normalize_inputs
-from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
+from modelexport.storage import Staging, check_target, data_files, stage_files
+from modelexport.strategies import CaptureRequest, FxStrategy, Strategy, StrategyRegistry
+from modelexport.torch_support import TURN, buffers_restored, evaluation_mode, normalize_inputs, preserved_state
 
 # Options of export_model that have no meaning here, with why.
 _REFUSED = {
@@ -100,14 +96,14 @@ def export_stages(
         if name in _REFUSED:
             raise InputError(f"option {name!r} cannot be given for stages: {_REFUSED[name]}")
     # Where it says the name, which is not written itself: only the folder matters yet.
-    target = transaction.check_target(Path(output_path), force=True, sidecar=False)
+    target = check_target(Path(output_path), force=True, sidecar=False)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
     with TURN, preserved_state(model), evaluation_mode(model), buffers_restored(model):
         stages = decompose(model, _generate_inputs(model, example_inputs))
-    targets = [transaction.check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
+    targets = [check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
     registry = StrategyRegistry((_StageStrategy(dynamic),))
-    with transaction.stage_files(targets[-1], force=overwrite) as staging:
+    with stage_files(targets[-1], force=overwrite) as staging:
         staged = {}
         for number, (stage, final_path) in enumerate(zip(stages, targets, strict=True)):
             tell = _shifted(progress, stage.name, number, len(stages)) if progress is not None else None
@@ -137,12 +133,12 @@ def _export_stage(stage: Stage, path: Path, **options: Any) -> ExportResult:
         raise
 
 
-def _commit(staging: transaction.Staging, targets: list[Path], files: list[Path]) -> None:
+def _commit(staging: Staging, targets: list[Path], files: list[Path]) -> None:
     """Put all files in place at once, and remove weights of earlier exports."""
     model = targets[-1]
     # Weights before the graphs that need them.
     files.sort(key=lambda file: file.suffix != ".data")
-    outdated = {file for target in targets for file in transaction.data_files(target)}.difference(files)
+    outdated = {file for target in targets for file in data_files(target)}.difference(files)
     others = {file.name: file for file in files if file != model}
     staging.commit(model.name, None, others, obsolete=sorted(outdated))
 

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.schemas import json_schema
-from modelexport.strategies.attempts import AttemptReport
+from modelexport.hierarchy import HierarchyDocument, json_schema
+from modelexport.strategies import AttemptReport
 
 
 @dataclasses.dataclass(frozen=True)

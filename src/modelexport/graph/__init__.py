@@ -1,1 +1,38 @@
 """Questions about one ONNX graph: node ids, traversal, hash, value numbers, data flow, tensor fingerprints."""
+
+from __future__ import annotations
+
+from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
+from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
+from modelexport.graph.flow_graph import NOBODY, FlowGraph, InferredTypes, TensorType, read_flow, value_types
+from modelexport.graph.node_ids import nodes_with_ids, operation, proto_nodes_with_ids
+from modelexport.graph.tensors import GraphTensor, tensors_with_ids, weight_bytes
+from modelexport.graph.traversal import named_values, nodes_of, proto_subgraphs_of, subgraphs_of
+from modelexport.graph.value_numbering import ValueNumbers, attributes_key
+
+__all__ = [
+    "NOBODY",
+    "SMALL_TENSOR_BYTES",
+    "Array",
+    "Fingerprint",
+    "FlowGraph",
+    "GraphTensor",
+    "InferredTypes",
+    "TensorType",
+    "ValueIndex",
+    "ValueNumbers",
+    "attributes_key",
+    "graph_hash",
+    "named_values",
+    "nodes_of",
+    "nodes_with_ids",
+    "operation",
+    "proto_nodes_with_ids",
+    "proto_subgraphs_of",
+    "read_flow",
+    "subgraphs_of",
+    "take_fingerprint",
+    "tensors_with_ids",
+    "value_types",
+    "weight_bytes",
+]

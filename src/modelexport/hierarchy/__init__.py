@@ -1,1 +1,67 @@
 """Pure data: modules and their calls, attributions, tags, and the document that records them."""
+
+from __future__ import annotations
+
+from modelexport.hierarchy.attribution import Attribution, Kind
+from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy.document import (
+    SCHEMA_VERSION,
+    CallRecord,
+    ExtractionRecord,
+    HierarchyDocument,
+    ModuleRecord,
+    NodeRecord,
+    Producer,
+    TensorRecord,
+)
+from modelexport.hierarchy.document_codec import decode_document, document_schema, encode_document
+from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
+from modelexport.hierarchy.modules import (
+    MAX_DEPTH,
+    ROOT_PATH,
+    ForwardArgument,
+    ModuleInfo,
+    ModuleTree,
+    TensorInfo,
+    ancestor_paths,
+    contains,
+    parent_path,
+)
+from modelexport.hierarchy.schemas import json_schema, or_null
+from modelexport.hierarchy.tags import TagScheme, TagView
+
+__all__ = [
+    "MAX_DEPTH",
+    "ROOT_CALL",
+    "ROOT_PATH",
+    "SCHEMA_VERSION",
+    "Attribution",
+    "Boundaries",
+    "BoundaryTensor",
+    "CallId",
+    "CallRecord",
+    "CallTree",
+    "ExtractionRecord",
+    "ForwardArgument",
+    "HierarchyDocument",
+    "Kind",
+    "ModuleCall",
+    "ModuleInfo",
+    "ModuleRecord",
+    "ModuleTree",
+    "NodeRecord",
+    "Producer",
+    "TagScheme",
+    "TagView",
+    "TensorInfo",
+    "TensorRecord",
+    "ancestor_paths",
+    "boundary_paths",
+    "contains",
+    "decode_document",
+    "document_schema",
+    "encode_document",
+    "json_schema",
+    "or_null",
+    "parent_path",
+]

@@ -1,1 +1,22 @@
 """onnxruntime and the ONNX checker in a child process with limits, so that a crash or an endless loop stays there."""
+
+from __future__ import annotations
+
+from modelexport.ort.model_checks import ModelChecks, check_file
+from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
+from modelexport.ort.runner import Runner, require_onnxruntime
+from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
+
+__all__ = [
+    "Array",
+    "ModelChecks",
+    "PreparedModel",
+    "Runner",
+    "SubgraphReceiver",
+    "check_file",
+    "external_folder",
+    "numpy_type",
+    "prepared",
+    "require_onnxruntime",
+    "run_subgraphs",
+]

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from modelexport.errors import FileFormatError, OnnxRunError
-from modelexport.graph.tensors import weight_bytes
+from modelexport.graph import weight_bytes
 from modelexport.ort.runner import Runner
 
 Array = npt.NDArray[Any]

@@ -14,8 +14,7 @@ import onnx
 from onnx import helper
 
 from modelexport.errors import OnnxRunError
-from modelexport.graph.node_ids import proto_nodes_with_ids
-from modelexport.graph.traversal import proto_subgraphs_of
+from modelexport.graph import proto_nodes_with_ids, proto_subgraphs_of
 from modelexport.ort.prepared_model import Array, PreparedModel
 from modelexport.ort.runner import Runner
 

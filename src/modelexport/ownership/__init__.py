@@ -1,8 +1,8 @@
 """Turns evidence into owners: infers those that were not recorded, and carries them over to a rewritten graph."""
 
+from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add_contexts, infer_missing
 from modelexport.ownership.projection import Projection, project
-from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.shared_nodes import with_sharers
 from modelexport.ownership.value_correspondence import ValueCorrespondence
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy import Attribution, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
 _MAX_CONSTANT_BYTES = 1024

@@ -13,10 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
-from modelexport.graph.traversal import nodes_of, subgraphs_of
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree
+from modelexport.graph import nodes_of, subgraphs_of
+from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, confidence
 
 # The calls of a node's consumers are replaced by their innermost common caller where they are more than this: without
 # a limit, long chains of unknown nodes would carry ever larger sets along.

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from modelexport.graph.traversal import nodes_of
+from modelexport.graph import nodes_of
 
 # A no-op is a few nodes, whose constants are scalars, shapes and axes.
 _MAX_NODES = 8

@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.traversal import named_values, subgraphs_of
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.calls import CallId, CallTree
+from modelexport.graph import named_values, subgraphs_of
+from modelexport.hierarchy import Attribution, CallId, CallTree, Kind, confidence
 from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 

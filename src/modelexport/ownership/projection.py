@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import CallTree
+from modelexport.hierarchy import Attribution, CallTree
 from modelexport.ownership.call_boundaries import project_calls
 from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add_contexts, infer_missing
 from modelexport.ownership.projected_nodes import NodeProjector

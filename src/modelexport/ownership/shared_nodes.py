@@ -10,10 +10,7 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import CallId, CallTree
-from modelexport.hierarchy.modules import TensorInfo
+from modelexport.hierarchy import Attribution, CallId, CallTree, TensorInfo, confidence
 
 
 def with_sharers(

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.graph.traversal import named_values, subgraphs_of
-from modelexport.graph.value_numbering import ValueNumbers, attributes_key
+from modelexport.graph import ValueNumbers, attributes_key, named_values, subgraphs_of
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
 
 

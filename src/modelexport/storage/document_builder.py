@@ -6,24 +6,25 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.tensors import GraphTensor
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
-from modelexport.hierarchy.document import (
+from modelexport.graph import GraphTensor
+from modelexport.hierarchy import (
     SCHEMA_VERSION,
+    Attribution,
+    CallId,
     CallRecord,
+    CallTree,
     HierarchyDocument,
+    ModuleCall,
+    ModuleInfo,
     ModuleRecord,
+    ModuleTree,
     NodeRecord,
     Producer,
+    TagScheme,
+    TagView,
+    TensorInfo,
     TensorRecord,
 )
-from modelexport.hierarchy.modules import (
-    ModuleInfo,
-    ModuleTree,
-    TensorInfo,
-)
-from modelexport.hierarchy.tags import TagScheme, TagView
 
 
 def build_document(

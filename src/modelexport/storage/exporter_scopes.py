@@ -10,8 +10,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from urllib.parse import unquote
 
-from modelexport.hierarchy.calls import CallId
-from modelexport.hierarchy.modules import ROOT_PATH, ancestor_paths
+from modelexport.hierarchy import ROOT_PATH, CallId, ancestor_paths
 
 NAME_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 CLASS_HIERARCHY_KEY = "pkg.torch.onnx.class_hierarchy"

@@ -14,9 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.document_codec import encode_document
+from modelexport.graph import nodes_with_ids
+from modelexport.hierarchy import HierarchyDocument, encode_document
 from modelexport.storage import transaction
 from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
 from modelexport.storage.opened_file import existing_file, read_proto

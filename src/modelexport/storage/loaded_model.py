@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError
-from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.graph import nodes_with_ids
+from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string
 from modelexport.storage.opened_file import describe_file, existing_file, find_document, read_proto

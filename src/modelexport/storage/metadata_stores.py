@@ -17,10 +17,8 @@ import onnx_ir as ir
 
 from modelexport._version import __version__
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.node_ids import nodes_with_ids, proto_nodes_with_ids
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
-from modelexport.hierarchy.document_codec import decode_document
-from modelexport.hierarchy.modules import MAX_DEPTH
+from modelexport.graph import nodes_with_ids, proto_nodes_with_ids
+from modelexport.hierarchy import MAX_DEPTH, HierarchyDocument, NodeRecord, decode_document
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 
 PREFIX = "pkg.modelexport."

@@ -13,9 +13,8 @@ import onnx
 
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import proto_nodes_with_ids
-from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.graph import graph_hash, proto_nodes_with_ids
+from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string, read_sidecar
 from modelexport.storage.transaction import sidecar_path

@@ -14,29 +14,29 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import proto_nodes_with_ids
-from modelexport.graph.tensors import tensors_with_ids
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
-from modelexport.hierarchy.document import (
+from modelexport.graph import graph_hash, proto_nodes_with_ids, tensors_with_ids
+from modelexport.hierarchy import (
+    MAX_DEPTH,
+    ROOT_CALL,
+    ROOT_PATH,
     SCHEMA_VERSION,
+    CallId,
     CallRecord,
+    CallTree,
     HierarchyDocument,
+    ModuleCall,
+    ModuleInfo,
     ModuleRecord,
+    ModuleTree,
     NodeRecord,
     Producer,
-)
-from modelexport.hierarchy.modules import (
-    MAX_DEPTH,
-    ROOT_PATH,
-    ModuleInfo,
-    ModuleTree,
+    TagScheme,
+    TagView,
     TensorInfo,
     ancestor_paths,
+    confidence,
     parent_path,
 )
-from modelexport.hierarchy.tags import TagScheme, TagView
 from modelexport.storage.document_builder import tensor_records
 from modelexport.storage.exporter_scopes import Scope, TagStep, align_tag, read_name_scope, read_torch_scope
 from modelexport.storage.metadata_stores import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string

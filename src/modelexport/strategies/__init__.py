@@ -1,1 +1,33 @@
 """Where the evidence of an export comes from: one strategy each, a table of them, and the choice among them."""
+
+from __future__ import annotations
+
+from modelexport.strategies.attempts import AttemptReport
+from modelexport.strategies.base import CaptureRequest, Strategy
+from modelexport.strategies.characteristics import ModelCharacteristics
+from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
+from modelexport.strategies.fx import FxStrategy
+from modelexport.strategies.htp import HtpStrategy
+from modelexport.strategies.overview import overlook
+from modelexport.strategies.registry import AUTO, StrategyRegistry, register_strategy
+from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
+from modelexport.strategies.usage_based import UsageBasedStrategy
+
+__all__ = [
+    "AUTO",
+    "AttemptReport",
+    "Candidate",
+    "CaptureRequest",
+    "Captured",
+    "FxStrategy",
+    "HtpStrategy",
+    "ModelCharacteristics",
+    "Strategy",
+    "StrategyRegistry",
+    "StrategySelector",
+    "UsageBasedStrategy",
+    "capture_dynamic",
+    "capture_with_first",
+    "overlook",
+    "register_strategy",
+]

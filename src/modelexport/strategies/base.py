@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from modelexport.capture.capture import Capture
+from modelexport.capture import Capture
 
 
 @dataclasses.dataclass(frozen=True)

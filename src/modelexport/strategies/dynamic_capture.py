@@ -8,24 +8,24 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.diagnosis import check_forward
-from modelexport.capture.dynamic_axes import (
+from modelexport.capture import (
     AUTO,
     BATCH,
+    TORCHSCRIPT,
     Axis,
     Call,
+    Capture,
     DynamicAxes,
     axes_by_input,
     axes_torch_keeps,
     check_axes,
+    check_forward,
     describe_axes,
     dynamic_shapes,
     find_axes,
     tied_axes,
     widened,
 )
-from modelexport.capture.exporter_names import TORCHSCRIPT
 from modelexport.errors import ExportError, InputError
 from modelexport.strategies.attempts import AttemptReport
 from modelexport.strategies.base import CaptureRequest

@@ -6,17 +6,21 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.exporter_names import DYNAMO, DYNAMO_WITH_CACHES, TRANSFORMERS
-from modelexport.capture.fx import dynamo, exported_program, transformers_exporter
-from modelexport.capture.fx.program_modules import ExportedProgramModule
+from modelexport.capture import DYNAMO, DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, explain_failure
+from modelexport.capture.fx import (
+    ExportedProgramModule,
+    can_export,
+    capture_program,
+    capture_with_caches,
+    capture_with_dynamo,
+    capture_with_transformers,
+)
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 _CAPTURES = {
-    DYNAMO: dynamo.capture_with_dynamo,
-    TRANSFORMERS: transformers_exporter.capture_with_transformers,
-    DYNAMO_WITH_CACHES: transformers_exporter.capture_with_caches,
+    DYNAMO: capture_with_dynamo,
+    TRANSFORMERS: capture_with_transformers,
+    DYNAMO_WITH_CACHES: capture_with_caches,
 }
 
 
@@ -31,7 +35,7 @@ class FxStrategy(Strategy):
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
-        if transformers_exporter.can_export(model):
+        if can_export(model):
             return (DYNAMO, TRANSFORMERS, DYNAMO_WITH_CACHES)
         return (DYNAMO,)
 
@@ -39,7 +43,7 @@ class FxStrategy(Strategy):
         """See `Strategy.capture`."""
         if isinstance(request.model, ExportedProgramModule):
             return self._capture_program(request.model, request)
-        capture = _CAPTURES.get(request.exporter, dynamo.capture_with_dynamo)
+        capture = _CAPTURES.get(request.exporter, capture_with_dynamo)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
             return capture(model, args, kwargs, request.options)
@@ -48,6 +52,6 @@ class FxStrategy(Strategy):
 
     def _capture_program(self, model: ExportedProgramModule, request: CaptureRequest) -> Capture:
         try:
-            return exported_program.capture_program(model, request.options)
+            return capture_program(model, request.options)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, request.model, error) from error

@@ -6,11 +6,9 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.exporter_names import TORCHSCRIPT
-from modelexport.capture.fx.program_modules import refuse_program
-from modelexport.capture.torchscript import jit_exporter
+from modelexport.capture import TORCHSCRIPT, Capture, explain_failure
+from modelexport.capture.fx import refuse_program
+from modelexport.capture.torchscript import capture_with_torchscript
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -29,8 +27,6 @@ class HtpStrategy(Strategy):
         refuse_program(self.name, request.model)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
-            return jit_exporter.capture_with_torchscript(
-                model, args, kwargs, request.options, training=request.training
-            )
+            return capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, request.model, error) from error

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.hierarchy import json_schema
 from modelexport.strategies.characteristics import ModelCharacteristics, characterize
 from modelexport.strategies.selection import StrategySelector
 

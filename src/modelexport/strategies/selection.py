@@ -6,11 +6,14 @@ import dataclasses
 
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.data_reads import find_data_reads
-from modelexport.capture.exporter_names import DYNAMO_WITH_CACHES, TORCHSCRIPT
-from modelexport.capture.specialization import Specialization
-from modelexport.capture.tracer_warnings import recorded_warnings
+from modelexport.capture import (
+    DYNAMO_WITH_CACHES,
+    TORCHSCRIPT,
+    Capture,
+    Specialization,
+    find_data_reads,
+    recorded_warnings,
+)
 from modelexport.errors import (
     AllStrategiesFailedError,
     DataDependentError,

@@ -8,16 +8,13 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.by_value.attribution_by_value import STRATEGY, attribute_by_usage, check_onnxruntime
-from modelexport.capture.capture import Capture
-from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.exporter_names import DYNAMO, TORCHSCRIPT
-from modelexport.capture.fx.program_modules import refuse_program
-from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.torchscript import jit_exporter
+from modelexport.capture import DYNAMO, TORCHSCRIPT, Capture, explain_failure, read_module_tree
+from modelexport.capture.by_value import STRATEGY, attribute_by_usage, check_onnxruntime
+from modelexport.capture.fx import refuse_program
+from modelexport.capture.torchscript import capture_with_torchscript
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.limits import NO_RUN_LIMITS
-from modelexport.storage.wire_format import ExporterFile
+from modelexport.storage import ExporterFile
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -74,7 +71,7 @@ def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
     model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
     if request.exporter == TORCHSCRIPT:
         # What else it records of the calls is not used.
-        capture = jit_exporter.capture_with_torchscript(model, args, kwargs, options)
+        capture = capture_with_torchscript(model, args, kwargs, options)
         if capture.file is None:
             return capture.model, None
         return ir.from_proto(onnx.load_model_from_string(b"".join(capture.file.pieces()))), capture.file

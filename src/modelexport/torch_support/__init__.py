@@ -1,1 +1,36 @@
 """Running and tracing a PyTorch model: the only package that touches private parts of torch and transformers."""
+
+from __future__ import annotations
+
+from modelexport.torch_support.call_watch import CallWatch, RunningCall, own_calls_through
+from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver, control_flow_depth
+from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs
+from modelexport.torch_support.state_guard import (
+    TURN,
+    CopyOnWrite,
+    buffers_restored,
+    evaluation_mode,
+    fused_layers_off,
+    preserved_state,
+)
+from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
+
+__all__ = [
+    "TURN",
+    "CallWatch",
+    "ControlFlowWatch",
+    "CopyOnWrite",
+    "FunctionObserver",
+    "RunningCall",
+    "buffers_restored",
+    "control_flow_depth",
+    "copied_inputs",
+    "evaluation_mode",
+    "fused_layers_off",
+    "named_arguments",
+    "named_results",
+    "normalize_inputs",
+    "own_calls_through",
+    "preserved_state",
+    "tensors_in",
+]

@@ -18,8 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from modelexport.hierarchy.calls import CallId
-from modelexport.hierarchy.modules import ROOT_PATH
+from modelexport.hierarchy import ROOT_PATH, CallId
 
 Record = TypeVar("Record")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.utils import _pytree as pytree
 
-from modelexport.hierarchy.modules import ForwardArgument
+from modelexport.hierarchy import ForwardArgument
 
 _MAX_DEPTH = 8
 # While torch traces, numbers are symbols, which know all tensors of the trace.

@@ -9,20 +9,26 @@ from typing import Any, cast
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from modelexport.analysis.contamination.call_index import ROOT, CallIndex, Side
-from modelexport.analysis.contamination.check import RULE, Evidence, contamination_findings
-from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction
-from modelexport.analysis.contamination.flow_rules import FlowJudge
-from modelexport.analysis.contamination.weight_owners import weight_holders
-from modelexport.analysis.findings import RuleReport, ValidationReport
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis import RuleReport, ValidationReport
+from modelexport.analysis.contamination import (
+    ROOT,
+    RULE,
+    CallIndex,
+    Claims,
+    Contradiction,
+    Evidence,
+    FlowJudge,
+    Side,
+    contamination_findings,
+    weight_holders,
+)
+from modelexport.analysis.validation import Subject
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.flow_graph import FlowGraph
-from modelexport.hierarchy.calls import ROOT_CALL
-from modelexport.hierarchy.modules import TensorInfo
+from modelexport.graph import FlowGraph
+from modelexport.hierarchy import ROOT_CALL, TensorInfo
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort.runner import require_onnxruntime
-from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs
+from modelexport.ort import require_onnxruntime
+from modelexport.torch_support import copied_inputs, normalize_inputs
 from modelexport.torch_support.private import tensors_among, version_of
 from modelexport.verification.difference import Tolerance, compare
 from modelexport.verification.eager_run import EagerRun, as_array, run_eagerly

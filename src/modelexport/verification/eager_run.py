@@ -15,12 +15,20 @@ import numpy as np
 import torch
 
 from modelexport.errors import InputError
-from modelexport.hierarchy.modules import ForwardArgument
-from modelexport.torch_support.call_watch import CallWatch, RunningCall
-from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver
+from modelexport.hierarchy import ForwardArgument
+from modelexport.torch_support import (
+    TURN,
+    CallWatch,
+    ControlFlowWatch,
+    FunctionObserver,
+    RunningCall,
+    buffers_restored,
+    evaluation_mode,
+    named_arguments,
+    named_results,
+    preserved_state,
+)
 from modelexport.torch_support.private import leaves_of, tensors_among
-from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 
 @dataclasses.dataclass

@@ -10,10 +10,8 @@ import torch
 
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.limits import RunLimits
-from modelexport.ort.prepared_model import Array, prepared
-from modelexport.ort.runner import Runner
-from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
-from modelexport.storage.loaded_model import load
+from modelexport.ort import Array, Runner, SubgraphReceiver, prepared, run_subgraphs
+from modelexport.storage import load
 
 
 def run_file(

@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import InputError, OnnxRunError
-from modelexport.ort.prepared_model import PreparedModel
-from modelexport.ort.runner import Runner
+from modelexport.ort import PreparedModel, Runner
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.module_run import content
 

@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
-from modelexport.hierarchy.calls import ROOT_CALL
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.modules import ForwardArgument
-from modelexport.torch_support.example_inputs import copied_inputs
-from modelexport.torch_support.state_guard import TURN, buffers_restored, evaluation_mode, preserved_state
-from modelexport.torch_support.tensor_paths import named_arguments, tensors_in
+from modelexport.hierarchy import ROOT_CALL, CallRecord, ForwardArgument, HierarchyDocument
+from modelexport.torch_support import (
+    TURN,
+    buffers_restored,
+    copied_inputs,
+    evaluation_mode,
+    named_arguments,
+    preserved_state,
+    tensors_in,
+)
 from modelexport.torch_support.transformers_private import prepared_inputs
 
 # transformers' own exporter computes some arguments ahead, where forward would do it in a way that cannot be traced:

@@ -15,20 +15,21 @@ import numpy as np
 import torch
 
 from modelexport.errors import InputError
-from modelexport.hierarchy.calls import CallId
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.torch_support.call_watch import CallWatch, RunningCall
-from modelexport.torch_support.control_flow_watch import control_flow_depth
-from modelexport.torch_support.example_inputs import copied_inputs
-from modelexport.torch_support.private import hold_memory, version_of
-from modelexport.torch_support.state_guard import (
+from modelexport.hierarchy import CallId, HierarchyDocument
+from modelexport.torch_support import (
     TURN,
+    CallWatch,
+    RunningCall,
     buffers_restored,
+    control_flow_depth,
+    copied_inputs,
     evaluation_mode,
     fused_layers_off,
+    named_arguments,
+    named_results,
     preserved_state,
 )
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
+from modelexport.torch_support.private import hold_memory, version_of
 
 _SHOWN = 3
 _OTHER_SEED = 0x5EED

@@ -13,17 +13,14 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.analysis.extraction.call_boundary import ExtractionPlan
-from modelexport.analysis.extraction.extractor import Extractor, HierarchySource, ModelSource
-from modelexport.analysis.extraction.submodel import Port
-from modelexport.analysis.query.selectors import select_calls
+from modelexport.analysis.extraction import ExtractionPlan, Extractor, HierarchySource, ModelSource, Port
+from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
-from modelexport.hierarchy.document import CallRecord
+from modelexport.hierarchy import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort.prepared_model import PreparedModel, external_folder, prepared
-from modelexport.ort.runner import Runner, require_onnxruntime
-from modelexport.storage.loaded_model import LoadedModel, load
-from modelexport.torch_support.example_inputs import normalize_inputs
+from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
+from modelexport.storage import LoadedModel, load
+from modelexport.torch_support import normalize_inputs
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.full_model_run import WholeRun
 from modelexport.verification.graph_inputs import GraphInputs

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.schemas import json_schema, or_null
+from modelexport.hierarchy import json_schema, or_null
 from modelexport.verification.difference import Difference
 
 _SHOWN = 10

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import msgspec
 
-from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.hierarchy import HierarchyDocument
 from modelexport.verification.difference import Difference
 from modelexport.verification.report import CallVerification, Verdict, worst_first
 

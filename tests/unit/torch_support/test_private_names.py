@@ -17,14 +17,6 @@ LIBRARIES = ("torch", "transformers")
 INTERNAL = ("transformers.exporters",)
 # Private names of Python's own objects.
 OF_PYTHON = {"_fields", "_getframe", "_asdict", "_replace"}
-# Modules that still use private names, with what becomes of them. Nothing is added here.
-NOT_YET = {
-    "preserve.py": "becomes torch_support/state_guard.py",
-    "structure.py": "becomes torch_support/tensor_paths.py",
-    "trial.py": "becomes torch_support/dry_run.py",
-    "sources/exported_program.py": "is being rewritten",
-    "sources/program_file.py": "is being rewritten",
-}
 
 
 def is_private(name: str) -> bool:
@@ -137,9 +129,5 @@ def test_private_names_of_libraries_are_used_in_torch_support_alone(file: Path) 
     name = file.relative_to(ROOT).as_posix()
     found = findings(file.read_text(encoding="utf-8"))
     if name.startswith("torch_support/"):
-        return
-    if name in NOT_YET:
-        # An exception that is no longer needed would only hide the next use.
-        assert found or name == "preserve.py", f"{name} needs no exception any more"
         return
     assert found == []

@@ -1,1 +1,13 @@
 """What differs between two files, by module and structure."""
+
+from __future__ import annotations
+
+from modelexport.analysis.comparison.model_comparison import Comparison, FieldChange, NodeAt, NodeChange, compare_models
+
+__all__ = [
+    "Comparison",
+    "FieldChange",
+    "NodeAt",
+    "NodeChange",
+    "compare_models",
+]

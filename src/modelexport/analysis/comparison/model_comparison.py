@@ -23,9 +23,9 @@ from modelexport.analysis.comparison.weight_changes import (
 )
 from modelexport.display import Summary, summarized
 from modelexport.gc_pause import gc_paused
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.hierarchy import json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.storage.opened_file import ModelFile, read_model
+from modelexport.storage import ModelFile, read_model
 
 SCHEMA_VERSION = 1
 

@@ -17,10 +17,9 @@ import onnx_ir as ir
 from onnx import AttributeProto, TensorProto
 
 from modelexport.errors import FileFormatError
-from modelexport.graph.digest import SMALL_TENSOR_BYTES
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.storage.opened_file import ModelFile, hash_file
-from modelexport.storage.recovery import recover_document
+from modelexport.graph import SMALL_TENSOR_BYTES
+from modelexport.hierarchy import HierarchyDocument
+from modelexport.storage import ModelFile, hash_file, recover_document
 
 # In place of a value where an optional input or output is left out.
 ABSENT = -1

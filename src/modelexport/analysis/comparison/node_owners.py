@@ -7,7 +7,7 @@ from collections import Counter
 
 from modelexport.analysis.comparison.model_index import ABSENT, Outline, tensor_bytes
 from modelexport.analysis.comparison.node_matching import Matching
-from modelexport.hierarchy.modules import ROOT_PATH, parent_path
+from modelexport.hierarchy import ROOT_PATH, parent_path
 
 # Calls within calls beyond this count as the root's.
 _DEEPEST = 200

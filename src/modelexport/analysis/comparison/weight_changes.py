@@ -18,10 +18,9 @@ from modelexport.analysis.comparison.model_index import Outline, is_small, small
 from modelexport.analysis.comparison.node_changes import type_name
 from modelexport.analysis.comparison.node_matching import Matching
 from modelexport.errors import FileFormatError
-from modelexport.graph.digest import SMALL_TENSOR_BYTES
+from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.limits import DEFAULT_LIMITS
-from modelexport.storage.opened_file import ModelFile, read_proto
-from modelexport.storage.untrusted_checks import DataFolder
+from modelexport.storage import DataFolder, ModelFile, read_proto
 
 # Contents are compared in pieces of this size, however large a weight is.
 _PIECE_BYTES = 2**22

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 
-from modelexport.graph.flow_graph import FlowGraph, TensorType
-from modelexport.hierarchy.calls import BoundaryTensor
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.modules import TensorInfo
+from modelexport.graph import FlowGraph, TensorType
+from modelexport.hierarchy import BoundaryTensor, CallRecord, HierarchyDocument, TensorInfo
 
 ROOT = 0
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import onnx
 
+from modelexport.analysis import Case, Finding, Severity
 from modelexport.analysis.contamination.call_index import CallIndex
 from modelexport.analysis.contamination.claimed_owners import Claims, Suspicion
 from modelexport.analysis.contamination.flow_rules import FlowJudge
-from modelexport.analysis.findings import Case, Finding, Severity
-from modelexport.graph.flow_graph import FlowGraph, InferredTypes, read_flow
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
+from modelexport.graph import FlowGraph, InferredTypes, read_flow
+from modelexport.hierarchy import HierarchyDocument, NodeRecord
 
 RULE = "contamination"
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from modelexport.analysis.contamination.call_index import ROOT, CallIndex
-from modelexport.graph.flow_graph import FlowGraph
-from modelexport.hierarchy.attribution import Kind
-from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.graph import FlowGraph
+from modelexport.hierarchy import HierarchyDocument, Kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

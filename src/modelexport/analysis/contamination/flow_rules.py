@@ -17,9 +17,8 @@ from modelexport.analysis.contamination.call_index import ROOT, CallIndex
 from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction, Suspicion, Weighed, Witness
 from modelexport.analysis.contamination.subgraph_rules import BodyRules
 from modelexport.analysis.contamination.weight_owners import lost_weights, weight_holders
-from modelexport.graph.flow_graph import NOBODY, FlowGraph
-from modelexport.hierarchy.document import ModuleRecord
-from modelexport.hierarchy.modules import contains
+from modelexport.graph import NOBODY, FlowGraph
+from modelexport.hierarchy import ModuleRecord, contains
 
 # Contributors beyond these are looked up, not tried one by one: a mask may serve a hundred layers.
 _TRIED = 8

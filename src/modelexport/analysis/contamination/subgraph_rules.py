@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from modelexport.analysis.contamination.call_index import CallIndex
 from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction
-from modelexport.graph.flow_graph import NOBODY, FlowGraph
+from modelexport.graph import NOBODY, FlowGraph
 
 # So many nodes of a call tell where it ran, and so many readers of a constant where that is needed.
 _WITNESSES = 32

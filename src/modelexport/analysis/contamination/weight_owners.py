@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelexport.analysis.contamination.call_index import ELEMENTS
-from modelexport.graph.flow_graph import FlowGraph, TensorType
-from modelexport.hierarchy.document import ModuleRecord
+from modelexport.graph import FlowGraph, TensorType
+from modelexport.hierarchy import ModuleRecord
 
 
 def weight_holders(flow: FlowGraph, modules: Sequence[ModuleRecord]) -> dict[int, tuple[str, ...]]:

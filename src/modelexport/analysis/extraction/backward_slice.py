@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.graph.traversal import subgraphs_of
+from modelexport.graph import nodes_with_ids, subgraphs_of
 
 
 @dataclasses.dataclass(frozen=True)

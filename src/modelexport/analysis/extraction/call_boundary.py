@@ -10,12 +10,8 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.backward_slice import Slice, Slicer, input_dependent_values, values_leaving
 from modelexport.errors import ExtractionError
-from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.graph.tensors import GraphTensor, tensors_with_ids
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy.calls import BoundaryTensor
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord, TensorRecord
-from modelexport.hierarchy.modules import TensorInfo
+from modelexport.graph import GraphTensor, nodes_with_ids, subgraphs_of, tensors_with_ids
+from modelexport.hierarchy import BoundaryTensor, CallRecord, HierarchyDocument, NodeRecord, TensorInfo, TensorRecord
 
 # How many calls a message names.
 _NAMED_CALLS = 5

@@ -15,14 +15,9 @@ from modelexport.analysis.extraction.call_boundary import ExtractionPlan, Extrac
 from modelexport.analysis.extraction.submodel import Submodel, build_submodel
 from modelexport.analysis.extraction.target_resolution import find_call
 from modelexport.errors import ExtractionError, FileFormatError, InputError
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.document_codec import decode_document
-from modelexport.storage.loaded_model import LoadedModel, load
-from modelexport.storage.metadata_stores import read_sidecar
-from modelexport.storage.opened_file import read_proto
-from modelexport.storage.recovery import recover_document
+from modelexport.graph import graph_hash, nodes_with_ids
+from modelexport.hierarchy import CallRecord, HierarchyDocument, decode_document
+from modelexport.storage import LoadedModel, load, read_proto, read_sidecar, recover_document
 
 # What a graph and what a hierarchy can be given as.
 ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.submodel import Port, Submodel
 from modelexport.display import Cell, Summary, summarized
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.hierarchy import json_schema
 
 
 class DescribedPort(msgspec.Struct, frozen=True):

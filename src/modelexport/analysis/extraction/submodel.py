@@ -11,22 +11,18 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
 from modelexport.errors import ExtractionError
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import nodes_with_ids, operation
-from modelexport.graph.tensors import tensors_with_ids
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy.calls import BoundaryTensor
-from modelexport.hierarchy.document import (
+from modelexport.graph import graph_hash, nodes_with_ids, operation, subgraphs_of, tensors_with_ids
+from modelexport.hierarchy import (
+    BoundaryTensor,
     CallRecord,
     ExtractionRecord,
     HierarchyDocument,
     NodeRecord,
     Producer,
     TensorRecord,
+    ancestor_paths,
 )
-from modelexport.hierarchy.modules import ancestor_paths
-from modelexport.storage.document_builder import tensor_records
-from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
+from modelexport.storage import strip_hierarchy, tensor_records, write_stores
 
 _ADDED = "added by the extraction for the inputs and outputs of the submodel"
 

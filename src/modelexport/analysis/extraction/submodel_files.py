@@ -13,11 +13,9 @@ import onnx_ir as ir
 
 from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.errors import ExtractionError, ModelExportError
-from modelexport.graph.tensors import weight_bytes
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy.document_codec import encode_document
-from modelexport.storage import transaction
-from modelexport.storage.inline_writer import save_inline
+from modelexport.graph import subgraphs_of, weight_bytes
+from modelexport.hierarchy import encode_document
+from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files
 
 # Weights beyond this lie in a file of their own, as in an export.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -47,11 +45,11 @@ def write_submodel(
         StorageError: The files could not be written; what was there before is untouched.
         ExtractionError: The model has content that cannot be serialized.
     """
-    target = transaction.check_target(Path(path), force=overwrite)
-    sidecar = transaction.sidecar_path(target)
+    target = check_target(Path(path), force=overwrite)
+    sidecar = sidecar_path(target)
     size = weight_bytes(submodel.model)
     apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
-    with transaction.stage_files(target, force=overwrite) as staging, _serializing(submodel):
+    with stage_files(target, force=overwrite) as staging, _serializing(submodel):
         staged = staging.path(target.name)
         data_name = None
         if apart and size:
@@ -95,7 +93,7 @@ def _write_external(model: ir.Model, staged: Path, target: Path) -> str:
             places[name] = file.tell(), len(content)
             file.write(content)
             digest.update(content)
-    data_name = transaction.data_file_name(target, digest.hexdigest())
+    data_name = data_file_name(target, digest.hexdigest())
     written.rename(staged.with_name(data_name))
     with _replaced(model, lambda name, tensor: _external(name, tensor, data_name, places, staged.parent)):
         staged.write_bytes(ir.to_proto(model).SerializeToString())

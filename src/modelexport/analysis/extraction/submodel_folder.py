@@ -18,10 +18,9 @@ from modelexport.analysis.extraction.manifest import (
     manifest_text,
 )
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
-from modelexport.analysis.query.selectors import select_calls
+from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, StorageError
-from modelexport.storage.atomic_text import check_text_target
-from modelexport.storage.transaction import sidecar_path
+from modelexport.storage import check_text_target, sidecar_path
 
 MANIFEST = "manifest.json"
 

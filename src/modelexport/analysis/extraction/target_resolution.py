@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 
-from modelexport.analysis.query.selectors import select_calls
+from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, SelectorError
-from modelexport.hierarchy.calls import CallId
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
+from modelexport.hierarchy import CallId, CallRecord, HierarchyDocument
 
 _SHOWN = 5
 # What only a pattern has: then it is the pattern that is wrong, and not a name.

@@ -1,1 +1,20 @@
 """Questions about one file: selectors, statistics, the analysis report."""
+
+from __future__ import annotations
+
+from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule, analyze
+from modelexport.analysis.query.node_selection import Selection, select
+from modelexport.analysis.query.selectors import select_calls, select_nodes
+from modelexport.analysis.query.statistics import ModuleStatistics, count_modules
+
+__all__ = [
+    "AnalysisReport",
+    "ModuleStatistics",
+    "RankedModule",
+    "Selection",
+    "analyze",
+    "count_modules",
+    "select",
+    "select_calls",
+    "select_nodes",
+]

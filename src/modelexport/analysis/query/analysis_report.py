@@ -14,12 +14,9 @@ import onnx
 from modelexport.analysis.query.selectors import Selector, parse
 from modelexport.analysis.query.statistics import ClassStatistics, ModuleStatistics, count
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.hierarchy import HierarchyDocument, NodeRecord, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.storage.opened_file import ModelFile, read_model
-from modelexport.storage.recovery import find_hierarchy
-from modelexport.storage.untrusted_checks import tensor_bytes
+from modelexport.storage import ModelFile, find_hierarchy, read_model, tensor_bytes
 
 # How many modules the lists of the largest and of the most repeated have.
 _LISTED = 10

@@ -13,11 +13,9 @@ import onnx
 from modelexport.analysis.query.selectors import parse
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
-from modelexport.hierarchy.document import NodeRecord
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.hierarchy import NodeRecord, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.storage.opened_file import read_model
-from modelexport.storage.recovery import find_hierarchy
+from modelexport.storage import find_hierarchy, read_model
 
 # How many of several culprits an error names.
 _NAMED = 3

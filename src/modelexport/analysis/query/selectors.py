@@ -11,9 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from modelexport.analysis.query.glob import Pattern, Piece
 from modelexport.errors import SelectorError
-from modelexport.hierarchy.attribution import Kind
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument, ModuleRecord, NodeRecord
-from modelexport.hierarchy.modules import ancestor_paths
+from modelexport.hierarchy import CallRecord, HierarchyDocument, Kind, ModuleRecord, NodeRecord, ancestor_paths
 
 MAX_LENGTH = 65_536
 MAX_DEPTH = 64

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from modelexport.hierarchy.document import HierarchyDocument, ModuleRecord, NodeRecord
-from modelexport.hierarchy.modules import TensorInfo, parent_path
+from modelexport.hierarchy import HierarchyDocument, ModuleRecord, NodeRecord, TensorInfo, parent_path
 
 _BITS = re.compile(r"[a-z]+?(\d+)")
 _BOOLEAN_BITS = 8

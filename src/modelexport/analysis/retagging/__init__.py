@@ -1,1 +1,12 @@
 """The hierarchy of a tagged file carried onto a rewritten file."""
+
+from __future__ import annotations
+
+from modelexport.analysis.retagging.retagger import RetagReport, retag
+from modelexport.analysis.retagging.synthetic_feeds import fill_shapes
+
+__all__ = [
+    "RetagReport",
+    "fill_shapes",
+    "retag",
+]

@@ -15,19 +15,28 @@ import onnx_ir as ir
 from modelexport.analysis.retagging.value_runs import same_tensors
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.digest import graph_hash
-from modelexport.graph.node_ids import nodes_with_ids, operation
-from modelexport.graph.tensors import tensors_with_ids
-from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.schemas import json_schema
+from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
+from modelexport.hierarchy import (
+    Attribution,
+    CallId,
+    CallRecord,
+    CallTree,
+    HierarchyDocument,
+    Kind,
+    ModuleCall,
+    json_schema,
+)
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ownership import Projection, project
-from modelexport.storage import transaction
-from modelexport.storage.document_builder import build_document
-from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
-from modelexport.storage.loaded_model import LoadedModel, load
+from modelexport.storage import (
+    FinishedFile,
+    LoadedModel,
+    build_document,
+    check_target,
+    load,
+    read_finished,
+    write_finished,
+)
 
 STRATEGY = "retag"
 
@@ -165,7 +174,7 @@ def retag(
         FileFormatError: A file is not an ONNX model, or `tagged` has no hierarchy.
         StorageError: The files could not be written.
     """
-    target = transaction.check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
+    target = check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
     original = load(tagged)
     original_document = _document_of(original)
     given = read_finished(rewritten, target, overwrite=overwrite)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.errors import InputError
 from modelexport.input_options import read_shape
-from modelexport.ort.prepared_model import numpy_type
+from modelexport.ort import numpy_type
 
 Array = npt.NDArray[Any]
 

@@ -12,9 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from modelexport.analysis.retagging.tensor_values import Fingerprints
-from modelexport.graph.fingerprints import ValueIndex
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.graph.value_numbering import attributes_key
+from modelexport.graph import ValueIndex, attributes_key, subgraphs_of
 
 # Constants that hundreds of nodes read say nothing of any one of them.
 _MOST_READERS = 256

@@ -10,9 +10,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.graph.fingerprints import Fingerprint, take_fingerprint
-from modelexport.ort.prepared_model import PreparedModel
-from modelexport.ort.runner import Runner
+from modelexport.graph import Fingerprint, take_fingerprint
+from modelexport.ort import PreparedModel, Runner
 
 Fingerprints = Mapping[ir.Value, Fingerprint]
 

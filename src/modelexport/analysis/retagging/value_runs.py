@@ -16,8 +16,7 @@ from modelexport.analysis.retagging.tensor_matching import match_tensors
 from modelexport.analysis.retagging.tensor_values import Fingerprints, fingerprint_tensors
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort.prepared_model import PreparedModel, prepared
-from modelexport.ort.runner import Runner, require_onnxruntime
+from modelexport.ort import PreparedModel, Runner, prepared, require_onnxruntime
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -8,16 +8,21 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from modelexport.analysis.contamination.call_index import may_be
-from modelexport.analysis.contamination.check import contamination_findings
-from modelexport.analysis.findings import Case, Severity
+from modelexport.analysis import Case, Severity
+from modelexport.analysis.contamination import contamination_findings, may_be
 from modelexport.analysis.validation.subject import Subject
-from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree, ModuleCall
-from modelexport.hierarchy.document import CallRecord, HierarchyDocument
-from modelexport.hierarchy.modules import ROOT_PATH, parent_path
-from modelexport.hierarchy.tags import TagScheme
-from modelexport.storage.metadata_stores import has_node_properties, strip_hierarchy
-from modelexport.storage.opened_file import hash_file
+from modelexport.hierarchy import (
+    ROOT_CALL,
+    ROOT_PATH,
+    CallId,
+    CallRecord,
+    CallTree,
+    HierarchyDocument,
+    ModuleCall,
+    TagScheme,
+    parent_path,
+)
+from modelexport.storage import has_node_properties, hash_file, strip_hierarchy
 
 # How the exporter of a document is named that was put together from what nodes say.
 RECOVERED = "recovered from"

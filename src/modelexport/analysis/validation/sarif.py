@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from modelexport._version import __version__
-from modelexport.analysis.findings import Finding, Severity, ValidationReport
+from modelexport.analysis import Finding, Severity, ValidationReport
 
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 

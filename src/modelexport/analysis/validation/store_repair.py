@@ -11,12 +11,9 @@ import msgspec
 from modelexport.analysis.validation.subject import Subject
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph.digest import graph_hash
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.schemas import json_schema
-from modelexport.storage.finished_file import read_finished, write_finished
-from modelexport.storage.recovery import recover_document
-from modelexport.storage.transaction import check_target
+from modelexport.graph import graph_hash
+from modelexport.hierarchy import HierarchyDocument, json_schema
+from modelexport.storage import check_target, read_finished, recover_document, write_finished
 
 _OURS = ("doc_string", "metadata_props")
 

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.analysis.contamination.check import Evidence
+from modelexport.analysis.contamination import Evidence
 from modelexport.errors import ContractError, FileFormatError
-from modelexport.graph.flow_graph import TensorType, value_types
-from modelexport.graph.node_ids import proto_nodes_with_ids
-from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
+from modelexport.graph import TensorType, proto_nodes_with_ids, value_types
+from modelexport.hierarchy import HierarchyDocument, NodeRecord
 from modelexport.limits import DEFAULT_LIMITS
-from modelexport.ort.model_checks import ModelChecks, check_file
-from modelexport.storage.metadata_stores import NodeStores, read_node_stores, read_sidecar
-from modelexport.storage.opened_file import existing_file, read_proto
-from modelexport.storage.transaction import sidecar_path
-from modelexport.storage.untrusted_checks import DataFolder
+from modelexport.ort import ModelChecks, check_file
+from modelexport.storage import (
+    DataFolder,
+    NodeStores,
+    existing_file,
+    read_node_stores,
+    read_proto,
+    read_sidecar,
+    sidecar_path,
+)
 
 
 class Subject:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from modelexport.analysis.contamination.check import RULE as CONTAMINATION
-from modelexport.analysis.findings import Finding, RuleReport, Severity, ValidationReport
+from modelexport.analysis import Finding, RuleReport, Severity, ValidationReport
+from modelexport.analysis.contamination import RULE as CONTAMINATION
 from modelexport.analysis.validation import rules
 from modelexport.analysis.validation.rules import Breach
 from modelexport.analysis.validation.subject import Subject

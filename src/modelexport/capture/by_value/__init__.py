@@ -1,1 +1,12 @@
 """Evidence by value: one eager forward pass, matched to the tensors of an ONNX graph."""
+
+from __future__ import annotations
+
+from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
+
+__all__ = [
+    "STRATEGY",
+    "Usage",
+    "attribute_by_usage",
+    "check_onnxruntime",
+]

@@ -14,18 +14,21 @@ from modelexport.capture.by_value.eager_recording import run_eagerly
 from modelexport.capture.by_value.operator_matching import Correspondence
 from modelexport.capture.by_value.subgraph_matching import attribute_bodies
 from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
-from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
-from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
-from modelexport.hierarchy.modules import ROOT_PATH, ModuleTree
+from modelexport.graph import Array, Fingerprint, ValueIndex, nodes_with_ids, subgraphs_of, take_fingerprint
+from modelexport.hierarchy import (
+    ROOT_CALL,
+    ROOT_PATH,
+    Attribution,
+    BoundaryTensor,
+    CallId,
+    CallTree,
+    ModuleCall,
+    ModuleTree,
+)
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort.prepared_model import numpy_type, prepared
-from modelexport.ort.runner import Runner, require_onnxruntime
-from modelexport.ort.subgraph_runs import run_subgraphs
+from modelexport.ort import Runner, numpy_type, prepared, require_onnxruntime, run_subgraphs
 from modelexport.ownership import infer_missing
-from modelexport.torch_support.tensor_paths import named_arguments
+from modelexport.torch_support import named_arguments
 
 STRATEGY = "usage_based"
 

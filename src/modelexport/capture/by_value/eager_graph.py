@@ -6,9 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from modelexport.graph.fingerprints import Fingerprint
-from modelexport.hierarchy.calls import ROOT_CALL, CallId
-from modelexport.hierarchy.modules import TensorInfo
+from modelexport.graph import Fingerprint
+from modelexport.hierarchy import ROOT_CALL, CallId, TensorInfo
 from modelexport.ownership import VisitBudget, region
 
 

@@ -10,14 +10,18 @@ import torch
 
 from modelexport.capture.by_value.eager_graph import Body, EagerRun, Operation, SeenCall, SeenTensor
 from modelexport.capture.by_value.torch_fingerprints import take_torch_fingerprint
-from modelexport.hierarchy.calls import CallId
-from modelexport.hierarchy.modules import ModuleTree, TensorInfo
-from modelexport.torch_support.call_watch import CallWatch, RunningCall
-from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver
-from modelexport.torch_support.example_inputs import copied_inputs
+from modelexport.hierarchy import CallId, ModuleTree, TensorInfo
+from modelexport.torch_support import (
+    CallWatch,
+    ControlFlowWatch,
+    FunctionObserver,
+    RunningCall,
+    buffers_restored,
+    copied_inputs,
+    named_arguments,
+    named_results,
+)
 from modelexport.torch_support.private import hold_memory, memory_of, tensors_among
-from modelexport.torch_support.state_guard import buffers_restored
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 
 def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerRun:

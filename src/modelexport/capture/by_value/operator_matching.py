@@ -13,11 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from modelexport.capture.by_value.eager_graph import EagerGraph, Operation
-from modelexport.graph.fingerprints import Fingerprint, ValueIndex
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.calls import CallId, CallTree
+from modelexport.graph import Fingerprint, ValueIndex, subgraphs_of
+from modelexport.hierarchy import Attribution, CallId, CallTree, Kind, confidence
 from modelexport.ownership import VisitBudget, downstream
 
 

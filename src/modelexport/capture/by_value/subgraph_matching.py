@@ -14,11 +14,8 @@ import onnx_ir as ir
 
 from modelexport.capture.by_value.eager_graph import Body, EagerGraph, Operation
 from modelexport.capture.by_value.operator_matching import Correspondence
-from modelexport.graph.fingerprints import Fingerprint, ValueIndex
-from modelexport.graph.traversal import subgraphs_of
-from modelexport.hierarchy import confidence
-from modelexport.hierarchy.attribution import Attribution
-from modelexport.hierarchy.calls import CallId, CallTree
+from modelexport.graph import Fingerprint, ValueIndex, subgraphs_of
+from modelexport.hierarchy import Attribution, CallId, CallTree, confidence
 
 # The fingerprints of what a body is handed and makes, by the tensors' names.
 Tensors = Mapping[str, Fingerprint]

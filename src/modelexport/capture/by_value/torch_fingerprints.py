@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from modelexport.graph.fingerprints import Array, Fingerprint, take_fingerprint
+from modelexport.graph import Array, Fingerprint, take_fingerprint
 
 
 def take_torch_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> Fingerprint | None:

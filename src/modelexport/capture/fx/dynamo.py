@@ -10,13 +10,11 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.exporter_names import DYNAMO
+from modelexport.capture import DYNAMO, Capture, read_module_tree
 from modelexport.capture.fx.evidence import FxEvidence, FxSources, axis_sizes, onnx_values
 from modelexport.capture.fx.trace_recorder import Recorder
-from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import UnsupportedLibraryError
-from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy import CallId
 from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.torch_support.private_fx import before_optimization
 

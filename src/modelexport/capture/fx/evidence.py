@@ -20,8 +20,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.capture.fx.trace_recorder import CodeNode, Pass, Recorder, TracedTensor, scope_index, serial_of
-from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
-from modelexport.hierarchy.modules import ModuleTree
+from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.torch_support.private import is_operator_overload, schema_of
 
 # A frame of generated code, as Python's traceback prints it: file, line, function, then the line itself.

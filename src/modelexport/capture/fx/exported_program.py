@@ -17,20 +17,16 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.exporter_names import DYNAMO
-from modelexport.capture.flow_boundaries import find_crossings
+from modelexport.capture import DYNAMO, Capture, find_crossings, read_module_tree
 from modelexport.capture.fx.dynamo import SeenExport, describe_program, recorded_calls, see_export
 from modelexport.capture.fx.evidence import FxSources, axis_sizes, enclosing_nodes, generated_line, onnx_values
 from modelexport.capture.fx.program_modules import ExportedProgramModule, module_stack, program_of
 from modelexport.capture.fx.trace_recorder import mark_serial, marks_removed, serial_of
-from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import UnusableOptionError
-from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import ModuleTree, TensorInfo
+from modelexport.torch_support import named_arguments, named_results
 from modelexport.torch_support.private import unflatten
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 _NUMBERED = re.compile(r"(?P<module>.*)@(?P<count>[0-9]{1,9})", re.DOTALL)
 

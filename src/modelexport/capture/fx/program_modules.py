@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from modelexport.capture.module_tree import qualified_name
+from modelexport.capture import qualified_name
 from modelexport.errors import StrategyIncompatibleError
-from modelexport.hierarchy.modules import MAX_DEPTH, ROOT_PATH, ancestor_paths
+from modelexport.hierarchy import MAX_DEPTH, ROOT_PATH, ancestor_paths
 
 # The class of a module that the program holds, but never calls: nothing tells which it was.
 _UNKNOWN_CLASS = qualified_name(torch.nn.Module)

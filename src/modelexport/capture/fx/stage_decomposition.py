@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.diagnosis import in_one_line, root_cause
+from modelexport.capture import in_one_line, root_cause
 from modelexport.capture.fx.transformers_exporter import can_export
 from modelexport.errors import InputError, UnsupportedLibraryError
-from modelexport.hierarchy.modules import ROOT_PATH
-from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.hierarchy import ROOT_PATH
+from modelexport.torch_support import CallWatch, RunningCall
 from modelexport.torch_support.transformers_private import decompose_for_generation, holds_tensors
 
 # What only `generate` cares about: transformers' own exporters leave it out as well.

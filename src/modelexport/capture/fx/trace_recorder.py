@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from modelexport.hierarchy.calls import CallId
-from modelexport.hierarchy.modules import ROOT_PATH, ModuleTree, TensorInfo
-from modelexport.torch_support.call_watch import CallWatch, RunningCall
+from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
+from modelexport.torch_support import CallWatch, RunningCall, named_arguments, named_results
 from modelexport.torch_support.private_fx import (
     Tracer,
     active_tracer,
@@ -26,7 +25,6 @@ from modelexport.torch_support.private_fx import (
     node_of,
     require_tracing_parts,
 )
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 # torch copies `meta["custom"]` from a node to the nodes it is decomposed into, and writes none of it to ONNX.
 _CUSTOM = "custom"

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.exporter_names import DYNAMO_WITH_CACHES, TRANSFORMERS
+from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture
 from modelexport.capture.fx.dynamo import capture_watched, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.transformers_private import (

@@ -1,1 +1,9 @@
 """The TorchScript exporter: the graph, with the scope of each traced node."""
+
+from __future__ import annotations
+
+from modelexport.capture.torchscript.jit_exporter import capture_with_torchscript
+
+__all__ = [
+    "capture_with_torchscript",
+]

@@ -19,10 +19,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import CheckerPass
 
-from modelexport.capture.capture import Capture
-from modelexport.capture.exporter_names import TORCHSCRIPT
-from modelexport.capture.flow_boundaries import TracedSide, find_boundaries
-from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture import TORCHSCRIPT, Capture, TracedSide, find_boundaries, read_module_tree
 from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.torchscript.jit_values import ConstantAddedError, ValueTracker
 from modelexport.capture.torchscript.missing_operators import export_despite_missing
@@ -30,16 +27,14 @@ from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_frames import remove_own_frames, without_own_frames
 from modelexport.errors import UnusableOptionError
 from modelexport.gc_pause import gc_paused
-from modelexport.graph.traversal import nodes_of
-from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
+from modelexport.graph import nodes_of
+from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.hierarchy.confidence import recorded_by_exporter
-from modelexport.hierarchy.modules import ModuleTree, TensorInfo
 from modelexport.ownership import with_sharers
-from modelexport.storage.wire_format import ExporterFile
+from modelexport.storage import ExporterFile
+from modelexport.torch_support import buffers_restored, named_arguments, named_results
 from modelexport.torch_support.private import flatten, unflatten
 from modelexport.torch_support.private_jit import silent_log, weights_apart
-from modelexport.torch_support.state_guard import buffers_restored
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 # The same, with torch's decompositions of operators that it has no translation for.
 DECOMPOSED = "torchscript-decomposed"

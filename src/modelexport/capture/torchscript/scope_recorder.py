@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.flow_boundaries import TracedSide
+from modelexport.capture import TracedSide
 from modelexport.capture.torchscript.hook_scopes import HookScopes
 from modelexport.capture.torchscript.jit_graph import JitNode
 from modelexport.capture.torchscript.jit_values import ValueTracker, traced_values
-from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
-from modelexport.hierarchy.modules import ModuleTree, TensorInfo
-from modelexport.torch_support.call_watch import own_calls_through
+from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
+from modelexport.torch_support import named_arguments, named_results, own_calls_through
 from modelexport.torch_support.private import base_of, has_forward_hooks, version_of
 from modelexport.torch_support.private_jit import (
     Untraced,
@@ -30,7 +29,6 @@ from modelexport.torch_support.private_jit import (
     set_tracing_state,
     tracing_state,
 )
-from modelexport.torch_support.tensor_paths import named_arguments, named_results
 
 _LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.graph.node_ids import proto_nodes_with_ids
-from modelexport.storage.wire_format import ExporterFile
+from modelexport.graph import proto_nodes_with_ids
+from modelexport.storage import ExporterFile
 
 _PACKAGE = re.escape(f"{Path(__file__).parents[1]}{os.sep}")
 # A frame is a line: ``file.py(12): function``.

@@ -1,1 +1,13 @@
 """Where example inputs come from."""
+
+from __future__ import annotations
+
+from modelexport.sources.inputs.choose import ChosenInputs, choose_inputs
+from modelexport.sources.inputs.from_processor import process, samples
+
+__all__ = [
+    "ChosenInputs",
+    "choose_inputs",
+    "process",
+    "samples",
+]

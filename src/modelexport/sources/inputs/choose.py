@@ -12,9 +12,8 @@ import torch
 from modelexport.errors import InputError, ModelExportError
 from modelexport.sources.inputs.from_files import fill_shapes, read_inputs
 from modelexport.sources.inputs.from_processor import process, read_material
-from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
-from modelexport.sources.inputs.synthesis.search import complete_inputs, describe, make_example_inputs
-from modelexport.sources.loaders.sourced_model import SourcedModel
+from modelexport.sources.inputs.synthesis import ModelFacts, complete_inputs, describe, make_example_inputs
+from modelexport.sources.loaders import SourcedModel
 
 
 @dataclasses.dataclass(frozen=True)

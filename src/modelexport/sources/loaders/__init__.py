@@ -1,1 +1,12 @@
 """Where models come from: one loader for each kind of reference."""
+
+from __future__ import annotations
+
+from modelexport.sources.loaders.model_reference import load_model
+from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel
+
+__all__ = [
+    "LoadOptions",
+    "SourcedModel",
+    "load_model",
+]

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.fx.program_modules import model_of_program
+from modelexport.capture.fx import model_of_program
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.pt2_safety import checked_program
 from modelexport.sources.loaders.sourced_model import SourcedModel
-from modelexport.torch_support.state_guard import TURN
+from modelexport.torch_support import TURN
 
 
 def load_exported_program(path: Path) -> SourcedModel:

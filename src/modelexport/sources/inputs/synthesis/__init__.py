@@ -1,5 +1,8 @@
 """Synthesize example inputs for a model that comes without any, by calling it."""
 
+from __future__ import annotations
+
+from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.search import (
     SynthesizedInputs,
     complete_inputs,
@@ -8,4 +11,11 @@ from modelexport.sources.inputs.synthesis.search import (
     synthesize_inputs,
 )
 
-__all__ = ["SynthesizedInputs", "complete_inputs", "describe", "make_example_inputs", "synthesize_inputs"]
+__all__ = [
+    "ModelFacts",
+    "SynthesizedInputs",
+    "complete_inputs",
+    "describe",
+    "make_example_inputs",
+    "synthesize_inputs",
+]

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 
 from modelexport.errors import InputError
-from modelexport.sources.inputs.from_processor import process, samples
+from modelexport.sources.inputs import process, samples
 from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import guess
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.repairs import repairs
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, create_arguments
 from modelexport.sources.inputs.synthesis.trial_call import try_call
-from modelexport.torch_support.example_inputs import copied_inputs
-from modelexport.torch_support.state_guard import TURN
+from modelexport.torch_support import TURN, copied_inputs
 
 # The budget is a number of calls and not a time, so that the result does not depend on the machine. A large model gets
 # fewer calls, because each takes longer.

@@ -10,9 +10,7 @@ import torch
 
 from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
 from modelexport.sources.inputs.synthesis.traceback_hints import NOTHING, Spoken, absent, lines, mentioned, spoken_of
-from modelexport.torch_support.call_watch import CallWatch
-from modelexport.torch_support.state_guard import buffers_restored, evaluation_mode, preserved_state
-from modelexport.torch_support.tensor_paths import named_results
+from modelexport.torch_support import CallWatch, buffers_restored, evaluation_mode, named_results, preserved_state
 
 _MOST_WORDS = 200
 
