@@ -22,7 +22,15 @@ from modelexport.capture.dynamic_axes import (
 )
 from modelexport.capture.exporter_names import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS
 from modelexport.capture.flow_boundaries import TracedSide, find_boundaries, find_crossings
+from modelexport.capture.model_library import can_export, is_transformers_model
 from modelexport.capture.module_tree import qualified_name, read_module_tree
+from modelexport.capture.program_modules import (
+    ExportedProgramModule,
+    model_of_program,
+    module_stack,
+    program_of,
+    refuse_program,
+)
 from modelexport.capture.specialization import Specialization
 from modelexport.capture.tracer_warnings import recorded_warnings
 
@@ -37,10 +45,12 @@ __all__ = [
     "Call",
     "Capture",
     "DynamicAxes",
+    "ExportedProgramModule",
     "Specialization",
     "TracedSide",
     "axes_by_input",
     "axes_torch_keeps",
+    "can_export",
     "check_axes",
     "check_forward",
     "check_signature",
@@ -52,9 +62,14 @@ __all__ = [
     "find_crossings",
     "find_data_reads",
     "in_one_line",
+    "is_transformers_model",
+    "model_of_program",
+    "module_stack",
+    "program_of",
     "qualified_name",
     "read_module_tree",
     "recorded_warnings",
+    "refuse_program",
     "root_cause",
     "tied_axes",
     "widened",

@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
 from modelexport.torch_support import buffers_restored, fused_layers_off
+from modelexport.torch_support.private import dispatch_mode, hold_memory, leaves_of, memory_of, tensors_among
 
 # Functions that copy values out of a tensor without an operator that a trace could have.
 _COPYING = (
@@ -54,45 +52,47 @@ def find_data_reads(
             stack.enter_context(fused_layers_off())
             stack.enter_context(torch.no_grad())
             stack.enter_context(_CopyWatch(watch))
-            stack.enter_context(watch)
+            stack.enter_context(dispatch_mode(watch.run))
             model(*given, **named)
     except Exception:  # noqa: BLE001  the export has succeeded: this run only tells more about it
         return None
     return tuple(watch.places)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch:
     """Follows what is computed from the inputs, and notes the operators that turn it into Python values."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, paths: Mapping[int, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.places: dict[SourcePlace, None] = {}
         self._paths = paths
         # While these are held, no other memory gets the same identity.
         self._dependent: dict[int, object] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and follow what it computes."""
         dependent = self.is_dependent((args, kwargs)) or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if dependent:
             self.mark(result)
-            if any(isinstance(leaf, bool | int | float | complex) for leaf in pytree.tree_leaves(result)):
+            if any(isinstance(leaf, bool | int | float | complex) for leaf in leaves_of(result)):
                 self.note()
         return result
 
     def mark(self, values: object) -> None:
         """These tensors depend on the inputs from now on."""
-        for leaf in pytree.tree_leaves(values):
-            if isinstance(leaf, torch.Tensor):
-                identity, held = _memory(leaf)
-                self._dependent[identity] = held
+        for tensor in tensors_among(values):
+            identity = memory_of(tensor)
+            # A wrapper around other tensors, or one of an unusual layout, has no memory of its own.
+            self._dependent[id(tensor) if identity is None else identity] = (
+                tensor if identity is None else hold_memory(tensor)
+            )
 
     def is_dependent(self, values: object) -> bool:
         """Whether one of these tensors depends on the inputs."""
-        leaves = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
-        return any(_memory(leaf)[0] in self._dependent for leaf in leaves)
+        return any(
+            (id(tensor) if (identity := memory_of(tensor)) is None else identity) in self._dependent
+            for tensor in tensors_among(values)
+        )
 
     def note(self) -> None:
         """A value has been read where the model is now."""
@@ -114,13 +114,3 @@ class _CopyWatch(TorchFunctionMode):
         if func in _COPYING and self._watch.is_dependent(args):
             self._watch.note()
         return func(*args, **(kwargs or {}))
-
-
-def _memory(tensor: torch.Tensor) -> tuple[int, object]:
-    """The identity of what a tensor's values are kept in, and an object that keeps the identity from being reused."""
-    try:
-        memory = StorageWeakRef(tensor.untyped_storage())
-    except (RuntimeError, NotImplementedError):
-        # Nothing of its own in memory: a wrapper around other tensors, or one of an unusual layout.
-        return id(tensor), tensor
-    return memory.cdata, memory

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils import _pytree as pytree
 
-from modelexport.capture.fx import ExportedProgramModule
+from modelexport.capture.program_modules import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
 from modelexport.errors import (
     DataDependentError,
@@ -33,11 +30,12 @@ from modelexport.torch_support import (
     preserved_state,
     tensors_in,
 )
+from modelexport.torch_support.private import leaves_of, tensors_among
+from modelexport.torch_support.private_export import data_dependence_errors, is_fake
 
 _LONGEST_REASON = 300
 # How many of the example inputs a message describes.
 _DESCRIBED = 6
-_DATA_DEPENDENCE = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 # Colours for terminals, which torch puts into its messages.
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -82,11 +80,11 @@ def check_forward(
     Raises:
         InputError: It fails, or returns nothing that a graph could return.
     """
-    tensors = [*model.parameters(), *model.buffers(), *_tensors((args, dict(kwargs)))]
+    tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
     if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
         # The one is not traced but read. The other gets its weights when it is first called, which is not undone.
         return ()
-    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+    if any(is_fake(tensor) for tensor in tensors):
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
         result = _run(model, args, kwargs, training=training)
@@ -183,7 +181,7 @@ def _types(types: Iterable[torch.dtype]) -> str:
 
 def _check_result(model: torch.nn.Module, result: object) -> None:
     """Refuse a model of which a graph would have no outputs: exporters write one, and call it valid."""
-    leaves = pytree.tree_leaves(result)
+    leaves = leaves_of(result)
     # A size is a number in PyTorch, and may be a tensor in the graph.
     if any(isinstance(leaf, torch.Tensor | np.ndarray | np.generic | int | float | complex) for leaf in leaves):
         return
@@ -195,10 +193,6 @@ def _check_result(model: torch.nn.Module, result: object) -> None:
         f"{type(model).__name__}.forward returns {returned} on the example inputs, without a tensor in it: a graph "
         "needs outputs; return tensors, alone or in tuples, lists, dicts or dataclasses"
     )
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error: Exception) -> ModelExportError:
@@ -244,9 +238,10 @@ def find_data_dependence(error: BaseException) -> BaseException | None:
     values.
     """
     found: BaseException | None = error
+    kinds = data_dependence_errors()
     seen = set()
     while found is not None and id(found) not in seen:
-        if isinstance(found, _DATA_DEPENDENCE):
+        if isinstance(found, kinds):
             return found
         seen.add(id(found))
         # torch's strict capture raises again what it caught, without the cause.

@@ -14,6 +14,7 @@ from typing import TextIO
 import torch
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
+from modelexport.torch_support.private_jit import is_tracer_warning
 
 # Packages whose warnings are about the model. What torch and other libraries warn of when a model merely runs is not
 # about the export.
@@ -72,7 +73,7 @@ class TracerWarnings:
             self._others(message, category, filename, lineno, file, line)
             return
         frames = [*running_frames(sys._getframe(1))]
-        fixes_value = issubclass(category, torch.jit._trace.TracerWarning)
+        fixes_value = is_tracer_warning(category)
         if not fixes_value and not _is_about_export(category, [frame for frame, _ in frames]):
             return
         text = " ".join(str(message).split()).removeprefix("# ")

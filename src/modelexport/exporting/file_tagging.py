@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from modelexport.capture import check_signature, read_module_tree
+from modelexport.capture import check_signature, read_module_tree, refuse_program
 from modelexport.capture.by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
-from modelexport.capture.fx import refuse_program
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult

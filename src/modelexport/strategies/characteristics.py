@@ -10,7 +10,7 @@ from types import CodeType
 
 import torch
 
-from modelexport.capture.fx import is_transformers_model
+from modelexport.capture import is_transformers_model
 from modelexport.torch_support.private import control_flow_names
 
 

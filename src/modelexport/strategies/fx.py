@@ -6,22 +6,16 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture import DYNAMO, DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, explain_failure
-from modelexport.capture.fx import (
+from modelexport.capture import (
+    DYNAMO,
+    DYNAMO_WITH_CACHES,
+    TRANSFORMERS,
+    Capture,
     ExportedProgramModule,
     can_export,
-    capture_program,
-    capture_with_caches,
-    capture_with_dynamo,
-    capture_with_transformers,
+    explain_failure,
 )
 from modelexport.strategies.base import CaptureRequest, Strategy
-
-_CAPTURES = {
-    DYNAMO: capture_with_dynamo,
-    TRANSFORMERS: capture_with_transformers,
-    DYNAMO_WITH_CACHES: capture_with_caches,
-}
 
 
 @final
@@ -41,17 +35,17 @@ class FxStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
-        if isinstance(request.model, ExportedProgramModule):
-            return self._capture_program(request.model, request)
-        capture = _CAPTURES.get(request.exporter, capture_with_dynamo)
-        model, args, kwargs = request.model, request.args, request.kwargs
         try:
-            return capture(model, args, kwargs, request.options)
+            return self._capture(request)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, request.model, error) from error
 
-    def _capture_program(self, model: ExportedProgramModule, request: CaptureRequest) -> Capture:
-        try:
-            return capture_program(model, request.options)
-        except Exception as error:
-            raise explain_failure(self.name, request.exporter, request.model, error) from error
+    def _capture(self, request: CaptureRequest) -> Capture:
+        # Imported here so that the other strategies do without it.
+        from modelexport.capture import fx
+
+        model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+        if isinstance(model, ExportedProgramModule):
+            return fx.capture_program(model, options)
+        captures = {TRANSFORMERS: fx.capture_with_transformers, DYNAMO_WITH_CACHES: fx.capture_with_caches}
+        return captures.get(request.exporter, fx.capture_with_dynamo)(model, args, kwargs, options)

@@ -6,9 +6,7 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture import TORCHSCRIPT, Capture, explain_failure
-from modelexport.capture.fx import refuse_program
-from modelexport.capture.torchscript import capture_with_torchscript
+from modelexport.capture import TORCHSCRIPT, Capture, explain_failure, refuse_program
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -24,6 +22,9 @@ class HtpStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
+        # Imported here so that the other strategies do without it.
+        from modelexport.capture.torchscript import capture_with_torchscript
+
         refuse_program(self.name, request.model)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:

@@ -8,10 +8,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture import DYNAMO, TORCHSCRIPT, Capture, explain_failure, read_module_tree
-from modelexport.capture.by_value import STRATEGY, attribute_by_usage, check_onnxruntime
-from modelexport.capture.fx import refuse_program
-from modelexport.capture.torchscript import capture_with_torchscript
+from modelexport.capture import DYNAMO, TORCHSCRIPT, Capture, explain_failure, read_module_tree, refuse_program
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.limits import NO_RUN_LIMITS
 from modelexport.storage import ExporterFile
@@ -22,7 +19,7 @@ from modelexport.strategies.base import CaptureRequest, Strategy
 class UsageBasedStrategy(Strategy):
     """Exports as torch does, runs the model and the graph once each, and matches them by value."""
 
-    name: ClassVar[str] = STRATEGY
+    name: ClassVar[str] = "usage_based"
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
@@ -30,6 +27,9 @@ class UsageBasedStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
+        # Imported here so that the other strategies do without it.
+        from modelexport.capture.by_value import attribute_by_usage, check_onnxruntime
+
         refuse_program(self.name, request.model)
         check_onnxruntime()
         if request.training and any(module.training for module in request.model.modules()):
@@ -70,6 +70,8 @@ def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
     """The graph, and the file where only the exporter itself can write it byte for byte."""
     model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
     if request.exporter == TORCHSCRIPT:
+        from modelexport.capture.torchscript import capture_with_torchscript
+
         # What else it records of the calls is not used.
         capture = capture_with_torchscript(model, args, kwargs, options)
         if capture.file is None:

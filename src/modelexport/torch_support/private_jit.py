@@ -142,6 +142,12 @@ def silent_log() -> Iterator[None]:
 # --- the trace --------------------------------------------------------------------------------------------------
 
 
+def is_tracer_warning(category: type[Warning]) -> bool:
+    """Whether the tracer warns that a value of the example inputs becomes a constant."""
+    warning: type[Warning] = find_part("torch.jit._trace.TracerWarning")
+    return issubclass(category, warning)
+
+
 def tracing_state() -> Any:
     """The state of the trace that this thread records; None where it records none."""
     return fixed_part("torch._C._get_tracing_state")()

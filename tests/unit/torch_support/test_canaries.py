@@ -20,7 +20,7 @@ from modelexport.capture.fx.evidence import FxSources
 from modelexport.capture.fx.trace_recorder import mark_serial, serial_of
 from modelexport.errors import ModelExportError, UnsupportedLibraryError
 from modelexport.exporting.export import export_model
-from modelexport.torch_support import private, private_fx, private_jit, transformers_private
+from modelexport.torch_support import private, private_export, private_fx, private_jit, transformers_private
 from modelexport.torch_support.private_jit import JitPass
 
 pytestmark = [
@@ -35,7 +35,7 @@ HELPERS = {"called_through", "find_part", "fixed_part", "find_attribute", "missi
 def test_every_part_has_a_canary() -> None:
     functions = {
         name
-        for module in (private, private_fx, private_jit, transformers_private)
+        for module in (private, private_export, private_fx, private_jit, transformers_private)
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
@@ -553,3 +553,68 @@ def test_models_by_config(gpt2: Any) -> None:
 
     assert type(gpt2.config) in transformers_private.models_by_config(transformers.AutoModelForCausalLM)
     assert transformers_private.models_by_config(type(gpt2)) is None
+
+
+class _DependsOnValues(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "branch":
+            return x if x.sum() > 0 else -x
+        return x.new_zeros(int(x.sum().item()))
+
+
+@pytest.mark.parametrize("what", ["branch", "size"])
+def test_data_dependence_errors(what: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  which one it is, is what is looked at
+        torch.export.export(_DependsOnValues(what), (torch.ones(3),), strict=False)
+    chain: BaseException | None = caught.value
+    found = False
+    while chain is not None and not found:
+        found = isinstance(chain, private_export.data_dependence_errors())
+        chain = chain.__cause__ or chain.__context__
+    assert found
+
+
+def test_is_fake() -> None:
+    seen: list[bool] = []
+
+    class Look(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(private_export.is_fake(x))
+            return x + 1
+
+    torch.export.export(Look(), (torch.ones(3),), strict=False)
+    assert seen == [True]
+    assert not private_export.is_fake(torch.ones(3))
+
+
+def test_program_schema() -> None:
+    schema = private_export.program_schema()
+    assert {"ExportedProgram", "Graph", "Node", "Argument", "CustomObjArgument"} <= set(vars(schema))
+
+
+def test_is_schema_union() -> None:
+    schema = private_export.program_schema()
+    assert private_export.is_schema_union(schema.Argument)
+    assert not private_export.is_schema_union(schema.Node)
+
+
+def test_size_operators() -> None:
+    import operator
+
+    assert {operator.add, operator.mul} <= set(private_export.size_operators())
+
+
+def test_size_functions() -> None:
+    assert private_export.size_functions().FloorDiv
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_is_tracer_warning() -> None:
+    with pytest.warns() as caught:
+        torch.jit.trace(_DependsOnValues("branch"), (torch.ones(3),))
+    assert any(private_jit.is_tracer_warning(warning.category) for warning in caught)
+    assert not private_jit.is_tracer_warning(UserWarning)

@@ -16,7 +16,7 @@ LIBRARIES = ("torch", "transformers")
 # Public packages whose contents are not: transformers documents none of what its exporters are made of.
 INTERNAL = ("transformers.exporters",)
 # Private names of Python's own objects.
-OF_PYTHON = {"_fields", "_getframe", "_asdict", "_replace"}
+OF_PYTHON = {"_fields", "_getframe", "_asdict", "_replace", "_exit"}
 
 
 def is_private(name: str) -> bool:

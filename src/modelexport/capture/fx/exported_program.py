@@ -17,10 +17,17 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.capture import DYNAMO, Capture, find_crossings, read_module_tree
+from modelexport.capture import (
+    DYNAMO,
+    Capture,
+    ExportedProgramModule,
+    find_crossings,
+    module_stack,
+    program_of,
+    read_module_tree,
+)
 from modelexport.capture.fx.dynamo import SeenExport, describe_program, recorded_calls, see_export
 from modelexport.capture.fx.evidence import FxSources, axis_sizes, enclosing_nodes, generated_line, onnx_values
-from modelexport.capture.fx.program_modules import ExportedProgramModule, module_stack, program_of
 from modelexport.capture.fx.trace_recorder import mark_serial, marks_removed, serial_of
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo

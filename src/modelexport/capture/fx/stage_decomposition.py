@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture import in_one_line, root_cause
-from modelexport.capture.fx.transformers_exporter import can_export
+from modelexport.capture import can_export, in_one_line, root_cause
 from modelexport.errors import InputError, UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH
 from modelexport.torch_support import CallWatch, RunningCall

@@ -21,7 +21,6 @@ from modelexport.capture.fx.dynamo import capture_watched, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.transformers_private import (
     export_to_onnx,
-    has_exporters,
     input_preparation_through,
     register_caches,
 )
@@ -32,19 +31,6 @@ _logger = logging.getLogger(__name__)
 
 # What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
-
-
-def is_transformers_model(model: torch.nn.Module) -> bool:
-    """Whether the model is of transformers' classes; its own class alone tells, not its name."""
-    # Nobody can have made such a model without importing transformers.
-    transformers = sys.modules.get("transformers")
-    base = getattr(transformers, "PreTrainedModel", None) if transformers is not None else None
-    return isinstance(base, type) and isinstance(model, base)
-
-
-def can_export(model: torch.nn.Module) -> bool:
-    """Whether the model is of transformers' classes, and its exporter is installed: only some releases have it."""
-    return is_transformers_model(model) and has_exporters()
 
 
 def unsupported_options(options: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.fx import model_of_program
+from modelexport.capture import model_of_program
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.pt2_safety import checked_program
 from modelexport.sources.loaders.sourced_model import SourcedModel

@@ -31,6 +31,8 @@ import torch
 
 from modelexport.errors import ModelExportError, ModelSourceError
 from modelexport.sources.loaders.size_expressions import is_size_expression, is_size_symbol
+from modelexport.torch_support.private import is_operator_overload, leaves_with_keys, schema_of
+from modelexport.torch_support.private_export import is_schema_union, program_schema, size_operators
 
 # Python keeps an archive up to this size in memory; a larger one goes to a temporary file.
 _LARGEST_IN_MEMORY = 64 << 20
@@ -117,8 +119,7 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionErro
 
 def _copy_checked(source: zipfile.ZipFile, file_size: int, target: zipfile.ZipFile) -> Any:
     """Write the checked members to the target; returns the example inputs."""
-    from torch._export.serde import schema
-
+    schema = program_schema()
     members = _members(source, file_size)
 
     def read(name: str) -> bytes:
@@ -190,9 +191,8 @@ def _load_examples(content: bytes) -> Any:
     for name in kwargs:
         _check_name(name)
     # torch writes the path of each input into the code that checks the inputs.
-    for path, _ in torch.utils._pytree.tree_flatten_with_path(examples)[0]:
-        for entry in path:
-            key = getattr(entry, "key", 0)
+    for keys, _ in leaves_with_keys(examples):
+        for key in keys:
             if not isinstance(key, int):
                 _check_text(key)
     return args, kwargs
@@ -233,14 +233,12 @@ def _decode(kind: Any, value: Any, field: str = "") -> Any:
 
 
 def _decode_class(kind: type, value: Any) -> dict[str, Any]:
-    from torch._export.serde import schema
-    from torch._export.serde.union import _Union
-
+    schema = program_schema()
     _require(isinstance(value, dict), kind.__name__, value)
     if kind is schema.CustomObjArgument:
         raise _RefusedError("it uses objects of classes that are not torch's")
     hints = _fields(kind)
-    if issubclass(kind, _Union):
+    if is_schema_union(kind):
         _require(len(value) == 1 and set(value) <= set(hints), kind.__name__, value)
     decoded = {
         name: _decode(hint, value[name], f"{kind.__name__}.{name}") for name, hint in hints.items() if name in value
@@ -256,9 +254,7 @@ def _decode_class(kind: type, value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _fields(kind: type) -> dict[str, Any]:
-    from torch._export.serde import schema
-
-    return typing.get_type_hints(kind, globalns=vars(schema))
+    return typing.get_type_hints(kind, globalns=vars(program_schema()))
 
 
 def _require(holds: bool, field: str, value: object) -> None:
@@ -333,9 +329,9 @@ def _is_operator(text: str) -> bool:
         for name in match.groups():
             found = getattr(found, name, None)
         return (
-            isinstance(found, torch._ops.OpOverload)
+            is_operator_overload(found)
             and found.namespace not in _REFUSED_NAMESPACES
-            and not any("str" in str(a.type) and _FILE_ARGUMENT.search(a.name) for a in found._schema.arguments)
+            and not any("str" in str(a.type) and _FILE_ARGUMENT.search(a.name) for a in schema_of(found).arguments)
         )
     if match := _HIGHER_ORDER_OPERATOR.fullmatch(text):
         return match[1] in _HIGHER_ORDER and hasattr(torch.ops.higher_order, match[1])
@@ -346,9 +342,7 @@ def _is_operator(text: str) -> bool:
 
 @functools.cache
 def _size_operators() -> frozenset[str]:
-    from torch._export.serde.serialize import _SYM_OPS
-
-    return frozenset(f"{known.__module__}.{known.__name__}" for known in (*_SYM_OPS, operator.getitem))
+    return frozenset(f"{known.__module__}.{known.__name__}" for known in (*size_operators(), operator.getitem))
 
 
 def _check_inputs_structure(text: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from modelexport.torch_support.private_export import size_functions
+
 _LARGEST_EXPRESSION = 4000
 _LARGEST_POWER = 64
 # torch counts up to the number of an unbacked symbol, so that the number is bounded as well.
@@ -58,8 +60,8 @@ def _is_size(node: ast.AST) -> bool:
 
 def _is_size_function(name: str) -> bool:
     import sympy  # type: ignore[import-untyped]
-    from torch.utils._sympy import functions
 
+    functions = size_functions()
     found = getattr(functions, name, None)
     return isinstance(found, type) and issubclass(found, sympy.Basic) and found.__module__ == functions.__name__
 

@@ -1,0 +1,46 @@
+"""Private parts of `torch.export`: its fake tensors, its errors, and the format of saved programs. See `private`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from modelexport.torch_support.private import fixed_part
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and a type but no values."""
+    return isinstance(tensor, fixed_part("torch._subclasses.fake_tensor.FakeTensor"))
+
+
+def data_dependence_errors() -> tuple[type[BaseException], ...]:
+    """What `torch.export` raises where the model's code depends on values that only a run computes."""
+    return (
+        fixed_part("torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode"),
+        fixed_part("torch._subclasses.fake_tensor.DataDependentOutputException"),
+        fixed_part("torch._subclasses.fake_tensor.DynamicOutputShapeException"),
+    )
+
+
+def program_schema() -> Any:
+    """The module with the classes of a saved program's description."""
+    return fixed_part("torch._export.serde.schema")
+
+
+def is_schema_union(kind: type) -> bool:
+    """Whether a class of the schema has exactly one of its fields."""
+    union: type = fixed_part("torch._export.serde.union._Union")
+    return issubclass(kind, union)
+
+
+def size_operators() -> Iterable[Any]:
+    """Python's operators that a saved program may call on sizes."""
+    found: Iterable[Any] = fixed_part("torch._export.serde.serialize._SYM_OPS")
+    return found
+
+
+def size_functions() -> Any:
+    """The module with torch's own sympy functions of sizes."""
+    return fixed_part("torch.utils._sympy.functions")
