@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from modelexport.capture import qualified_name
+from modelexport.capture.module_tree import qualified_name
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.hierarchy import MAX_DEPTH, ROOT_PATH, ancestor_paths
 

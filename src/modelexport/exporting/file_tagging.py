@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from modelexport.capture import check_signature, read_module_tree, refuse_program
-from modelexport.capture.by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult
@@ -18,9 +17,13 @@ from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_wit
 from modelexport.hierarchy import HierarchyDocument, ModuleTree, TagView
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.storage import FinishedFile, build_document, check_target, read_finished, sidecar_path, write_finished
-from modelexport.strategies import AttemptReport
+from modelexport.strategies import AttemptReport, UsageBasedStrategy
 from modelexport.torch_support import TURN, evaluation_mode, normalize_inputs, preserved_state
 
+if TYPE_CHECKING:
+    from modelexport.capture.by_value import Usage
+
+STRATEGY = UsageBasedStrategy.name
 STEPS = ("check", "read", "run", "document", "write")
 
 
@@ -63,11 +66,15 @@ def tag_file(
         StrategyIncompatibleError: onnxruntime is missing, or cannot run the file.
         StorageError: The files could not be written.
     """
+    # Imported here so that an export does without it.
+    from modelexport.capture.by_value import attribute_by_usage, check_onnxruntime
+
     steps = Pipeline(STEPS, progress)
     with steps.step("check"):
         target = check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
+        check_onnxruntime()
     with steps.step("read") as note:
         given = read_finished(onnx_path, target, overwrite=overwrite)
         note.detail = f"{len(nodes_with_ids(given.graph))} nodes"
@@ -91,7 +98,6 @@ def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...
     args, kwargs = normalize_inputs(example_inputs, None)
     check_signature(model, args, kwargs)
     refuse_program(STRATEGY, model)
-    check_onnxruntime()
     return args, kwargs
 
 

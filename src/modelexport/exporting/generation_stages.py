@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 
 from modelexport.capture import TRANSFORMERS, Capture
-from modelexport.capture.fx import Stage, decompose
 from modelexport.errors import InputError, ModelExportError
 from modelexport.exporting.export import STEPS, export_model
 from modelexport.exporting.progress import Observer
@@ -18,6 +17,9 @@ from modelexport.exporting.result import ExportResult, ProgressEvent
 from modelexport.storage import Staging, check_target, data_files, stage_files
 from modelexport.strategies import CaptureRequest, FxStrategy, Strategy, StrategyRegistry
 from modelexport.torch_support import TURN, buffers_restored, evaluation_mode, normalize_inputs, preserved_state
+
+if TYPE_CHECKING:
+    from modelexport.capture.fx import Stage
 
 # Options of export_model that have no meaning here, with why.
 _REFUSED = {
@@ -92,6 +94,9 @@ def export_stages(
         ExportError: A stage could not be exported.
         StorageError: The files could not be written.
     """
+    # Imported here so that an export does without it.
+    from modelexport.capture.fx import decompose
+
     for name in options:
         if name in _REFUSED:
             raise InputError(f"option {name!r} cannot be given for stages: {_REFUSED[name]}")

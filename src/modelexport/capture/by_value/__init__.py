@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from modelexport.capture.by_value.attribution_by_value import STRATEGY, Usage, attribute_by_usage, check_onnxruntime
+from modelexport.capture.by_value.attribution_by_value import Usage, attribute_by_usage, check_onnxruntime
 
 __all__ = [
-    "STRATEGY",
     "Usage",
     "attribute_by_usage",
     "check_onnxruntime",
