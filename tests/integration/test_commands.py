@@ -175,7 +175,10 @@ def test_extract_writes_models_that_compute_what_the_whole_computes(
         path = tmp_path / "one.onnx"
         words = ["extract", str(ours.path), entry["call"], "-o", str(path), "--force"]
         one = checked("extract", printed(*words, "--format", "json"))
-        assert one == {key: value for key, value in entry.items() if key != "file"} | {"files": one["files"]}
+        assert one == {key: value for key, value in entry.items() if key != "file"} | {
+            "files": one["files"],
+            "schema_version": 1,
+        }
         assert one["files"][0] == str(path)
         assert f"{entry['call']}: {entry['node_count']} nodes" in printed(*words)
 

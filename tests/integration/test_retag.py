@@ -126,6 +126,24 @@ def test_boundaries_that_the_export_kept_outlast_quantization_and_optimization(
         assert refused[1] == refused[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [
+        pytest.param("bert", "onnxslim", marks=pytest.mark.xdist_group("bert")),
+        pytest.param("gpt2", "onnxsim", marks=pytest.mark.xdist_group("gpt2")),
+    ],
+)
+def test_no_call_is_extracted_wrong_where_a_tool_moved_reshapes_past_kept_names(
+    exported: Exporter, retagged: Retagged, name: str, tool: str
+) -> None:
+    ours = exported(name)
+    _, report = retagged(name, tool)
+    truth = eager_truth(ours.specimen.model, ours.args, ours.kwargs)
+    outcomes = judge_extractions(report.files[0], truth, ours.feeds)
+    assert [outcome for outcome in outcomes if outcome.status == "differs"] == []
+    assert sum(outcome.status == "equal" for outcome in outcomes) > len(outcomes) / 2
+
+
 def known_inputs(document: modelexport.HierarchyDocument) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """The arguments of calls that the graph has, and those that another tensor replaces."""
     arguments = [(call.id, tensor) for call in document.calls for tensor in call.inputs]

@@ -11,14 +11,13 @@ from typing import Any
 import onnx
 import pytest
 import torch
-import typer
 from tests.conftest import Exporter
 from tests.support import zoo
 from tests.support.plain import export_plainly
 from typer.testing import CliRunner
 
 import modelexport
-from modelexport.cli.tag import tag
+from modelexport.cli.main import app
 from modelexport.exporting.file_tagging import tag_file
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cnn")]
@@ -78,7 +77,7 @@ def test_tagged_file_is_the_given_one_but_for_tags(plain: Path, tmp_path: Path) 
 def test_tags_are_those_of_an_export_of_ours(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("shared_block")
     export_plainly(ours.specimen.model, ours.args, ours.kwargs, tmp_path / "plain.onnx")
-    result = tag_file(tmp_path / "plain.onnx", ours.specimen.model, ours.specimen.inputs)
+    result = tag_file(tmp_path / "plain.onnx", ours.specimen.model, ours.specimen.inputs, overwrite=True)
     assert [(n.id, n.module, n.tag) for n in result.document.nodes] == [
         (n.id, n.module, n.tag) for n in ours.document.nodes
     ]
@@ -112,7 +111,7 @@ def test_own_export_keeps_its_weights_when_tagged_in_place(tmp_path: Path) -> No
         warnings.simplefilter("ignore")
         modelexport.export_model(specimen.model, specimen.inputs, path, external_data=True)
     before, files = modelexport.strip_hierarchy(read(path, weights=True)), set(content(tmp_path))
-    tag_file(path, specimen.model, specimen.inputs)
+    tag_file(path, specimen.model, specimen.inputs, overwrite=True)
     assert modelexport.strip_hierarchy(read(path, weights=True)) == before
     assert set(content(tmp_path)) == files
     assert modelexport.load(path).document is not None
@@ -160,7 +159,7 @@ def test_model_with_other_weights_is_refused_and_nothing_written(plain: Path, tm
     before = content(tmp_path)
     torch.manual_seed(1)
     with pytest.raises(modelexport.InputError, match=r"does not compute what Cnn computes .* 0 of its 7 tensors"):
-        tag_file(plain, zoo.Cnn(), zoo.build("cnn").inputs)
+        tag_file(plain, zoo.Cnn(), zoo.build("cnn").inputs, overwrite=True)
     assert content(tmp_path) == before
 
 
@@ -177,16 +176,16 @@ def test_model_with_other_weights_is_refused_and_nothing_written(plain: Path, tm
 def test_inputs_that_do_not_fit_are_named(plain: Path, tmp_path: Path, inputs: object, message: str) -> None:
     before = content(tmp_path)
     with pytest.raises(modelexport.ModelExportError, match=message):
-        tag_file(plain, zoo.build("cnn").model, inputs)
+        tag_file(plain, zoo.build("cnn").model, inputs, overwrite=True)
     assert content(tmp_path) == before
 
 
 def test_what_is_no_model_is_refused(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(modelexport.InputError, match=r"not a torch\.nn\.Module"):
-        tag_file(plain, zoo.Cnn, torch.zeros(1))  # type: ignore[arg-type]
+        tag_file(plain, zoo.Cnn, torch.zeros(1), overwrite=True)  # type: ignore[arg-type]
     (tmp_path / "text.onnx").write_text("no protobuf")
     with pytest.raises(modelexport.FileFormatError):
-        tag_file(tmp_path / "text.onnx", zoo.build("cnn").model, zoo.build("cnn").inputs)
+        tag_file(tmp_path / "text.onnx", zoo.build("cnn").model, zoo.build("cnn").inputs, overwrite=True)
 
 
 def test_model_and_torch_are_left_as_they_were(plain: Path, tmp_path: Path) -> None:
@@ -204,9 +203,6 @@ def test_model_and_torch_are_left_as_they_were(plain: Path, tmp_path: Path) -> N
 
 # --- the command -----------------------------------------------------------------------------------------------
 
-_APP = typer.Typer()
-_APP.command()(tag)
-
 
 @pytest.fixture
 def factory(monkeypatch: Any) -> str:
@@ -220,7 +216,7 @@ def factory(monkeypatch: Any) -> str:
 
 def test_command_tags_a_file(plain: Path, tmp_path: Path, factory: str) -> None:
     output = tmp_path / "tagged.onnx"
-    ran = CliRunner().invoke(_APP, [str(plain), "--model", factory, "-o", str(output), "--format", "json"])
+    ran = CliRunner().invoke(app, ["tag", str(plain), "--model", factory, "-o", str(output), "--format", "json"])
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["onnx_path"] == str(output)
     assert modelexport.load(output).document is not None
@@ -229,15 +225,15 @@ def test_command_tags_a_file(plain: Path, tmp_path: Path, factory: str) -> None:
 
 def test_command_refuses_to_replace_the_file_without_force(plain: Path, tmp_path: Path, factory: str) -> None:
     before = content(tmp_path)
-    ran = CliRunner().invoke(_APP, [str(plain), "--model", factory])
+    ran = CliRunner().invoke(app, ["tag", str(plain), "--model", factory])
     assert isinstance(ran.exception, modelexport.InputError)
     assert content(tmp_path) == before
-    ran = CliRunner().invoke(_APP, [str(plain), "--model", factory, "--force"])
+    ran = CliRunner().invoke(app, ["tag", str(plain), "--model", factory, "--force"])
     assert ran.exit_code == 0, ran.output
     assert "next: modelexport tree" in ran.stdout
 
 
 def test_command_names_a_file_that_is_missing(tmp_path: Path, factory: str) -> None:
-    ran = CliRunner().invoke(_APP, [str(tmp_path / "no.onnx"), "--model", factory, "--force"])
+    ran = CliRunner().invoke(app, ["tag", str(tmp_path / "no.onnx"), "--model", factory, "--force"])
     assert isinstance(ran.exception, modelexport.InputError)
     assert "no.onnx is not a file" in str(ran.exception)

@@ -254,7 +254,9 @@ def test_attribution_is_the_same_whatever_modules_are_called(classes: Names, chi
     plain = ("norm", "first", "again")
     written = []
     for names, given in ((("Net", "Block"), plain), (classes, children)):
-        nodes = export_model(build_net(names, given), torch.ones(2, 4), tmp_path / "model.onnx").document.nodes
+        nodes = export_model(
+            build_net(names, given), torch.ones(2, 4), tmp_path / "model.onnx", overwrite=True
+        ).document.nodes
         owners = [[_renamed(call, given, plain) for call in (node.module, *node.contributors)] for node in nodes]
         written.append([(n.op, n.kind, n.confidence, calls) for n, calls in zip(nodes, owners, strict=True)])
     assert written[0] == written[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import random
 import sys
 import threading
@@ -155,7 +154,7 @@ class _ModuleAttributes:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._own = dict(module.__dict__)
-        self._inner = {name: copy.copy(value) for name, value in self._own.items() if type(value) in _CONTAINERS}
+        self._inner = {name: value.copy() for name, value in self._own.items() if type(value) in _CONTAINERS}
 
     def restore(self) -> bool:
         changed = not _is_same(self._module.__dict__, self._own)

@@ -27,7 +27,7 @@ def test_graph_of_a_model_in_train_mode_is_that_of_the_model_in_eval_mode(strate
     contents = []
     for mode in (True, False):
         model = net(meddling=False).train(mode)
-        export_model(model, example(), tmp_path / "model.onnx", strategy=strategy)
+        export_model(model, example(), tmp_path / "model.onnx", strategy=strategy, overwrite=True)
         contents.append(files(tmp_path))
     assert contents[0] == contents[1]
     assert "Dropout" not in operators(tmp_path / "model.onnx")

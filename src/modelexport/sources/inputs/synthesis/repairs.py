@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator
 
@@ -42,6 +43,29 @@ def enlarge(attempt: Attempt) -> Iterator[Proposal]:
                 yield attempt.replace(**{name: spec.resized({axis: factor * spec.shape[axis] for axis in inner})})
 
 
+def take_number_from_message(attempt: Attempt) -> Iterator[Proposal]:
+    """Replace an argument that is a number by a number of the message."""
+    for name, value in attempt.proposal.items():
+        if type(value) is int:
+            yield from (attempt.replace(**{name: number}) for number in attempt.numbers if number != value)
+
+
+def change_kind_for_index(attempt: Attempt) -> Iterator[Proposal]:
+    """Give bools or tokens where the operation wants indices and got floats."""
+    floats = [operand for operand in attempt.failure.operands if operand.dtype.is_floating_point]
+    for name in dict.fromkeys(name for operand in floats for name in operand.origins):
+        if name in attempt.tensors and "indices must" in attempt.failure.words:
+            for kind in (Kind.BOOLS, Kind.TOKENS):
+                yield attempt.replace(**{name: dataclasses.replace(attempt.tensors[name], kind=kind)})
+
+
+def insert_length_axis(attempt: Attempt) -> Iterator[Proposal]:
+    """Make a sequence of an argument that is one row of floats per batch element."""
+    for name, spec in attempt.tensors.items():
+        if spec.kind is Kind.FLOATS and len(spec.shape) == 2:
+            yield attempt.replace(**{name: spec.reshaped((spec.shape[0], LENGTH, spec.shape[1]))})
+
+
 def change_length(attempt: Attempt) -> Iterator[Proposal]:
     """Try other lengths of sequences."""
     for length in _OTHER_LENGTHS:
@@ -60,6 +84,7 @@ REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (0, extrapolate_size),
     (0, add_argument_that_is_none),
     (1, change_kind_for_module),
+    (1, change_kind_for_index),
     (1, change_rank_for_module),
     (1, flatten_for_module),
     (1, change_size_for_module),
@@ -70,7 +95,9 @@ REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (1, match_operands),
     (1, add_named_arguments),
     (2, take_size_from_message),
+    (2, take_number_from_message),
     (2, probe_sizes),
+    (3, insert_length_axis),
     (4, change_length),
     (4, add_any_argument),
 )

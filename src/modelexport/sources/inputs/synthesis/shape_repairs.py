@@ -23,9 +23,14 @@ _RANKS = (
     re.compile(r"values to unpack \(expected (?P<rank>\d)\b"),
     re.compile(r"len\(dims\) = (?P<rank>\d)\b"),
     re.compile(r"(?P<rank>\d)D \(batched\)"),
+    re.compile(r"number of sizes provided \((?P<rank>\d)\)"),
     re.compile(r"\b(?P<rank>\d)-?[dD]\b"),
 )
-_OUT_OF_RANGE = re.compile(r"expected to be in range of \[-?\d+, -?\d+\], but got (?P<axis>\d)")
+# Messages that contain an axis which the tensor has not.
+_MISSING_AXES = (
+    re.compile(r"expected to be in range of \[-?\d+, -?\d+\], but got (?P<axis>\d)"),
+    re.compile(r"too many indices for tensor of dimension (?P<axis>\d)"),
+)
 _SHAPE = re.compile(r"[\[(](?P<parts>[\w\s]+(?:,[\w\s]+)+)[\])]")
 _TARGETS = re.compile(r"^\s*\(?(?P<targets>[\w\s,*]+?)\)?\s*=[^=]")
 _CHANNELS = re.compile(r"^(?:c|ch|.*channels?.*|.*_dim)$", re.IGNORECASE)
@@ -77,7 +82,7 @@ def _usual_size(facts: ModelFacts, spec: TensorSpec, word: str, there: int) -> i
 def _ranks(failure: Failure) -> list[int]:
     """The ranks that the message or the operands of the failed operation ask for."""
     ranks = [int(match["rank"]) for pattern in _RANKS for match in pattern.finditer(failure.words)]
-    ranks += [int(match["axis"]) + 1 for match in _OUT_OF_RANGE.finditer(failure.words)]
+    ranks += [int(match["axis"]) + 1 for pattern in _MISSING_AXES for match in pattern.finditer(failure.words)]
     if issubclass(failure.kind, RuntimeError):
         # The weights of an operation tell the rank of its input, and tensors that are joined have the same rank.
         joined = "number of dimensions" in failure.words

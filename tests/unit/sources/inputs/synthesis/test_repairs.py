@@ -228,6 +228,86 @@ def test_concatenated_arguments_of_one_shape_are_resized_together() -> None:
     assert len(calls) < 12
 
 
+class Spread(nn.Module):
+    """Expands an argument to one axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 1)
+
+    def forward(self, sample: torch.Tensor, fps: torch.Tensor) -> torch.Tensor:
+        return self.layer(sample).mean((1, 2, 3)) + fps.expand(sample.shape[0])
+
+
+def test_rank_is_taken_from_the_shape_that_an_argument_is_expanded_to() -> None:
+    assert len(shapes(Spread())["fps"]) == 1
+
+
+class Pooled(nn.Module):
+    """Takes a sequence where one row would do, and fails in a way that does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        mapped = self.layer(pooled)
+        if not mapped.stride()[:-2]:
+            raise ValueError("not like this")
+        return mapped
+
+
+def test_row_of_floats_becomes_a_sequence() -> None:
+    assert shapes(Pooled()) == {"pooled": (2, 7, 8)}
+
+
+class Scaled(nn.Module):
+    """Accepts few numbers, and names them in its message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, states: torch.Tensor, scale: int) -> torch.Tensor:
+        if scale not in (3, 6):
+            raise ValueError(f"no upscaler for scale {scale}; there are: [3, 6]")
+        return self.layer(states) * scale
+
+
+def test_number_is_taken_from_the_message() -> None:
+    assert shapes(Scaled())["scale"] == 3
+
+
+class Dropping(nn.Module):
+    """Indexes with an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, states: torch.Tensor, drop: torch.Tensor) -> torch.Tensor:
+        states = self.layer(states)
+        states[drop] *= 2
+        return states
+
+
+def test_index_is_not_floating_point() -> None:
+    inputs = make_example_inputs(Dropping())
+    assert isinstance(inputs, dict)
+    assert not inputs["drop"].is_floating_point()
+
+
+class Indexed(nn.Module):
+    """Indexes more axes than the guess has."""
+
+    def forward(self, sample: torch.Tensor) -> torch.Tensor:
+        return sample[:, :, 0, 0, 0] * 2
+
+
+def test_rank_is_taken_from_the_number_of_indices() -> None:
+    assert len(shapes(Indexed())["sample"]) == 5
+
+
 class Grumbling(nn.Module):
     """Finds something wrong with whatever it is given."""
 
