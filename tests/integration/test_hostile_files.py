@@ -66,7 +66,7 @@ def hostile(name: str, tmp_path: Path) -> Path:
     """The file, with a sidecar that says of each node what its author wants, and the right hash."""
     path = tmp_path / "file.onnx"
     onnx.save(model(DOUBLE, shape=(16,)), path)
-    document = modelexport.tag_file(path, make_model(), X).document
+    document = modelexport.tag_file(path, make_model(), X, overwrite=True).document
     proto = HOSTILE[name].make(shape=(16,))
     onnx.save(proto, path)
     graph = ir.from_proto(proto)
