@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.analysis.findings import Case, Finding, RuleReport, Severity, ValidationReport
+from modelexport.analysis.findings import Case, Finding, RuleReport, Severity, ValidationReport, validation_schema
 
 __all__ = [
     "Case",
@@ -10,4 +10,5 @@ __all__ = [
     "RuleReport",
     "Severity",
     "ValidationReport",
+    "validation_schema",
 ]

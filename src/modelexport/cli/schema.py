@@ -12,19 +12,19 @@ from modelexport.cli.output import Output, ReportFile, json_text
 
 # The function that gives the schema of what each command prints. Modules are imported when they are asked.
 _SCHEMAS = {
-    "sidecar": "document:document_schema",
-    "analyze": "analysis.report:analysis_schema",
+    "sidecar": "hierarchy:document_schema",
+    "analyze": "analysis.query:analysis_schema",
     "compare": "analysis.comparison:comparison_schema",
-    "export": "result:export_schema",
-    "extract": "analysis.submodel_description:extraction_schema",
-    "inspect": "strategies.overview:overview_schema",
-    "repair": "analysis.repairing:repair_schema",
+    "export": "exporting:export_schema",
+    "extract": "analysis.extraction:extraction_schema",
+    "inspect": "strategies:overview_schema",
+    "repair": "analysis.validation:repair_schema",
     "retag": "analysis.retagging:retagging_schema",
-    "select": "analysis.selection:selection_schema",
-    "tag": "result:tagging_schema",
+    "select": "analysis.query:selection_schema",
+    "tag": "exporting:tagging_schema",
     "tree": "cli.tree:tree_schema",
-    "validate": "analysis.findings:validation_schema",
-    "verify": "verification.report:verification_schema",
+    "validate": "analysis:validation_schema",
+    "verify": "verification:verification_schema",
 }
 SchemaName = enum.StrEnum("SchemaName", {name.upper(): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
 

@@ -12,7 +12,7 @@ from modelexport.exporting.export import (
 )
 from modelexport.exporting.file_tagging import tag_file
 from modelexport.exporting.generation_stages import export_stages
-from modelexport.exporting.result import ExportResult, ProgressEvent, stages_as_dict
+from modelexport.exporting.result import ExportResult, ProgressEvent, export_schema, stages_as_dict, tagging_schema
 
 __all__ = [
     "ExportResult",
@@ -23,7 +23,9 @@ __all__ = [
     "UnifiedExporter",
     "UsageBasedExporter",
     "export_model",
+    "export_schema",
     "export_stages",
     "stages_as_dict",
     "tag_file",
+    "tagging_schema",
 ]

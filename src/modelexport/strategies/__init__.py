@@ -8,7 +8,7 @@ from modelexport.strategies.characteristics import ModelCharacteristics
 from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
 from modelexport.strategies.fx import FxStrategy
 from modelexport.strategies.htp import HtpStrategy
-from modelexport.strategies.overview import overlook
+from modelexport.strategies.overview import overlook, overview_schema
 from modelexport.strategies.registry import AUTO, StrategyRegistry, register_strategy
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.strategies.usage_based import UsageBasedStrategy
@@ -29,5 +29,6 @@ __all__ = [
     "capture_dynamic",
     "capture_with_first",
     "overlook",
+    "overview_schema",
     "register_strategy",
 ]

@@ -63,8 +63,8 @@ def test_older_artifact_is_intact_when_what_was_traced_cannot_be_written(folder:
         if (event.step, event.finished) == ("write", False):
             dumps.rmdir()
 
+    target, dump = folder / "model.onnx", dumps / "graph.txt"
     with pytest.raises(StorageError):
-        target, dump = folder / "model.onnx", dumps / "graph.txt"
         export_model(net(), example(), target, fx_graph_path=dump, progress=take_away, overwrite=True)
     assert files(folder) == artifact
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from modelexport.analysis.comparison.model_comparison import Comparison, FieldChange, NodeAt, NodeChange, compare_models
+from modelexport.analysis.comparison.model_comparison import (
+    Comparison,
+    FieldChange,
+    NodeAt,
+    NodeChange,
+    compare_models,
+    comparison_schema,
+)
 
 __all__ = [
     "Comparison",
@@ -10,4 +17,5 @@ __all__ = [
     "NodeAt",
     "NodeChange",
     "compare_models",
+    "comparison_schema",
 ]

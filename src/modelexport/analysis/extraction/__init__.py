@@ -16,6 +16,7 @@ from modelexport.analysis.extraction.manifest import (
     ExtractedModules,
     WrittenSubmodel,
     describe_submodel,
+    extraction_schema,
 )
 from modelexport.analysis.extraction.submodel import Port
 from modelexport.analysis.extraction.submodel_files import write_submodel
@@ -35,5 +36,6 @@ __all__ = [
     "extract_module",
     "extract_module_subgraph",
     "extract_modules",
+    "extraction_schema",
     "write_submodel",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule, analyze
-from modelexport.analysis.query.node_selection import Selection, select
+from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule, analysis_schema, analyze
+from modelexport.analysis.query.node_selection import Selection, select, selection_schema
 from modelexport.analysis.query.selectors import select_calls, select_nodes
 from modelexport.analysis.query.statistics import ModuleStatistics, count_modules
 
@@ -12,9 +12,11 @@ __all__ = [
     "ModuleStatistics",
     "RankedModule",
     "Selection",
+    "analysis_schema",
     "analyze",
     "count_modules",
     "select",
     "select_calls",
     "select_nodes",
+    "selection_schema",
 ]

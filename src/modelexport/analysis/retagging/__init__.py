@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from modelexport.analysis.retagging.retagger import RetagReport, retag
+from modelexport.analysis.retagging.retagger import RetagReport, retag, retagging_schema
 from modelexport.analysis.retagging.synthetic_feeds import fill_shapes
 
 __all__ = [
     "RetagReport",
     "fill_shapes",
     "retag",
+    "retagging_schema",
 ]

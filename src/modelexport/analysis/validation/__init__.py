@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelexport.analysis.validation.sarif import as_sarif
-from modelexport.analysis.validation.store_repair import RepairReport, repair
+from modelexport.analysis.validation.store_repair import RepairReport, repair, repair_schema
 from modelexport.analysis.validation.subject import Subject
 from modelexport.analysis.validation.validator import validate
 
@@ -12,5 +12,6 @@ __all__ = [
     "Subject",
     "as_sarif",
     "repair",
+    "repair_schema",
     "validate",
 ]

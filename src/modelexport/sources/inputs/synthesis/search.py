@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modelexport.errors import InputError
-from modelexport.sources.inputs import process, samples
+from modelexport.sources.inputs.from_processor import process, samples
 from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import guess
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
