@@ -74,6 +74,6 @@ def report_signal(path: Path) -> None:
     model = net(wait_for_a_signal)
     before = snapshot(model)
     try:
-        export_model(model, example(), path)
+        export_model(model, example(), path, overwrite=True)
     except KeyboardInterrupt:
         sys.stdout.write(json.dumps(changes(before, snapshot(model))))

@@ -135,7 +135,7 @@ def check_refused(bad: Bad, folder: Path) -> ModelExportError:
     bad.prepare(folder)
     before = files(folder)
     with pytest.raises(ModelExportError) as caught:
-        export_model(bad.model, bad.inputs, bad.path, **bad.options)
+        export_model(bad.model, bad.inputs, bad.path, **{"overwrite": True, **bad.options})
     assert caught.type is bad.error
     message = str(caught.value)
     assert [word for word in bad.says if word not in message] == []
@@ -176,7 +176,7 @@ def test_inputs_that_forward_fails_on_are_what_is_blamed(bad: Bad, folder: Path)
 def test_exporter_classes_refuse_the_same(exporter: type[HierarchyExporter], folder: Path) -> None:
     before = files(folder)
     with pytest.raises(InputError, match="did you mean 'opset_version'"):
-        exporter(opset_versoin=20).export(Lookup(), GOOD, "model.onnx")
+        exporter(opset_versoin=20, overwrite=True).export(Lookup(), GOOD, "model.onnx")
     assert files(folder) == before
 
 
@@ -240,7 +240,9 @@ def test_escape_sequences_in_what_forward_raises_are_taken_out(folder: Path) -> 
 def test_argument_of_the_wrong_type_is_named(given: dict[str, Any], says: tuple[str, ...], folder: Path) -> None:
     before = files(folder)
     with pytest.raises(InputError) as caught:
-        export_model(**{"model": Lookup(), "example_inputs": GOOD, "output_path": "model.onnx", **given})
+        export_model(
+            **{"model": Lookup(), "example_inputs": GOOD, "output_path": "model.onnx", "overwrite": True, **given}
+        )
     assert [word for word in says if word not in str(caught.value)] == []
     assert files(folder) == before
 

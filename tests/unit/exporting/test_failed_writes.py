@@ -64,7 +64,14 @@ def test_older_artifact_is_intact_when_what_was_traced_cannot_be_written(folder:
             dumps.rmdir()
 
     with pytest.raises(StorageError):
-        export_model(net(), example(), folder / "model.onnx", fx_graph_path=dumps / "graph.txt", progress=take_away)
+        export_model(
+            net(),
+            example(),
+            folder / "model.onnx",
+            fx_graph_path=dumps / "graph.txt",
+            progress=take_away,
+            overwrite=True,
+        )
     assert files(folder) == artifact
 
 
@@ -72,5 +79,5 @@ def test_older_dump_is_intact_when_the_artifact_cannot_be_written(small_disk: Pa
     dump = tmp_path / "graph.txt"
     dump.write_text("an older graph")
     with pytest.raises(StorageError):
-        export_model(net(width=50_000), example(), small_disk / "model.onnx", fx_graph_path=dump)
+        export_model(net(width=50_000), example(), small_disk / "model.onnx", fx_graph_path=dump, overwrite=True)
     assert dump.read_text() == "an older graph"

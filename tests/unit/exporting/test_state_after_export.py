@@ -40,7 +40,7 @@ def test_everything_is_as_before_when_an_export(strategy: str, outcome: str, fol
     if end.error is None:
         assert set(files(folder)) == {"model.onnx", "model_hierarchy.json"}  # and no data file of the old graph
     # torch keeps its tracing state in globals: the next export shows whether that too is as before.
-    export_model(net(meddling=False), example(), folder / "model.onnx", external_data=True)
+    export_model(net(meddling=False), example(), folder / "model.onnx", external_data=True, overwrite=True)
     assert files(folder) == files(reference)
 
 
@@ -55,7 +55,7 @@ def test_everything_is_as_before_when_an_observer_interrupts_as(step: str, finis
     model = net()
     before = snapshot(model)
     with pytest.raises(KeyboardInterrupt):
-        export_model(model, example(), folder / "model.onnx", **outcome.options)
+        export_model(model, example(), folder / "model.onnx", overwrite=True, **outcome.options)
     assert changes(before, snapshot(model)) == []
     assert set(files(folder)) == {"model.onnx", "model_hierarchy.json"}
     onnx.checker.check_model(onnx.load(folder / "model.onnx"))

@@ -48,7 +48,7 @@ def test_state_dict_is_as_before_when_a_model_that_changes_it_cannot_be_exported
     model = Undecided(change)
     before, artifact = snapshot(model), files(folder)
     with pytest.raises(StrategyIncompatibleError):
-        export_model(model, example(), folder / "model.onnx", strategy="fx")
+        export_model(model, example(), folder / "model.onnx", strategy="fx", overwrite=True)
     assert changes(before, snapshot(model)) == []
     assert files(folder) == artifact
 
@@ -63,7 +63,7 @@ def test_hooks_with_keyword_arguments_that_forward_registers_are_gone(folder: Pa
     child = nn.Identity()
     model = nn.Sequential(child, Ending(lambda x: register_hooks(x, child)))
     before = snapshot(model)
-    export_model(model, example(), folder / "model.onnx")
+    export_model(model, example(), folder / "model.onnx", overwrite=True)
     assert changes(before, snapshot(model)) == []
 
 
@@ -91,7 +91,7 @@ class HookedOnce(nn.Module):
 
 def test_note_of_hooks_that_forward_registers_goes_with_them(folder: Path) -> None:
     model = HookedOnce()
-    export_model(model, torch.randn(2, 3), folder / "model.onnx", strategy="fx")
+    export_model(model, torch.randn(2, 3), folder / "model.onnx", strategy="fx", overwrite=True)
     assert not hasattr(model, "hooked")
     assert model.cached is None
     model(torch.randn(2, 3))
@@ -102,5 +102,5 @@ def test_determinism_that_only_warns_is_as_before(folder: Path) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     model = Ending(forget_determinism)
     before = snapshot(model)
-    export_model(model, example(), folder / "model.onnx")
+    export_model(model, example(), folder / "model.onnx", overwrite=True)
     assert changes(before, snapshot(model)) == []
