@@ -178,7 +178,13 @@ def test_existing_stage_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> Non
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"mine"]
     seen: list[modelexport.ProgressEvent] = []
     first = modelexport.export_stages(
-        model, inputs, tmp_path / "model.onnx", dynamic=False, external_data=True, progress=seen.append
+        model,
+        inputs,
+        tmp_path / "model.onnx",
+        dynamic=False,
+        external_data=True,
+        overwrite=True,
+        progress=seen.append,
     )
     assert [len(result.files) for result in first.values()] == [3, 3]
     assert all(path.is_file() for result in first.values() for path in result.files)

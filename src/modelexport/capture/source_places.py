@@ -73,7 +73,7 @@ def find_place(frames: Iterable[tuple[FrameType, int]], paths: Mapping[int, str]
     for frame, number in frames:
         code = frame.f_code
         # What `module(...)` runs, the module being its first argument.
-        path = paths.get(id(frame.f_locals.get("self"))) if code.co_name == _CALL else None
+        path = paths.get(id(frame.f_locals.get(code.co_varnames[0]))) if code.co_name == _CALL else None
         if path is not None:
             return SourcePlace(*(line or innermost or (code.co_filename, number)), path)
         if line is None and is_of_model(code.co_filename):

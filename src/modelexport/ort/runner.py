@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -22,6 +21,8 @@ from modelexport.ort import worker
 
 _MESSAGE_CHARACTERS = 400
 _STDERR_BYTES = 4096
+# The stream of a process that has ended is at its end, unless a process of its own holds it open.
+_SECONDS_FOR_STDERR = 5.0
 # A file with many graphs that never end must not take the time limit once for each of them.
 _MOST_TIMEOUTS = 3
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
@@ -51,7 +52,7 @@ class Runner:
         self._limits = limits
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr: IO[bytes] | None = None
+        self._stderr: _Tail | None = None
         self._expired = False
         self._unread = 0
         self._timeouts = 0
@@ -189,7 +190,6 @@ class Runner:
             self._stop()
         if self._process is not None:
             return self._process
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process is stopped
         # As a script, by its path: the caller's main module need not be importable again, as with multiprocessing.
         # What can be imported here can be imported there. Ctrl-C is for this process, which then stops that one.
         memory = self._limits.memory_bytes
@@ -197,11 +197,12 @@ class Runner:
             [sys.executable, "-P", worker.__file__, str(os.getpid()), "" if memory is None else str(memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,
         )
         self._process = process
+        self._stderr = _Tail(cast(BinaryIO, process.stderr))
         try:
             with self._failing_as("the process for onnxruntime and the ONNX checker", process), self._timed(process):
                 worker.read_header(cast(BinaryIO, process.stdout))
@@ -211,7 +212,7 @@ class Runner:
 
     def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> str:
         code = process.wait()
-        expired, said = self._expired, self._last_stderr_line()
+        expired, said = self._expired, self._stderr.last_line() if self._stderr is not None else ""
         self._stop()
         if expired:
             self._timeouts += 1
@@ -225,14 +226,6 @@ class Runner:
             return _shortened(error)
         return f"onnxruntime ran out of memory, its limit is {most / 2**30:g} GiB ({_shortened(error)})"
 
-    def _last_stderr_line(self) -> str:
-        if self._stderr is None:
-            return ""
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(size - _STDERR_BYTES, 0))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
-
     def _stop(self) -> None:
         process, self._process = self._process, None
         self._expired, self._unread = False, 0
@@ -245,6 +238,31 @@ class Runner:
         stderr, self._stderr = self._stderr, None
         if stderr is not None:
             stderr.close()
+
+
+class _Tail:
+    """Reads a stream in a thread and keeps its end: what a process printed last says why it ended."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._kept = b""
+        self._stream = stream
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def last_line(self) -> str:
+        """The last line, after the process has ended."""
+        self._thread.join(_SECONDS_FOR_STDERR)
+        lines = self._kept.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        """Close the stream of a process that has ended."""
+        self._thread.join(_SECONDS_FOR_STDERR)
+        self._stream.close()
+
+    def _read(self) -> None:
+        while piece := os.read(self._stream.fileno(), _STDERR_BYTES):
+            self._kept = (self._kept + piece)[-_STDERR_BYTES:]
 
 
 def _signal_name(number: int) -> str:

@@ -176,7 +176,7 @@ def test_inputs_that_forward_fails_on_are_what_is_blamed(bad: Bad, folder: Path)
 def test_exporter_classes_refuse_the_same(exporter: type[HierarchyExporter], folder: Path) -> None:
     before = files(folder)
     with pytest.raises(InputError, match="did you mean 'opset_version'"):
-        exporter(opset_versoin=20).export(Lookup(), GOOD, "model.onnx")
+        exporter(opset_versoin=20, overwrite=True).export(Lookup(), GOOD, "model.onnx")
     assert files(folder) == before
 
 

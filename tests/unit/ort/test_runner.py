@@ -68,6 +68,14 @@ def test_crash_is_an_error_and_the_next_graph_runs() -> None:
         assert run(runner, model(DOUBLE))["y"] == [2]
 
 
+def test_what_a_crashed_process_printed_last_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = "import os, sys\nsys.stderr.write('x' * 2**20 + '\\nout of luck\\n')\nsys.stderr.flush()\nos._exit(3)\n"
+    (tmp_path / "onnxruntime.py").write_text(printed)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Runner() as runner, pytest.raises(OnnxRunError, match=r"crashed \(exit code 3; out of luck\)"):
+        run(runner, model(DOUBLE))
+
+
 def test_endless_loop_times_out_and_the_next_graph_runs() -> None:
     with Runner(RunLimits(seconds=3)) as runner:
         with pytest.raises(OnnxRunError, match="onnxruntime timed out after 3 s"):
