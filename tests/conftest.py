@@ -28,6 +28,8 @@ from tests.support.registry import table_made_once
 # One thread for each worker and each process it starts: with one for each core, the threads of one worker wait for
 # those of the other, and tracing a small model takes several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# pytest-xdist sets it in its workers, and commands lay their reports out for it.
+os.environ.pop("COLUMNS", None)
 # No test asks the HuggingFace hub for anything; it reads this when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)

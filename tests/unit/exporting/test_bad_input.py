@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from modelexport.errors import (
+    DataDependentError,
     ExportError,
     InputError,
     ModelExportError,
@@ -194,11 +195,11 @@ def test_model_that_torch_cannot_export_gets_the_root_cause_in_one_line(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = Bad(
-        ("strategy 'fx'", "data-dependent", "PyTorch runs the model"),
+        ("strategy 'fx'", "data-dependent", "test_bad_input.py:190", "torch.cond"),
         model=Undecided(),
         inputs=torch.ones(2),
         options={"strategy": "fx"},
-        error=StrategyIncompatibleError,
+        error=DataDependentError,
     )
     error = check_refused(bad, folder)
     assert isinstance(error, StrategyIncompatibleError)

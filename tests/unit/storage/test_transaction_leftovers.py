@@ -208,7 +208,7 @@ def test_module_works_without_fcntl(new_folder: Callable[[], Path], monkeypatch:
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     target = new_folder() / "model.onnx"
-    with module.stage(target) as staging:
+    with module.stage_files(target) as staging:
         staging.path("m").write_bytes(b"graph")
         staging.commit("m", None, {})
     assert not module.recover(target)
