@@ -195,7 +195,7 @@ def test_model_that_torch_cannot_export_gets_the_root_cause_in_one_line(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bad = Bad(
-        ("strategy 'fx'", "data-dependent", "test_bad_input.py:190", "torch.cond"),
+        ("strategy 'fx'", "data-dependent", "test_bad_input.py:", "torch.cond"),
         model=Undecided(),
         inputs=torch.ones(2),
         options={"strategy": "fx"},
