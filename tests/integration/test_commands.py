@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from modelexport.cli.main import app
 from modelexport.cli.schema import SchemaName
+from modelexport.display import counted
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
@@ -180,7 +181,7 @@ def test_extract_writes_models_that_compute_what_the_whole_computes(
             "schema_version": 1,
         }
         assert one["files"][0] == str(path)
-        assert f"{entry['call']}: {entry['node_count']} nodes" in printed(*words)
+        assert f"{entry['call']}: {counted(entry['node_count'], 'node')}" in printed(*words)
 
 
 def assert_computes_the_same(ours: Exported, path: Path, entry: dict[str, Any]) -> None:

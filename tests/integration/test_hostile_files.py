@@ -93,7 +93,7 @@ def bounded() -> Iterator[None]:
 def test_tag_is_an_error_and_writes_nothing(name: str, hostile: Path) -> None:
     content = hostile.read_bytes()
     with pytest.raises(modelexport.ModelExportError) as caught:
-        modelexport.tag_file(hostile, make_model(), X, limits=HOSTILE[name].limits)
+        modelexport.tag_file(hostile, make_model(), X, overwrite=True, limits=HOSTILE[name].limits)
     assert HOSTILE[name].reason in str(caught.value)
     assert hostile.read_bytes() == content
 
