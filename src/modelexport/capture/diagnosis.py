@@ -142,14 +142,11 @@ def _explain_rejection(
 
 def _place_of(error: BaseException, model: torch.nn.Module) -> str:
     """The innermost module that was running."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
-        if paths.get(id(module)):
-            found = f", in {paths[id(module)]}: {type(module).__name__}({_extra(module)})"
-        trace = trace.tb_next
-    return found
+    place = find_place(raising_frames(error.__traceback__), module_paths(model))
+    if place is None or not place.module:
+        return ""
+    module = model.get_submodule(place.module)
+    return f", in {place.module}: {type(module).__name__}({_extra(module)})"
 
 
 def _extra(module: Any) -> str:
