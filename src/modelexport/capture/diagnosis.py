@@ -88,9 +88,9 @@ def check_forward(
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
         result = _run(model, args, kwargs, training=training)
-    except (NotImplementedError, MemoryError, torch.OutOfMemoryError) as error:
-        return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
     except (Exception, SystemExit) as error:
+        if _is_about_this_machine(error):
+            return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
         raise InputError(_explain_rejection(model, args, kwargs, error)) from error
     _check_result(model, result)
     sparse = [name for name, tensor in _named_inputs(model, args, kwargs) if tensor.layout is not torch.strided]
@@ -100,29 +100,36 @@ def check_forward(
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> Any:
     """What the model returns.
 
-    Where it fails it runs once more with the user's gradient mode and unwatched: what is to be known is whether PyTorch
+    Where it fails it runs once more, unwatched and in the user's gradient mode: what is to be known is whether PyTorch
     can run it at all.
     """
     written = CopyOnWrite(model)
 
-    def run() -> Any:
+    def run(*around: contextlib.AbstractContextManager[object]) -> Any:
         given, named = copied_inputs(args, kwargs)
-        return model(*given, **named)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(TURN)
+            stack.callback(written.restore)
+            stack.enter_context(preserved_state(model))
+            stack.enter_context(buffers_restored(model))
+            if not training:
+                stack.enter_context(evaluation_mode(model))
+            for context in around:
+                stack.enter_context(context)
+            return model(*given, **named)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(TURN)
-        stack.callback(written.restore)
-        stack.enter_context(preserved_state(model))
-        stack.enter_context(buffers_restored(model))
-        if not training:
-            stack.enter_context(evaluation_mode(model))
-        # What is compiled, and control flow, would be compiled to be run.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            with torch.no_grad(), written:
-                return run()
-        except Exception:  # noqa: BLE001  raised below if it was not the way it was run
-            return run()
+    try:
+        return run(torch.no_grad(), written)
+    except Exception:  # noqa: BLE001  raised below if it was not the way it was run
+        # Unwatched, compiled models and control flow would be compiled to be run.
+        return run(torch.compiler.set_stance("force_eager"))
+
+
+def _is_about_this_machine(error: BaseException) -> bool:
+    """Whether an operator has no kernel here, or memory is short: torch exports a model without running it."""
+    if isinstance(error, NotImplementedError | MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _explain_rejection(

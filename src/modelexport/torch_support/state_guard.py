@@ -92,10 +92,9 @@ class CopyOnWrite(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def restore(self) -> None:
-        """Put back what was overwritten."""
+        """Put back what was overwritten; also after a run that was not watched, if it wrote to the same."""
         for identity, before in self._copies.items():
             self._kept[identity].copy_(before)
-        self._copies.clear()
 
 
 def overwritten(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
