@@ -195,9 +195,7 @@ def _be_quiet() -> None:
 def main() -> int:
     """Measure, print the rates, and return 1 if a rate is too low or an unchanged file has an error."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--models", nargs="*", default=[], help="names of test models; nine:NAME for the nine transformers models"
-    )
+    parser.add_argument("--models", nargs="*", default=[], help="names of test models, or nine:NAME")
     parser.add_argument("--moves", type=int, default=100)
     parser.add_argument("--every-variant", action="store_true", help="also dynamic shapes and unoptimized graphs")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")

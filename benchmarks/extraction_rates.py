@@ -3,7 +3,7 @@
 Export every test model and every conformance case, extract every call that ran an operator in eager PyTorch, run it in
 onnxruntime on the inputs of the PyTorch module, and compare the outputs with PyTorch's.
 
-    python benchmarks/extraction_rates.py [--only PATTERN] [--keep results.jsonl] [--write docs/measurements/extraction.md]
+    python benchmarks/extraction_rates.py [--only PATTERN] [--keep FILE] [--write docs/measurements/extraction.md]
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS = {"fx, optimize=False": "dynamo-raw", "fx": "dynamo", "htp": "torchscrip
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model, its inputs and the function that exports it for a column; None where the exporter does not support it."""
+    """A model, its inputs and the function that exports it for a column, or returns None if that is not supported."""
 
     name: str
     model: torch.nn.Module
