@@ -1,7 +1,7 @@
 """Measure the commands that read a large tagged file against `onnx_ir.load` alone, for growing files.
 
-Each measurement runs in its own process, as a command does; libraries are imported before the measurement. Times are CPU
-times, which depend little on other load. Run with ``make reading-benchmark``, or
+Each measurement runs in its own process, as a command does; libraries are imported before the measurement. Times are
+CPU times, which depend little on other load. Run with ``make reading-benchmark``, or
 ``python benchmarks/reading.py --rounds 3 --write docs/measurements/reading.md``.
 """
 
@@ -116,9 +116,9 @@ def report(rounds: int) -> tuple[list[str], bool]:
     lines = [
         "# Reading a large tagged file",
         "",
-        f"CPU seconds, the median of {rounds} runs, each in its own process (`make reading-benchmark`). The file has our",
-        "metadata in every node and a sidecar; `analyze` lists the nodes that are not exact. Ratios are relative to",
-        "`onnx_ir.load` alone.",
+        f"CPU seconds, the median of {rounds} runs, each in its own process (`make reading-benchmark`). The file has",
+        "our metadata in every node and a sidecar; `analyze` lists the nodes that are not exact. Ratios are relative",
+        "to `onnx_ir.load` alone.",
         "",
         "| nodes | file | sidecar | command | seconds | ratio | peak memory |",
         "|---:|---:|---:|---|---:|---:|---:|",

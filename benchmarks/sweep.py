@@ -4,7 +4,8 @@ All model types of the installed transformers, all families of timm and all mode
 its configuration. A run resumes where the last one stopped. The order is shuffled with a fixed seed, so a part is a
 fair sample.
 
-    python benchmarks/sweep.py [--jobs 2] [--count 100] [--minutes 30] [--only 'timm:*'] [--write docs/measurements/sweep.md]
+    python benchmarks/sweep.py [--jobs 2] [--count 100] [--minutes 30] [--only 'timm:*'] \\
+        [--write docs/measurements/sweep.md]
 """
 
 from __future__ import annotations

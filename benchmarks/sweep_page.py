@@ -20,8 +20,8 @@ run resumes where the last one stopped; the order is shuffled, so a part is a fa
 _NOTES = """
 - *plain*: `torch.onnx.export` with its defaults. *Caches off*: the same with `use_cache=False` in the configuration
   if it has that field; it is tried only where plain fails, and counts as good where plain succeeds.
-- *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`; if it does
-  not support the arguments, the same for a wrapper with only tensors as inputs and outputs.
+- *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`; if it
+  does not support the arguments, the same for a wrapper with only tensors as inputs and outputs.
 - *ours*: `modelexport.export_model` with its defaults, which tries several exporters in order.
 - Each export runs in its own process, limited to {limits} s of CPU time and to a few GiB of memory. A process that
   crashes or exceeds a limit counts as failed.
