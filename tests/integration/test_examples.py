@@ -46,7 +46,10 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def commands(text: str) -> list[str]:
-    lines = (line.removeprefix("$ ").split("  #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    lines = (
+        line.removeprefix("$ ").split("  #")[0].split(" > ")[0].strip()
+        for line in text.replace("\\\n", " ").splitlines()
+    )
     return [line for line in lines if line.startswith("modelexport ")]
 
 
