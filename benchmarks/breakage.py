@@ -1,7 +1,7 @@
-"""Breaks attributions on purpose, and counts how many `validate --check-contamination` finds.
+"""Assign wrong owners on purpose, and count how many `validate --check-contamination` finds.
 
-For each exported file, nodes are moved to another call, one at a time, in everything that the stores say. The file as
-it was must give no alarm. Judged from the file alone, and with the model. `make breakage` runs it.
+For each exported file, one node at a time gets another owner in all stores. The unchanged file must give no error. Both
+checks are measured: from the file alone, and with the model. `make breakage` runs it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_NODES_MOVED = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """One way to export one model."""
+    """A model, and the strategy and options to export it with."""
 
     model: str
     strategy: str
@@ -56,7 +56,7 @@ class File:
 
 @dataclasses.dataclass
 class Count:
-    """How many of the moved nodes were found."""
+    """How many of the nodes with a wrong owner were found."""
 
     found: int = 0
     moved: int = 0
@@ -83,7 +83,7 @@ KINDS = ("file random", "file near", "file at once", "model random", "model near
 
 
 def files(names: list[str], every_variant: bool) -> Iterator[File]:
-    """The files to break: every model of the tests, by every strategy, static and dynamic, optimized and not."""
+    """Every test model with every strategy, static and dynamic, optimized and not."""
     for name in zoo.names():
         if names and name not in names:
             continue
@@ -102,7 +102,7 @@ def files(names: list[str], every_variant: bool) -> Iterator[File]:
 
 
 def break_file(file: File, folder: Path, moves: int) -> Row | str:
-    """Export, judge as it is, then break it; the reason where the model cannot be exported in this way."""
+    """Export, check the file as it is, then with wrong owners; a string says why the export failed."""
     specimen = file.build()
     path = folder / "model.onnx"
     try:
@@ -112,9 +112,9 @@ def break_file(file: File, folder: Path, moves: int) -> Row | str:
     except ModelExportError as error:
         return " ".join(str(error).split())[:160]
     subject = Subject(path)
-    witnesses = {"file": subject.evidence, "model": gather_evidence(subject, specimen.model, specimen.inputs)}
+    evidence_by_source = {"file": subject.evidence, "model": gather_evidence(subject, specimen.model, specimen.inputs)}
     alarms, counts = [], {}
-    for name, evidence in witnesses.items():
+    for name, evidence in evidence_by_source.items():
         found = contamination_findings(evidence, evidence.suspicions())
         for finding in found:
             print(f"    {finding.severity.value} {name}: {finding.node}: {finding.message}")
@@ -142,7 +142,7 @@ def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rates in Markdown, model by model and for each strategy together."""
+    """The rates in Markdown, for each model and for each strategy."""
     head = ("model", "strategy", "graph", "nodes", "false alarms", *KINDS)
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
@@ -164,15 +164,10 @@ def _total(title: str, rows: list[Row]) -> str:
 
 
 def write(page: Path, rows: list[Row], moves: int) -> None:
-    """Put the table at the end of the page, in the place of the one before."""
+    """Replace the table at the end of the page."""
     text = page.read_text().split(_MARK)[0].rstrip()
-    versions = f"torch {torch.__version__}, {moves} moves of a kind for each file"
-    explained = (
-        "*random*: the new owner is any other call of the model. *near*: it is the caller, a callee or a call beside. "
-        "*at once*: a tenth of the nodes in one file. False alarms are errors on the file as it was exported."
-    )
-    command = f"`benchmarks/breakage.py --write {page}`; `make breakage` adds dynamic shapes and raw graphs"
-    page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n{command} ({versions}). {explained}\n\n{table(rows)}\n")
+    versions = f"torch {torch.__version__}, {moves} wrong owners of each kind for each file."
+    page.write_text(f"{text}\n\n{_MARK}\n{versions}\n\n{table(rows)}\n")
 
 
 def _break_and_tell(file: File, moves: int) -> Row | str:
@@ -198,17 +193,17 @@ def _be_quiet() -> None:
 
 
 def main() -> int:
-    """Break the files, print the rates, and say by the exit code whether they are good enough."""
+    """Measure, print the rates, and return 1 if a rate is too low or an unchanged file has an error."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=[], help="names of the tests' models; nine:NAME for the nine")
+    parser.add_argument("--models", nargs="*", default=[], help="names of test models, or nine:NAME")
     parser.add_argument("--moves", type=int, default=100)
-    parser.add_argument("--every-variant", action="store_true", help="dynamic shapes and raw graphs too")
+    parser.add_argument("--every-variant", action="store_true", help="also dynamic shapes and unoptimized graphs")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--write", type=Path, help="the page to put the table into")
+    parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     options = parser.parse_args()
     _be_quiet()
     wanted = list(files(options.models, options.every_variant))
-    # Processes of their own: torch keeps the state of its exporters in globals.
+    # Separate processes: torch keeps the state of its exporters in globals.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         broken = list(pool.map(_break_and_tell, wanted, [options.moves] * len(wanted)))
     rows = [row for row in broken if isinstance(row, Row)]
@@ -217,7 +212,7 @@ def main() -> int:
         write(options.write, rows, options.moves)
     weak = [row for row in rows if _rate(row.counts["file random"]) < 0.7 or _rate(row.counts["model random"]) < 0.9]
     for row in weak:
-        print(f"too few are found: {row.file.model}, {row.file.strategy}, {row.file.variant}")
+        print(f"too few wrong owners are found: {row.file.model}, {row.file.strategy}, {row.file.variant}")
     return 1 if weak or any(sum(row.alarms) for row in rows) else 0
 
 

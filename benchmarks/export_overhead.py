@@ -1,9 +1,9 @@
-"""What our export costs beside plain `torch.onnx.export`: time and peak memory, as ratios.
+"""Measure our export against plain `torch.onnx.export`: the ratios of time and of peak memory.
 
-Both run in one process, alternating, after a warm-up of each. Each round gives a ratio, and the median of those is
-printed: what else the machine does falls on both runs of a round. Small models get more rounds. torch has one thread:
-those of a small model mostly wait for one another, for a time that depends on the machine's other work. Run with
-``make benchmark``, or ``python benchmarks/export_overhead.py --rounds 7 --write docs/benchmarks.md``.
+Both run in one process, alternating, after a warm-up of each. The result is the median of the ratios of the rounds, so
+that other load on the machine affects both sides. Small models get more rounds. torch has one thread: with more, a
+small model spends most of its time on waiting between threads. Run with ``make benchmark``, or
+``python benchmarks/export_overhead.py --rounds 7 --write docs/measurements/export-overhead.md``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import modelexport
 
 TIME_LIMIT = 1.15
 MEMORY_LIMIT = 1.05
-# A model gets rounds until both runs have taken this long, up to the most.
+# Rounds are added until all runs together took this long, up to MOST_ROUNDS.
 ENOUGH_S = 6.0
 MOST_ROUNDS = 40
 
@@ -72,7 +72,7 @@ def _peak_memory() -> int:
 
 def _measure(run: Callable[[], object]) -> tuple[float, int]:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     start = time.perf_counter()
     run()
     return time.perf_counter() - start, _peak_memory()
@@ -84,7 +84,7 @@ def _plain_dynamo(model: nn.Module, inputs: Any, path: Path) -> None:
 
 
 def _plain_torchscript(model: nn.Module, inputs: Any, path: Path) -> None:
-    """Models that want keyword arguments are called as a function of their tensors, as `htp` does."""
+    """Models with keyword arguments are exported as a function of their tensors, as `htp` does."""
     if not isinstance(inputs, dict):
         torch.onnx.export(model, inputs, str(path), dynamo=False)
         return
@@ -102,7 +102,7 @@ def _plain_torchscript(model: nn.Module, inputs: Any, path: Path) -> None:
 
 
 PLAIN = {"fx": _plain_dynamo, "htp": _plain_torchscript, "usage_based": _plain_dynamo}
-# It runs the model and the graph as well, so it is not held to the limits; what it costs is told.
+# It also runs the model and the graph: measured, without a limit.
 UNLIMITED = {"usage_based"}
 
 
@@ -147,7 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--strategies", nargs="+", default=list(PLAIN), choices=list(PLAIN))
-    parser.add_argument("--write", type=Path, help="put the table into this Markdown file")
+    parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     arguments = parser.parse_args()
     for name in ("torch.onnx", "onnxscript"):
         logging.getLogger(name).setLevel(logging.ERROR)

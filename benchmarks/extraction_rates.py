@@ -1,9 +1,9 @@
-"""How many module calls can be cut out and give PyTorch's results, model by model; writes docs/extraction.md's table.
+"""Count the module calls that can be extracted and compute PyTorch's results, for each model.
 
-Every model of the tests and every conformance case is exported, every call that ran an operator in eager PyTorch is
-extracted and run in onnxruntime on what the PyTorch module really got, and compared with what it really returned.
+Export every test model and every conformance case, extract every call that ran an operator in eager PyTorch, run it in
+onnxruntime on the inputs of the PyTorch module, and compare the outputs with PyTorch's.
 
-    python benchmarks/extraction_rates.py [--only PATTERN] [--keep results.jsonl] [--write docs/extraction.md]
+    python benchmarks/extraction_rates.py [--only PATTERN] [--keep FILE] [--write docs/measurements/extraction.md]
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from modelexport.errors import ModelExportError
 from modelexport.torch_support.example_inputs import normalize_inputs
 
 BEGIN, END = "<!-- written by benchmarks/extraction_rates.py: begin -->", "<!-- end -->"
-# The TorchScript exporter folds and fuses whatever it is told: its files count among the optimized ones.
+# The TorchScript exporter folds and fuses regardless of `optimize`, so htp has one column.
 COLUMNS = ("fx, optimize=False", "fx", "htp")
 _KINDS = {"fx, optimize=False": "dynamo-raw", "fx": "dynamo", "htp": "torchscript"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model, its inputs, and how it is exported for each column; None where an exporter cannot take it."""
+    """A model, its inputs and the function that exports it for a column, or returns None if that is not supported."""
 
     name: str
     model: torch.nn.Module
@@ -87,7 +87,7 @@ def _of_specimen(name: str, specimen: zoo.Specimen) -> Subject:
 
 @dataclasses.dataclass
 class Row:
-    """What came of one model in one column."""
+    """The outcomes of one model in one column."""
 
     outcomes: list[Outcome]
     problem: str = ""
@@ -107,7 +107,7 @@ class Row:
 
     @property
     def judged(self) -> list[Outcome]:
-        """The calls of which the file has something: what no result needs is not exported, and cannot be cut out."""
+        """The calls with nodes in the file: exporters drop calls whose results are unused."""
         return [outcome for outcome in self.outcomes if outcome.reason != "no_operation"]
 
 
@@ -151,7 +151,7 @@ def measure(only: str, kept: Path | None) -> dict[str, dict[str, Row]]:
 
 
 def _read(kept: Path | None) -> dict[str, dict[str, Row]]:
-    """What earlier runs with the same file have found."""
+    """The results of earlier runs that used the same file."""
     found: dict[str, dict[str, Row]] = {}
     for line in kept.read_text().splitlines() if kept is not None and kept.exists() else ():
         entry = json.loads(line)
@@ -180,7 +180,7 @@ def _summary(column: str, outcomes: list[Outcome]) -> str:
     refused = Counter(outcome.reason for outcome in outcomes if outcome.status == "refused")
     different = sum(outcome.status == "differs" for outcome in outcomes)
     return (
-        f"- **{column}**: {share(outcomes)} calls equal PyTorch; of those whose boundary tensors are all still there, "
+        f"- **{column}**: {share(outcomes)} calls equal PyTorch; of those with all boundary tensors in the file, "
         f"{share(complete)}. Refused: {', '.join(f'{n} {reason}' for reason, n in refused.items()) or 'none'}; "
         f"different: {different}."
     )
@@ -204,14 +204,14 @@ def _differences(found: dict[str, dict[str, Row]]) -> list[str]:
         }
     )
     lines = ["", "Different:", "", *told] if told else []
-    return [*lines, "", "Refused, with what the refusal says:", "", *refusals] if refusals else lines
+    return [*lines, "", "Refused, with the error:", "", *refusals] if refusals else lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="*", help="a pattern on the models' names")
-    parser.add_argument("--keep", type=Path, help="a file to keep results in, and to go on from")
-    parser.add_argument("--write", type=Path, help="the page to write the table into")
+    parser.add_argument("--only", default="*", help="a pattern for the names of the models")
+    parser.add_argument("--keep", type=Path, help="a file that stores results; a later run resumes from it")
+    parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     options = parser.parse_args()
     text = report(measure(options.only, options.keep))
     if options.write is None:

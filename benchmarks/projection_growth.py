@@ -1,9 +1,9 @@
 """How the cost of the projection grows with the graph: from 1,000 to 200,000 nodes.
 
-The graphs are made of layers as exporters write them: weights, constants that repeat, a mask made anew in each layer,
-residual adds, nodes that pass a value on. They are rewritten as optimizers do it: equal nodes merged, passing nodes
-removed, neighbours fused into one node, some nodes replaced by new ones with new names. Run with ``make
-projection-benchmark``, or ``python benchmarks/projection_growth.py --write docs/projection-benchmark.md``.
+The graphs consist of layers as exporters write them: weights, repeated constants, a mask computed in each layer,
+residual additions, and Identity nodes. They are rewritten as optimizers do: equal nodes are merged, Identity nodes
+removed, neighbours fused into one node, and some nodes replaced by new ones with new names. Run with ``make
+projection-benchmark``, or ``python benchmarks/projection_growth.py --write docs/measurements/projection.md``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from modelexport.ownership import project
 
 SIZES = (1_000, 5_000, 20_000, 50_000, 100_000, 200_000)
 ROUNDS = 3
-# More than linear growth would show as a rising cost a node.
+# Growth beyond linear shows as a rising cost per node.
 GROWTH_LIMIT = 2.0
 
 
 class Layers:
-    """A graph of layers, and whose each node is."""
+    """A graph of layers, and the owner of each node."""
 
     def __init__(self, nodes: int) -> None:
         self.owners: dict[ir.Node, Attribution] = {}
@@ -77,7 +77,7 @@ class Layers:
     def _weight(self, call: CallId) -> ir.Value:
         value = _value(f"{call.path}.weight{len(self._initializers)}")
         value.const_value = ir.tensor(np.zeros(1, dtype=np.float32), name=value.name)
-        # Not a small constant, which would be equal to all others: each weight is its own.
+        # Large and distinct: small equal constants would be merged.
         value.const_value = ir.tensor(np.full(300, len(self._initializers), dtype=np.float32), name=value.name)
         self._initializers.append(value)
         return value
@@ -138,14 +138,14 @@ def main() -> None:
         before, after, seconds = measure(size)
         each = seconds / before * 1e6
         rows.append((before, after, seconds, each))
-        print(f"{before:>8,} -> {after:>8,} nodes  {seconds:7.3f} s  {each:6.1f} us a node", flush=True)
+        print(f"{before:>8,} -> {after:>8,} nodes  {seconds:7.3f} s  {each:6.1f} us per node", flush=True)
     growth = rows[-1][3] / min(row[3] for row in rows)
-    print(f"cost a node at the largest size: {growth:.2f} of the cheapest")
+    print(f"cost per node at the largest size: {growth:.2f} times the lowest")
     if options.write:
-        lines = ["# What the projection costs", "", (__doc__ or "").strip(), ""]
-        lines += ["| nodes before | nodes after | seconds | µs a node |", "|---|---|---|---|"]
+        lines = ["# Time of the projection", "", (__doc__ or "").strip(), ""]
+        lines += ["| original nodes | rewritten nodes | seconds | µs per node |", "|---|---|---|---|"]
         lines += [f"| {b:,} | {a:,} | {s:.3f} | {e:.1f} |" for b, a, s, e in rows]
-        lines += ["", f"At the largest size a node costs {growth:.2f} of what it costs where it is cheapest.", ""]
+        lines += ["", f"The cost per node at the largest size is {growth:.2f} times the lowest.", ""]
         options.write.write_text("\n".join(lines))
     sys.exit(growth > GROWTH_LIMIT)
 

@@ -1,8 +1,8 @@
-"""What reading a large tagged file costs beside `onnx_ir.load` alone, and how that grows with the file.
+"""Measure the commands that read a large tagged file against `onnx_ir.load` alone, for growing files.
 
-Each measurement is made in a process of its own, as a command is; libraries are imported before the clock starts. The
-times are those of the processor, so that a busy machine changes them little. Run with ``make reading-benchmark``, or
-``python benchmarks/reading.py --rounds 3 --write docs/reading-benchmarks.md``.
+Each measurement runs in its own process, as a command does; libraries are imported before the measurement. Times are
+CPU times, which depend little on other load. Run with ``make reading-benchmark``, or
+``python benchmarks/reading.py --rounds 3 --write docs/measurements/reading.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# What may be compared with `onnx_ir.load` of the same file, and at most how many times its time it may take.
+# The most times the time of `onnx_ir.load` of the same file that each command may take.
 LIMITS = {"analyze": 1.3, "compare": 3.0, "validate": 1.3}
 SIZES = (2_000, 20_000, 200_000)
 BASELINE = "onnx_ir.load"
@@ -56,7 +56,7 @@ def _select(path: Path) -> object:
 def _compare(path: Path) -> object:
     import modelexport
 
-    # With itself, read twice: all of its nodes are matched.
+    # With itself, read twice: all nodes are matched.
     return modelexport.compare_models(path, path)
 
 
@@ -66,7 +66,7 @@ def _validate(path: Path) -> object:
     from modelexport.analysis.validation.validator import EXTERNAL, RULES, check
     from modelexport.gc_pause import gc_paused
 
-    # What ONNX's own checker and shape inference take is theirs, and they run in a process of their own.
+    # Without ONNX's own checker and shape inference, which run in a child process.
     with gc_paused():
         return check(Subject(path), [rule for rule in RULES if not rule.optional and rule.id not in EXTERNAL])
 
@@ -83,7 +83,7 @@ MEASURED: dict[str, Callable[[Path], object]] = {
 
 
 def run_one(name: str, path: Path) -> None:
-    """Measure one thing in this process, and print seconds and the peak of memory."""
+    """Measure one command in this process, and print seconds and peak memory."""
     import resource
 
     import onnx  # noqa: F401
@@ -112,15 +112,15 @@ def measure(name: str, path: Path, rounds: int) -> dict[str, float]:
 
 
 def report(rounds: int) -> tuple[list[str], bool]:
-    """The lines of the page, and whether all limits hold."""
+    """The lines of the page, and whether all limits are kept."""
     lines = [
         "# Reading a large tagged file",
         "",
-        f"Processor seconds, the median of {rounds} runs in processes of their own (`make reading-benchmark`).",
-        "The file has our stores in every node and its sidecar beside it; `analyze` lists what is not exact. A",
-        "ratio is to `onnx_ir.load` alone.",
+        f"CPU seconds, the median of {rounds} runs, each in its own process (`make reading-benchmark`). The file has",
+        "our metadata in every node and a sidecar; `analyze` lists the nodes that are not exact. Ratios are relative",
+        "to `onnx_ir.load` alone.",
         "",
-        "| nodes | file | sidecar | what | seconds | ratio | peak of memory |",
+        "| nodes | file | sidecar | command | seconds | ratio | peak memory |",
         "|---:|---:|---:|---|---:|---:|---:|",
     ]
     ratios: dict[str, float] = {}
@@ -128,7 +128,7 @@ def report(rounds: int) -> tuple[list[str], bool]:
     with tempfile.TemporaryDirectory() as folder:
         for size in SIZES:
             path = Path(folder) / f"stack_{size}.onnx"
-            # In a process of its own: the peak of memory of a child begins at that of its parent.
+            # In a separate process: the peak memory of a child starts at that of its parent.
             subprocess.run([sys.executable, __file__, "--build", str(size), str(path)], check=True)
             sidecar = path.with_name(f"{path.stem}_hierarchy.json")
             sizes = " | ".join(f"{each.stat().st_size / 1e6:,.1f} MB" for each in (path, sidecar))
@@ -141,21 +141,27 @@ def report(rounds: int) -> tuple[list[str], bool]:
                 amounts = f"{found['seconds']:.2f} | {ratios[name]:.2f} | {found['peak']:,.0f} MB"
                 lines.append(f"| {size:,} | {sizes} | {name} | {amounts} |")
                 print(lines[-1], flush=True)
-    lines += ["", "| what | " + " | ".join(f"µs a node at {size:,}" for size in SIZES) + " |", "|---|---:|---:|---:|"]
+    lines += [
+        "",
+        "| command | " + " | ".join(f"µs per node at {size:,}" for size in SIZES) + " |",
+        "|---|---:|---:|---:|",
+    ]
     lines += [f"| {name} | " + " | ".join(f"{each:.1f}" for each in costs) + " |" for name, costs in grown.items()]
     lines.append("")
     good = True
     for name, limit in LIMITS.items():
         if name in ratios:
-            holds = ratios[name] <= limit
-            good = good and holds
-            verdict = "holds" if holds else "DOES NOT HOLD"
-            lines.append(f"- `{name}` at {SIZES[-1]:,} nodes: {ratios[name]:.2f} of at most {limit}: {verdict}")
+            kept = ratios[name] <= limit
+            good = good and kept
+            verdict = "kept" if kept else "EXCEEDED"
+            lines.append(
+                f"- `{name}` at {SIZES[-1]:,} nodes: {ratios[name]:.2f} times `onnx_ir.load`, limit {limit}: {verdict}"
+            )
     return lines, good
 
 
 def main() -> int:
-    """Measure, print, and write the page if asked to."""
+    """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", type=Path)

@@ -1,7 +1,7 @@
-"""What is left of a model's hierarchy behind each tool that rewrites ONNX files: with retag, and in plain metadata.
+"""Measure how much of the hierarchy each tool that rewrites ONNX files keeps, with and without retag.
 
-Run with ``make retag``, or ``python benchmarks/retag_table.py --write docs/retag.md``: the tables there are these. The
-second is of the same files with every name changed, retagged by value.
+Run with ``make retag``, or ``python benchmarks/retag_table.py --write docs/measurements/retag.md``, which replaces both
+tables of that page. The second table is for the same files with all names changed, retagged by value.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MARKS = {
 _HEAD = "| model | tool | nodes | untouched | exact | projected | inferred | wrong | in metadata | in doc_string |"
 
 
-_HEAD_BY_VALUE = "| model | tool | nodes | untouched | exact | projected | inferred | wrong | tensors known |"
-# What has values of its own cannot be known by them.
+_HEAD_BY_VALUE = "| model | tool | nodes | untouched | exact | projected | inferred | wrong | tensors matched |"
+# Quantized files have other values, so their tensors cannot be matched by value.
 _OTHER_VALUES = ("quantize_dynamic", "quantize_static QDQ", "quantize_static QOperator")
 UNTOUCHED = "none"
 
 
 def rows(name: str, folder: Path) -> tuple[list[str], list[str]]:
-    """The lines of a model in both tables."""
+    """The rows of a model in both tables."""
     specimen = zoo.build(name)
     tagged = folder / f"{name}.onnx"
     document = modelexport.export_model(specimen.model, specimen.inputs, tagged, strategy="fx", overwrite=True).document
@@ -82,7 +82,7 @@ def _by_value_row(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, help="put the table into this page")
+    parser.add_argument("--write", type=Path, help="the Markdown page whose tables are replaced")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

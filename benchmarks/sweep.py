@@ -1,10 +1,11 @@
-"""Every architecture there is, exported: each in its own process, the results as JSONL and as a page.
+"""Export every architecture, each in its own process; write the results as JSONL and as a page.
 
 All model types of the installed transformers, all families of timm and all models of diffusers, each built small from
-its configuration. A run goes on where the last one stopped. The order is shuffled and always the same, so that a part
-of it is a fair sample.
+its configuration. A run resumes where the last one stopped. The order is shuffled with a fixed seed, so a part is a
+fair sample.
 
-    python benchmarks/sweep.py [--jobs 2] [--count 100] [--minutes 30] [--only 'timm:*'] [--write docs/sweep.md]
+    python benchmarks/sweep.py [--jobs 2] [--count 100] [--minutes 30] [--only 'timm:*'] \\
+        [--write docs/measurements/sweep.md]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of the sweep: counts and shares from the records, and what failed, sorted by cause."""
+"""The page of the sweep: counts and shares of the records, and failures grouped by cause."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Record = Mapping[str, Any]
 
 _INTRODUCTION = """# The sweep
 
-Every model type of transformers that has a base model, every family of timm and every model class of diffusers, as they
-are installed: built small from its configuration (numbers capped by rules that know no architecture), given inputs
-that `modelexport` synthesizes, and exported by each way there is. `make sweep` runs it and writes this page; a run goes
-on where the last one stopped, and the order is shuffled, so that a part of it is a fair sample of the whole.
+Every model type of transformers that has a base model, every family of timm and every model class of diffusers, as
+installed. Each is built small from its configuration (sizes are capped by rules that know no architecture), gets
+inputs that `modelexport` synthesizes, and is exported with each exporter. `make sweep` runs it and writes this page. A
+run resumes where the last one stopped; the order is shuffled, so a part is a fair sample of the whole.
 """
 
 _NOTES = """
 - *plain*: `torch.onnx.export` with its defaults. *Caches off*: the same with `use_cache=False` in the configuration
-  where it has one; it is tried only where plain fails, and counts as good where plain is.
-- *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`,
-  and where that cannot take the call's form, the same on a wrapper that takes and returns tensors alone.
-- *ours*: `modelexport.export_model` with its defaults, which tries what there is in turn.
-- Each export is a process of its own, limited to {limits} s of CPU time and to a few GiB of memory; one that dies or
-  does not end in that time counts as failed.
+  if it has that field; it is tried only where plain fails, and counts as good where plain succeeds.
+- *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`; if it
+  does not support the arguments, the same for a wrapper with only tensors as inputs and outputs.
+- *ours*: `modelexport.export_model` with its defaults, which tries several exporters in order.
+- Each export runs in its own process, limited to {limits} s of CPU time and to a few GiB of memory. A process that
+  crashes or exceeds a limit counts as failed.
 """
 
 
@@ -32,7 +32,7 @@ def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
     """The page in Markdown.
 
     Args:
-        records: What came of the models that were tried.
+        records: The results of the models that were tried.
         exist: How many models each source has.
     """
     limits = sorted({record["limit"] for record in records if "limit" in record})
@@ -43,7 +43,7 @@ def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
 
 
 def works(record: Record, step: str) -> bool:
-    """Whether a step was done and is good."""
+    """Whether a step ran and succeeded."""
     return step in record and "error" not in record[step]
 
 
@@ -96,7 +96,7 @@ def _share(good: int, of: int) -> str:
 
 
 def _checked(records: Iterable[Record], check: str) -> list[tuple[Record, Any]]:
-    """The models with the outcome of one check, where it could be made."""
+    """The models with the outcome of one check, where the check did not fail."""
     found = [(r, r["checks"]["value"].get(check)) for r in records if works(r, "ours") and works(r, "checks")]
     return [(r, outcome) for r, outcome in found if outcome is not None and not _is_error(outcome)]
 
@@ -118,7 +118,7 @@ def _written(records: Sequence[Record]) -> list[str]:
     kinds = ("equal", "reordered", "different", "refused")
     calls = {kind: sum(outcome.get(kind, 0) for _, outcome in extracted) for kind in kinds}
     told_of_calls = (
-        f"{calls['equal']} equal, {calls['reordered']} in another order that the calls around do not notice, "
+        f"{calls['equal']} equal, {calls['reordered']} permuted without effect on the enclosing call, "
         f"{calls['different']} different, {calls['refused']} refused or not comparable"
     )
 
@@ -129,18 +129,18 @@ def _written(records: Sequence[Record]) -> list[str]:
         ("By strategy and exporter", ", ".join(f"{n} {name}" for name, n in sorted(exporters.items(), key=_most))),
         ("Where plain `torch.onnx.export` succeeds, ours does", _good(works(r, "ours") for r in plain)),
         ("Same bytes as plain, after `strip_hierarchy`", _good(good for _, good in as_plain)),
-        ("Same bytes as the exporter that ours used, where that works alone", _good(good for _, good in same)),
+        ("Same bytes as the exporter that ours used, where that exporter works alone", _good(good for _, good in same)),
         ("Every node has an owner", _good(r["ours"]["value"]["coverage"] == 1 for r in ours)),
         ("No contaminated node, by the value check of the tests", clean(by_value)),
-        ("Tensors that it judged", f"{sum(outcome['judged'] for _, outcome in by_value):,}"),
+        ("Tensors it checked", f"{sum(outcome['judged'] for _, outcome in by_value):,}"),
         ("No contaminated node, by `validate --check-contamination` with the model", clean(by_us)),
         (
             "onnxruntime equals PyTorch (rtol 1e-3, atol 1e-4)",
             _good(outcome["equal"] for _, outcome in _checked(records, "runtime")),
         ),
-        ("Calls cut out at random and run against PyTorch's module", told_of_calls),
+        ("Randomly chosen calls, extracted and compared with PyTorch's module", told_of_calls),
     )
-    return ["\n## What ours wrote\n", *(f"- {title}: {text}." for title, text in told)]
+    return ["\n## Files written by ours\n", *(f"- {title}: {text}." for title, text in told)]
 
 
 def _good(outcomes: Iterable[bool]) -> str:
@@ -158,7 +158,7 @@ def _rules(records: Sequence[Record]) -> list[str]:
 
 
 def rule_table(records: Sequence[Record]) -> list[str]:
-    """How many models each rule of the input synthesis helped to win: those that led to the accepted inputs count."""
+    """How many models each rule of the input synthesis led to accepted inputs."""
     found = [record["forward"] for record in records if "rules" in record.get("forward", {})]
     lines = []
     for kind, rules_of in (
@@ -174,9 +174,9 @@ def rule_table(records: Sequence[Record]) -> list[str]:
 def _failures(records: Sequence[Record]) -> list[str]:
     lines = []
     for title, step in (
-        ("What ours could not export, by cause", "ours"),
-        ("What runs no forward pass on synthesized inputs, by cause", "forward"),
-        ("What cannot be built small, by cause", "built"),
+        ("Not exported by ours, by cause", "ours"),
+        ("No forward pass on synthesized inputs, by cause", "forward"),
+        ("Not built small, by cause", "built"),
     ):
         causes: dict[str, list[Record]] = defaultdict(list)
         for record in records:
@@ -196,16 +196,16 @@ def _names(records: Iterable[Record]) -> str:
 
 
 def cause(error: str) -> str:
-    """What is alike in errors of one cause: the innermost one's kind and words, without names and numbers.
+    """The common text of errors with one cause: class and message of the innermost error, without names and numbers.
 
-    Where several exporters were tried, the one that takes most stands for all: transformers' own, else the first.
+    If several exporters were tried, the error of transformers' exporter counts, otherwise the first.
     """
     attempts = [attempt.partition(": ") for attempt in error.partition(": ")[2].split(" || ")]
     if len(attempts) > 1:
         chosen = next((attempt for attempt in attempts if "(transformers)" in attempt[0]), attempts[0])
         error = chosen[2]
     text = error.rpartition(" << ")[2]
-    # Of inputs that were tried in vain, what the model said to the first.
+    # If synthesized inputs failed, the answer of the model to the first attempt.
     answered = re.search(r"forward answered to .*?: (\w+: .*?)(?:; to |$)", text)
     if answered is not None:
         text = answered.group(1)
@@ -225,7 +225,7 @@ def _cases(records: Sequence[Record]) -> list[str]:
             found.extend([f"\n## {title}\n", *sorted(lines)])
 
     section(
-        "Exported by another way, and not by ours",
+        "Exported by another exporter, but not by ours",
         [
             f"- `{r['name']}`: {way}"
             for r in records
@@ -246,7 +246,7 @@ def _cases(records: Sequence[Record]) -> list[str]:
             ],
         )
     section(
-        "onnxruntime is not PyTorch",
+        "onnxruntime differs from PyTorch",
         [
             f"- `{r['name']}` ({r['ours']['value']['exporter']}): off by {o['error']:.2g}{_why(o)}"
             for r, o in _checked(records, "runtime")
@@ -254,11 +254,11 @@ def _cases(records: Sequence[Record]) -> list[str]:
         ],
     )
     section(
-        "Calls that are different when cut out",
+        "Calls that differ when extracted",
         [f"- `{r['name']}`: {_code(o['cases'][0])}" for r, o in _checked(records, "extracted") if o["different"]],
     )
     section(
-        "Checks that could not be made",
+        "Checks that failed",
         [
             f"- `{r['name']}`: {check}: {cause(outcome['error'])}"
             for r in records
@@ -276,9 +276,9 @@ def _cases(records: Sequence[Record]) -> list[str]:
 
 
 def _why(runtime: Mapping[str, Any]) -> str:
-    """What the difference comes from, where the check knows it."""
+    """The source of the difference, if known."""
     if runtime.get("random"):
-        return ": PyTorch's own results are others from one random state to the next, so that nothing can be compared"
+        return ": PyTorch's own results are nondeterministic and cannot be compared"
     if runtime.get("equal_unoptimized"):
         return f": onnxruntime's own optimizations; without them it is equal ({runtime['error_unoptimized']:.2g})"
     if "equal_unoptimized" not in runtime:

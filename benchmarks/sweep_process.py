@@ -69,7 +69,7 @@ class Running:
         if not found:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             if number in (signal.SIGXCPU, signal.SIGKILL):
-                found = {"error": f"TimeLimit: it did not end in {self._limit} s of CPU time"}
+                found = {"error": f"TimeLimit: timed out after {self._limit} s of CPU time"}
             else:
                 how = f"signal {signal.Signals(number).name}" if number else f"status {os.WEXITSTATUS(status)}"
                 found = {"error": f"ProcessDied: {how}"}

@@ -1,6 +1,6 @@
-"""Scores every case, ours beside torch's own record, and writes docs/conformance.md.
+"""Score every case, for our strategies and for torch's own metadata, and write docs/measurements/conformance.md.
 
-python -m tests.conformance.report --write docs/conformance.md
+python -m tests.conformance.report --write docs/measurements/conformance.md
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BEGIN, _END = "<!-- conformance: begin -->", "<!-- conformance: end -->"
 
 @dataclasses.dataclass
 class Score:
-    """What a column gets, over all its files."""
+    """The counts of a column over all its files."""
 
     nodes: int = 0
     owned: int = 0
@@ -92,7 +92,7 @@ class Score:
 
 
 def _percent(part: int, whole: int) -> str:
-    # Never rounded up to everything.
+    # Never rounded up to 100 %.
     return "100 %" if part == whole else f"{min(99, round(100 * part / whole))} %"
 
 
@@ -115,7 +115,7 @@ def score(names: Iterable[str], folder: Path) -> dict[str, dict[str, Score]]:
                     tagged, plainly = plain_column(bench, folder, name, case, kind)
                     found[name][column].add(tagged)
                     found[name][column].plain &= plainly
-        print(f"{name:40}", " | ".join(map(str, found[name].values())), flush=True)  # noqa: T201  a script's progress
+        print(f"{name:40}", " | ".join(map(str, found[name].values())), flush=True)  # noqa: T201  progress of a script
     return found
 
 
@@ -132,7 +132,7 @@ def table(found: dict[str, dict[str, Score]]) -> list[str]:
 
 
 def shortcomings(cases: dict[str, Case]) -> list[str]:
-    """What the cases state that a strategy or an exporter cannot do."""
+    """What a strategy or exporter does not support, as the cases state it."""
     lines = []
     for case in cases.values():
         reasons: dict[tuple[str, str], list[str]] = {}
@@ -147,7 +147,7 @@ def shortcomings(cases: dict[str, Case]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, help="put the table into this Markdown file")
+    parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     parser.add_argument("--case", action="append", help="only these cases")
     arguments = parser.parse_args()
     for name in ("torch.onnx", "onnxscript"):
@@ -166,7 +166,7 @@ def _write(path: Path, found: dict[str, dict[str, Score]]) -> None:
     head, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     _, _, tail = rest.partition(_END)
     versions = f"{len(found)} cases, torch {torch.__version__}, modelexport {modelexport.__version__}."
-    parts = [_BEGIN, versions, "", *table(found), "", "## What does not hold", "", *shortcomings(cases), _END]
+    parts = [_BEGIN, versions, "", *table(found), "", "## Not supported", "", *shortcomings(cases), _END]
     path.write_text(head + "\n".join(parts) + tail, encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from modelexport.analysis.validation.validator import validate
 pytestmark = pytest.mark.integration
 
 _MOVES = 30
-# What is asked of the file alone. Most models are near 100 %; docs/contamination.md has the rates.
+# What is asked of the file alone. Most models are near 100 %; docs/measurements/contamination.md has the rates.
 _ENOUGH = 0.7
 
 

@@ -46,7 +46,10 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def commands(text: str) -> list[str]:
-    lines = (line.removeprefix("$ ").split("  #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    lines = (
+        line.removeprefix("$ ").split("  #")[0].split(" > ")[0].strip()
+        for line in text.replace("\\\n", " ").splitlines()
+    )
     return [line for line in lines if line.startswith("modelexport ")]
 
 
@@ -150,18 +153,26 @@ def is_float(tensor: onnx.TensorProto) -> bool:
 
 # What the recipes of a page take for granted.
 _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
-    "docs/analyze.md": dict,
-    "docs/compare.md": dict,
+    "docs/commands/analyze.md": dict,
+    "docs/commands/compare.md": dict,
+    "docs/commands/export.md": lambda: {"make_net": own_package().make_net},
+    "docs/commands/extract.md": dict,
+    "docs/commands/inspect.md": dict,
+    "docs/commands/repair.md": dict,
+    "docs/commands/retag.md": dict,
+    "docs/commands/schema.md": dict,
+    "docs/commands/select.md": dict,
+    "docs/commands/tag.md": lambda: {"make_net": own_package().make_net},
+    "docs/commands/tree.md": dict,
+    "docs/commands/validate.md": dict,
     "docs/document.md": dict,
     "docs/exported-programs.md": dict,
-    "docs/extraction.md": dict,
     "docs/inputs.md": lambda: dict(zip(("model", "inputs"), bert_and_inputs(), strict=True)),
-    "docs/retag.md": dict,
     "docs/stages.md": lambda: dict(zip(("model", "tokens", "mask"), gpt2_and_inputs(), strict=True)),
     "docs/strategies.md": lambda: dict(zip(("model", "inputs"), own_package().make_net(), strict=True)),
 }
 # Those that a test of their own runs.
-_APART = {"docs/guide.md", "docs/models.md", "docs/verify.md"}
+_APART = {"docs/guide.md", "docs/models.md", "docs/commands/verify.md"}
 
 
 def own_package() -> Any:
@@ -192,12 +203,12 @@ def test_recipes_of_a_page_run_and_their_assertions_hold(here: Path, material: P
 def test_recipe_of_verify_names_the_module_whose_weight_is_wrong(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = blocks("docs/verify.md")
+    found = blocks("docs/commands/verify.md")
     damage = next(text for _, text in found if "<<'END'" in text)
     export, rest = damage.split("python - <<'END'\n")
     code, verify = rest.split("END\n")
     run(export.strip())
-    exec(compile(code, "docs/verify.md", "exec"), {})
+    exec(compile(code, "docs/commands/verify.md", "exec"), {})
     capsys.readouterr()
     done = CliRunner().invoke(app, shlex.split(verify)[1:], catch_exceptions=False, standalone_mode=False)
     assert (done.exit_code or done.return_value) == 1
@@ -205,12 +216,16 @@ def test_recipe_of_verify_names_the_module_whose_weight_is_wrong(
         x for x in done.output.splitlines() if x.startswith("introduced")
     )
     names = {"make_net": own_package().make_net}
-    exec(compile(next(text for language, text in found if language == "python"), "docs/verify.md", "exec"), names)
+    exec(
+        compile(next(text for language, text in found if language == "python"), "docs/commands/verify.md", "exec"),
+        names,
+    )
     names["test_export_computes_what_the_model_computes"](here)
 
 
 def test_every_page_with_recipes_is_run() -> None:
-    pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    pages = {str(path.relative_to(ROOT)) for folder in (docs, docs / "commands") for path in folder.glob("*.md")}
     recipes = {page: [lang == "python" or commands(text) for lang, text in blocks(page)] for page in pages}
     assert {page for page, found in recipes.items() if any(found)} == {*_GIVEN, *_APART}
 

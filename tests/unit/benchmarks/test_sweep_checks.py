@@ -1,4 +1,4 @@
-"""Where onnxruntime is not PyTorch, the sweep looks for the cause, and its page says it."""
+"""Where onnxruntime differs from PyTorch, the page of the sweep names the cause."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_model_that_is_random_itself_cannot_be_compared(tmp_path: Path) -> None:
     found = runtime_of(Masks(), tmp_path / "masks.onnx")
     assert not found["equal"]
     assert found["random"]
-    assert "PyTorch's own results are others from one random state to the next" in page_of(found)
+    assert "PyTorch's own results are nondeterministic" in page_of(found)
 
 
 def test_optimizations_of_the_runtime_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""`unoptimized`: the graph as it is before torch's optimizer folds, fuses and merges, so that each node is exact.
+"""`unoptimized`: export the graph before torch's optimizer folds, fuses and merges nodes, so that every owner is exact.
 
-A plug-in is a class like this one and an entry point in the group ``modelexport.strategies`` that names it. It may
-gather its evidence in any way, or, as here, leave that to a strategy that is there.
+A plug-in is a class like this one and an entry point for it in the group ``modelexport.strategies``. It can collect its
+own evidence or, as here, use an existing strategy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import modelexport
 
 @final
 class UnoptimizedStrategy(modelexport.Strategy):
-    """Like `fx`, whatever `optimize` says."""
+    """Like `fx` with ``optimize=False``."""
 
     name: ClassVar[str] = "unoptimized"
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import onnx
 
-import modelexport
 from modelexport.graph import proto_nodes_with_ids
 from modelexport.storage import ExporterFile
 
-_PACKAGE = re.escape(f"{Path(modelexport.__file__).parent}{os.sep}")
+_PACKAGE = re.escape(f"{Path(__file__).parents[2]}{os.sep}")
 # A frame is a line: ``file.py(12): function``.
 _OWN_FRAME = re.compile(rf"^{_PACKAGE}[^\n]*\(\d+\): [^\n]*\n", re.MULTILINE)
 
