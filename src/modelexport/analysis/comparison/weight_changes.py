@@ -151,7 +151,10 @@ def compare_contents(before: ModelFile, after: ModelFile, pairs: list[WeightPair
     first, second = _Contents(before), _Contents(after)
     found = []
     for one, other in alike:
-        equal, largest = _difference(one, first.pieces(one), second.pieces(other))
+        if one.data_type == TensorProto.STRING:
+            equal, largest = first.strings(one) == second.strings(other), None
+        else:
+            equal, largest = _difference(one, first.pieces(one), second.pieces(other))
         if not equal:
             found.append(ContentChange(one.name, other.name, largest))
     return ContentReport(len(alike), len(found), tuple(found))
@@ -190,23 +193,33 @@ class _Contents:
             yield from self._external(tensor, size)
             return
         content = self._inline(tensor)
-        if tensor.data_type != TensorProto.STRING and len(content) != size:
+        if len(content) != size:
             raise FileFormatError(
                 f"{self._file.path}: weight {tensor.name!r} has {len(content)} bytes, and its shape needs {size}"
             )
         yield from (content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES))
 
+    def strings(self, tensor: TensorProto) -> list[bytes]:
+        """The elements of a string tensor."""
+        return list(self._with_content(tensor).string_data)
+
+    def _with_content(self, tensor: TensorProto) -> TensorProto:
+        """The tensor with its content, which `read_model` skips for large weights."""
+        if tensor.data_type == TensorProto.STRING:
+            is_complete = len(tensor.string_data) == math.prod(tensor.dims)
+        else:
+            is_complete = bool(tensor.raw_data) or tensor_bytes(tensor) <= SMALL_TENSOR_BYTES
+        if is_complete:
+            return tensor
+        if self._whole is None:
+            proto = read_proto(self._file.path, weights=True)
+            self._whole = {weight.name: weight for weight in proto.graph.initializer}
+        return self._whole.get(tensor.name, tensor)
+
     def _inline(self, tensor: TensorProto) -> bytes:
-        if tensor_bytes(tensor) > SMALL_TENSOR_BYTES and not tensor.raw_data:
-            # The light reader has left the content of large weights out.
-            if self._whole is None:
-                proto = read_proto(self._file.path, weights=True)
-                self._whole = {weight.name: weight for weight in proto.graph.initializer}
-            tensor = self._whole.get(tensor.name, tensor)
+        tensor = self._with_content(tensor)
         if tensor.raw_data:
             return tensor.raw_data
-        if tensor.data_type == TensorProto.STRING:
-            return b"\0".join(tensor.string_data)
         try:
             return onnx.numpy_helper.to_array(tensor).tobytes()
         except (ValueError, TypeError, KeyError) as error:

@@ -173,8 +173,8 @@ def _fill(shape: Sequence[int], dtype: np.dtype[Any], draw: np.random.Generator,
     if dtype.kind == "f":
         return np.asarray(draw.standard_normal(shape), dtype)
     array = np.asarray(draw.integers(0, _WHOLE_NUMBERS, shape), dtype)
-    # A mask that leaves nothing makes nothing but undefined numbers.
-    array[..., :1] = 1
+    # A mask of zeros masks everything, and a softmax over nothing is NaN. A scalar may be a divisor or a length.
+    array[(..., slice(1)) if array.ndim else ...] = 1
     return array
 
 
