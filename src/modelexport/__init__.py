@@ -9,7 +9,7 @@ from modelexport._version import __version__ as __version__
 
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
-    from modelexport.analysis.comparison.model_comparison import Comparison as Comparison
+    from modelexport.analysis.comparison.comparison_report import Comparison as Comparison
     from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
     from modelexport.analysis.extraction.extractor import Extractor as Extractor
     from modelexport.analysis.extraction.extractor import ModuleSubgraph as ModuleSubgraph
@@ -96,7 +96,7 @@ _HOMES = {
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
     "ChosenInputs": "sources.inputs.choose",
-    "Comparison": "analysis.comparison.model_comparison",
+    "Comparison": "analysis.comparison.comparison_report",
     "ContractError": "errors",
     "DataDependentError": "errors",
     "ExportError": "errors",

@@ -351,7 +351,7 @@ def test_contents_of_weights_are_compared_only_when_asked_for(tmp_path: Path, ex
     if external:
         (tmp_path / "before.data").unlink()
         assert compare_models(before, after).same
-        with pytest.raises(FileFormatError, match="where weight 'w' lies"):
+        with pytest.raises(FileFormatError, match="the external data of weight 'w', cannot be read"):
             compare_models(before, after, contents=True)
 
 
