@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.query.analysis_report import analyze as analyze
     from modelexport.analysis.query.node_selection import Selection as Selection
     from modelexport.analysis.query.node_selection import select as select
-    from modelexport.analysis.query.selectors import select_calls as select_calls
-    from modelexport.analysis.query.selectors import select_nodes as select_nodes
+    from modelexport.analysis.query.selector_eval import select_calls as select_calls
+    from modelexport.analysis.query.selector_eval import select_nodes as select_nodes
     from modelexport.analysis.retagging.retagger import RetagReport as RetagReport
     from modelexport.analysis.retagging.retagger import retag as retag
     from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
@@ -160,8 +160,8 @@ _HOMES = {
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",
     "select": "analysis.query.node_selection",
-    "select_calls": "analysis.query.selectors",
-    "select_nodes": "analysis.query.selectors",
+    "select_calls": "analysis.query.selector_eval",
+    "select_nodes": "analysis.query.selector_eval",
     "strip_hierarchy": "storage.metadata_stores",
     "tag_file": "exporting.file_tagging",
     "validate": "analysis.validation.validator",

@@ -23,8 +23,9 @@ def same_constant(one: ir.Value, other: ir.Value, max_bytes: int | None = None) 
         return False
     if first.dtype == ir.DataType.STRING:
         # Not as arrays: in an untrusted file the shape need not match the content.
-        are_strings = isinstance(first, ir.StringTensor) and isinstance(second, ir.StringTensor)
-        return are_strings and list(first.string_data()) == list(second.string_data())
+        if not isinstance(first, ir.StringTensor) or not isinstance(second, ir.StringTensor):
+            return False
+        return list(first.string_data()) == list(second.string_data())
     if max_bytes is not None and first.nbytes > max_bytes:
         return False
     return np.array_equal(first.numpy(), second.numpy())
