@@ -356,7 +356,7 @@ def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_kn
     inside = next(node.id for node in select(path, "**").nodes if node.nested)
     refused = command("select", path, f"node:'{inside}'", "--format", "nncf")
     assert refused.code == 2
-    assert "bodies" in refused.error
+    assert "subgraphs" in refused.error
 
 
 @pytest.mark.xdist_group("cnn")

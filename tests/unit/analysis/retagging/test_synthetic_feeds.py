@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from modelexport.analysis.retagging.synthetic_feeds import fill_shapes, made_feeds, pair_inputs
+from modelexport.analysis.retagging.synthetic_feeds import fill_shapes, pair_inputs, synthesize_feeds
 
 
 @pytest.mark.parametrize("element_type", ["int64", "bool", "float"])
@@ -15,7 +15,7 @@ from modelexport.analysis.retagging.synthetic_feeds import fill_shapes, made_fee
 def test_inputs_of_every_rank_and_type_are_synthesized(element_type: str, shape: str) -> None:
     text = f'<ir_version: 10, opset_import: ["": 20]> g ({element_type}{shape} x) => (y) {{ y = Identity(x) }}'
     model = ir.from_proto(onnx.parser.parse_model(text))
-    (feeds,) = made_feeds(pair_inputs(model, model, {}))
+    (feeds,) = synthesize_feeds(pair_inputs(model, model, {}))
     expected = model.graph.inputs[0]
     assert feeds[0].dtype == expected.dtype.numpy()
     assert feeds[0].shape == tuple(expected.shape)
