@@ -31,7 +31,7 @@ import modelexport
 from modelexport.analysis.contamination.check import Evidence, contamination_findings
 from modelexport.analysis.contamination.claimed_owners import Claims
 from modelexport.analysis.findings import Severity
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.errors import ModelExportError
 from modelexport.verification.contamination_by_value import gather_evidence
 
@@ -111,7 +111,7 @@ def break_file(file: File, folder: Path, moves: int) -> Row | str:
         )
     except ModelExportError as error:
         return " ".join(str(error).split())[:160]
-    subject = Subject(path)
+    subject = ValidatedFile(path)
     evidence_by_source = {"file": subject.evidence, "model": gather_evidence(subject, specimen.model, specimen.inputs)}
     alarms, counts = [], {}
     for name, evidence in evidence_by_source.items():

@@ -9,7 +9,7 @@ from modelexport._version import __version__ as __version__
 
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
-    from modelexport.analysis.comparison.model_comparison import Comparison as Comparison
+    from modelexport.analysis.comparison.comparison_report import Comparison as Comparison
     from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
     from modelexport.analysis.extraction.extractor import Extractor as Extractor
     from modelexport.analysis.extraction.extractor import ModuleSubgraph as ModuleSubgraph
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.query.analysis_report import analyze as analyze
     from modelexport.analysis.query.node_selection import Selection as Selection
     from modelexport.analysis.query.node_selection import select as select
-    from modelexport.analysis.query.selectors import select_calls as select_calls
-    from modelexport.analysis.query.selectors import select_nodes as select_nodes
+    from modelexport.analysis.query.selector_eval import select_calls as select_calls
+    from modelexport.analysis.query.selector_eval import select_nodes as select_nodes
     from modelexport.analysis.retagging.retagger import RetagReport as RetagReport
     from modelexport.analysis.retagging.retagger import retag as retag
     from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
@@ -96,7 +96,7 @@ _HOMES = {
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
     "ChosenInputs": "sources.inputs.choose",
-    "Comparison": "analysis.comparison.model_comparison",
+    "Comparison": "analysis.comparison.comparison_report",
     "ContractError": "errors",
     "DataDependentError": "errors",
     "ExportError": "errors",
@@ -160,8 +160,8 @@ _HOMES = {
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",
     "select": "analysis.query.node_selection",
-    "select_calls": "analysis.query.selectors",
-    "select_nodes": "analysis.query.selectors",
+    "select_calls": "analysis.query.selector_eval",
+    "select_nodes": "analysis.query.selector_eval",
     "strip_hierarchy": "storage.metadata_stores",
     "tag_file": "exporting.file_tagging",
     "validate": "analysis.validation.validator",

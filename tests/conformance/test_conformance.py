@@ -9,7 +9,7 @@ import pytest
 
 import modelexport
 from modelexport.analysis.contamination.claimed_owners import Claims
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.verification.contamination_by_value import gather_evidence
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export
@@ -101,7 +101,7 @@ _IN_BODIES = [
 @pytest.mark.parametrize(("name", "strategy", "file"), _IN_BODIES)
 def test_wrong_owners_in_bodies_are_found_by_value_and_right_ones_are_not_doubted(column: Column) -> None:
     args, kwargs = column.truth.inputs[0]
-    evidence = gather_evidence(Subject(column.path), copy.deepcopy(column.truth.model), kwargs or args)
+    evidence = gather_evidence(ValidatedFile(column.path), copy.deepcopy(column.truth.model), kwargs or args)
     assert evidence.suspicions() == []
     claims = Claims(evidence.document, evidence.flow, evidence.calls)
     moves = random_moves(evidence.document, 40, seed=4)

@@ -23,7 +23,7 @@ from modelexport.analysis.query.node_selection import select
 from modelexport.analysis.retagging.retagger import retag
 from modelexport.analysis.validation import validator
 from modelexport.analysis.validation.store_repair import repair
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.cli import analyze as analyze_command
 from modelexport.cli import compare as compare_command
 from modelexport.cli import extract as extract_command
@@ -121,7 +121,7 @@ def _select(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
     baseline = case.path if draw.random() < 0.1 else None
-    subject = Subject(case.path, baseline)
+    subject = ValidatedFile(case.path, baseline)
     # In this process, types come from the file alone: what onnx infers is asked for elsewhere.
     confined = case.number % 250 == 0
     if not confined:

@@ -14,7 +14,7 @@ from tests.support.breaking import all_at_once, near_moves, random_moves, read_d
 import modelexport
 from modelexport.analysis.contamination.check import Evidence
 from modelexport.analysis.contamination.claimed_owners import Claims
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.analysis.validation.validator import validate
 
 pytestmark = pytest.mark.integration
@@ -48,7 +48,7 @@ def test_an_export_breaks_no_rule_and_no_owner_is_contradicted(
 def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
     path = exported(name, dynamic=dynamic, optimize=optimize).path
     document = read_document(path)
-    evidence = Subject(path).evidence
+    evidence = ValidatedFile(path).evidence
     claims = Claims(document, evidence.flow, evidence.calls)
     for moves in (random_moves(document, _MOVES, seed=4), near_moves(document, _MOVES, seed=5)):
         found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
@@ -62,7 +62,7 @@ def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic
 def test_looking_around_a_moved_node_finds_what_looking_everywhere_finds(exported: Exporter, name: str) -> None:
     path = exported(name, optimize=False).path
     document = read_document(path)
-    evidence = Subject(path).evidence
+    evidence = ValidatedFile(path).evidence
     claims = Claims(document, evidence.flow, evidence.calls)
     for node, owner in (*random_moves(document, 15, seed=8), *near_moves(document, 15, seed=9)):
         assert evidence.suspects_when_moved(node, owner, claims) == _suspects(evidence, {node: owner})
@@ -78,7 +78,7 @@ def test_the_right_owner_is_named_and_neighbours_are_not_blamed(exported: Export
     path = exported("bert").path
     document = read_document(path)
     owners = {node.id: node.module for node in document.nodes}
-    evidence = Subject(path).evidence
+    evidence = ValidatedFile(path).evidence
     right = blamed = 0
     moves = random_moves(document, 60, seed=6)
     for node, owner in moves:

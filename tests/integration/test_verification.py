@@ -18,7 +18,7 @@ from tests.support.breaking import near_moves, random_moves, read_document, with
 from tests.support.eager_calls import record_calls
 
 from modelexport.analysis.contamination.claimed_owners import Claims
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
 from modelexport.verification.contamination_by_value import gather_evidence, judge_attributions
@@ -37,7 +37,7 @@ _ENOUGH = 0.9
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
 def test_wrong_owners_are_found_and_right_ones_are_not_doubted(exported: Exporter, name: str, optimize: bool) -> None:
     ours = exported(name, optimize=optimize)
-    evidence = gather_evidence(Subject(ours.path), ours.specimen.model, ours.specimen.inputs)
+    evidence = gather_evidence(ValidatedFile(ours.path), ours.specimen.model, ours.specimen.inputs)
     assert evidence.suspicions() == []
     claims = Claims(evidence.document, evidence.flow, evidence.calls)
     for moves in (random_moves(evidence.document, _MOVES, seed=4), near_moves(evidence.document, _MOVES, seed=5)):
@@ -52,7 +52,7 @@ def test_values_tell_what_the_file_alone_cannot(exported: Exporter, tmp_path: Pa
     # A result of the model that its own forward computed, said to be its child's: nothing in the file speaks against.
     node = next(n.id for n in document.nodes if n.module == "" and _is_result(ours.path, n.id))
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(document, {node: "inner"}))
-    assert Subject(path).evidence.suspicions() == []
+    assert ValidatedFile(path).evidence.suspicions() == []
     report = judge_attributions(path, ours.specimen.model, ours.specimen.inputs)
     (case,) = report.cases
     assert (case.node, case.module, case.supported_modules) == (node, "inner", ("",))

@@ -104,7 +104,7 @@ def _as_text(selection: Selection, output_format: SelectionFormat) -> str:
 
 
 def _notes(selection: Selection, output_format: SelectionFormat) -> list[str]:
-    notes = [f"nothing here is {term!r}" for term in selection.unmatched]
+    notes = [f"nothing matches {term!r}" for term in selection.unmatched]
     nested = sum(node.nested for node in selection.nodes)
     if nested and output_format is SelectionFormat.NNCF:
         notes.append(f"{counted(nested, 'node')} in subgraphs and functions left out: NNCF does not quantize there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from modelexport.graph.constants import same_constant
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.graph.flow_graph import NOBODY, FlowGraph, InferredTypes, TensorType, read_flow, value_types
@@ -30,6 +31,7 @@ __all__ = [
     "proto_nodes_with_ids",
     "proto_subgraphs_of",
     "read_flow",
+    "same_constant",
     "subgraphs_of",
     "take_fingerprint",
     "tensors_with_ids",

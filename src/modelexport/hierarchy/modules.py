@@ -72,13 +72,6 @@ def contains(outer: str, inner: str) -> bool:
     return outer == ROOT_PATH or inner == outer or inner.startswith(outer + ".")
 
 
-def common_ancestor(first: str, second: str) -> str:
-    """The path of the smallest module that contains both."""
-    if contains(first, second):
-        return first
-    return next(path for path in ancestor_paths(first) if contains(path, second))
-
-
 class ModuleTree:
     """The modules of a model by canonical path, in the order of `named_modules()`."""
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
+from modelexport.graph import same_constant
 from modelexport.hierarchy import Attribution, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
@@ -112,16 +113,7 @@ class _BoundaryFinder:
         if original is None or own is None:
             return original is own
         same = self._values.rewritten_values.get(self._values.tensor(original.name or "") or "")
-        return same is own or _is_same_constant(original, own)
-
-
-def _is_same_constant(one: ir.Value, other: ir.Value) -> bool:
-    first, second = ir.convenience.get_const_tensor(one), ir.convenience.get_const_tensor(other)
-    if first is None or second is None or first.dtype != second.dtype or list(first.shape) != list(second.shape):
-        return False
-    if first.dtype == ir.DataType.STRING or first.nbytes > _MAX_CONSTANT_BYTES:
-        return False
-    return first.tobytes() == second.tobytes()
+        return same is own or same_constant(original, own, _MAX_CONSTANT_BYTES)
 
 
 class _NodesByCall:

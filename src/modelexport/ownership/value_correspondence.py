@@ -11,10 +11,9 @@ import collections
 import functools
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import onnx_ir as ir
 
-from modelexport.graph import ValueNumbers, attributes_key, named_values, subgraphs_of
+from modelexport.graph import ValueNumbers, attributes_key, named_values, same_constant, subgraphs_of
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
 
 
@@ -289,9 +288,6 @@ def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool
     """Whether a value equals the original one: weights that were recomputed may have kept their name."""
     if value is None or original is None:
         return value is original
-    one, other = value.const_value, original.const_value
-    if one is other:
+    if value.const_value is None and original.const_value is None:
         return True
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return np.array_equal(one.numpy(), other.numpy())
+    return same_constant(value, original)

@@ -22,7 +22,7 @@ from modelexport.analysis.contamination import (
     contamination_findings,
     weight_holders,
 )
-from modelexport.analysis.validation import Subject
+from modelexport.analysis.validation import ValidatedFile
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import FlowGraph
 from modelexport.hierarchy import ROOT_CALL, TensorInfo
@@ -62,9 +62,9 @@ def judge_attributions(
         InputError: The model or the file does not run on these inputs, or they do not compute the same.
         FileFormatError: The file or its sidecar cannot be read.
     """
-    subject = Subject(path)
+    subject = ValidatedFile(path)
     if subject.document is None:
-        why = subject.unreadable or f"there is no sidecar {subject.sidecar.name}"
+        why = subject.sidecar_problem or f"there is no sidecar {subject.sidecar.name}"
         raise FileFormatError(f"the owners of {subject.path} cannot be judged: {why}")
     evidence = gather_evidence(subject, model, example_inputs, limits)
     found = tuple(contamination_findings(evidence, evidence.suspicions()))
@@ -75,7 +75,7 @@ def judge_attributions(
 
 
 def gather_evidence(
-    subject: Subject, model: torch.nn.Module, example_inputs: object, limits: RunLimits = DEFAULT_RUN_LIMITS
+    subject: ValidatedFile, model: torch.nn.Module, example_inputs: object, limits: RunLimits = DEFAULT_RUN_LIMITS
 ) -> Evidence:
     """What file, document and a run of each say about the owners of nodes."""
     require_onnxruntime()
@@ -119,7 +119,7 @@ def gather_evidence(
     return Evidence(from_file.document, from_file.flow, calls, judge)
 
 
-def _check_modules_ran(subject: Subject, model: torch.nn.Module, run: EagerRun) -> None:
+def _check_modules_ran(subject: ValidatedFile, model: torch.nn.Module, run: EagerRun) -> None:
     """A model that runs as one piece says of no module what it computed."""
     claimed = {call.id for call in subject.document.calls} if subject.document is not None else set()
     root = {str(ROOT_CALL)}
@@ -364,7 +364,9 @@ def _fingerprint(tensor: torch.Tensor) -> Fingerprint | None:
         return None
 
 
-def _feeds(subject: Subject, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Array]:
+def _feeds(
+    subject: ValidatedFile, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Array]:
     """The graph's inputs: by the names that the document gives them, else in the order of the tensors."""
     graph = subject.model.graph
     weights = {weight.name for weight in graph.initializer}
@@ -382,7 +384,7 @@ def _feeds(subject: Subject, model: torch.nn.Module, args: tuple[Any, ...], kwar
     return {name: as_array(leaf) for name, leaf in zip(wanted, leaves, strict=True)}
 
 
-def _unheld(subject: Subject, flow: FlowGraph) -> set[str]:
+def _unheld(subject: ValidatedFile, flow: FlowGraph) -> set[str]:
     """The weights of no module: what the exporter computed while it wrote the file."""
     assert subject.document is not None, "checked before"
     held = weight_holders(flow, subject.document.modules)
@@ -401,7 +403,7 @@ def _made(values: ValueWitness) -> set[int]:
 
 
 def _another_model(
-    subject: Subject,
+    subject: ValidatedFile,
     model: torch.nn.Module,
     values: ValueWitness,
     run: EagerRun,

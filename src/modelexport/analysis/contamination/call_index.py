@@ -76,10 +76,6 @@ class CallIndex:
             inner = self.parents[inner]
         return inner == outer
 
-    def are_related(self, one: int, other: int) -> bool:
-        """Whether one of them ran inside the other, or they are the same."""
-        return self.encloses(one, other) or self.encloses(other, one)
-
     def between(self, inner: int, outer: int) -> Iterator[int]:
         """The calls around `inner`, itself first, that `outer` did not run inside of."""
         for call in self.chain(inner):

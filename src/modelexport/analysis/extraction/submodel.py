@@ -17,8 +17,10 @@ from modelexport.hierarchy import (
     CallRecord,
     ExtractionRecord,
     HierarchyDocument,
+    ModuleRecord,
     NodeRecord,
     Producer,
+    TensorInfo,
     TensorRecord,
     ancestor_paths,
 )
@@ -298,7 +300,33 @@ class _Builder:
         tensors = tensor_records(tensors_with_ids(model, nodes), records, document.tree(), self._axes())
         kept_calls = {kept.id for kept in calls}
         return msgspec.structs.replace(
-            document, tensors=tuple(self._with_producer(tensor, kept_calls) for tensor in tensors)
+            document,
+            modules=self._with_present_weights(document.modules, tensors),
+            tensors=tuple(self._with_producer(tensor, kept_calls) for tensor in tensors),
+        )
+
+    def _with_present_weights(
+        self, modules: tuple[ModuleRecord, ...], tensors: Iterable[TensorRecord]
+    ) -> tuple[ModuleRecord, ...]:
+        """Modules outside the extracted call, such as its ancestors, keep the weights that the submodel contains."""
+        inside = {self._planner.calls[call].path for call in self._planner.calls_inside(self._plan.call.id)}
+        present = {tensor.parameter for tensor in tensors if tensor.parameter is not None}
+
+        def kept(module: ModuleRecord, infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+            paths = (module.path, *module.aliases)
+            return {
+                name: info
+                for name, info in infos.items()
+                if any((f"{path}.{name}" if path else name) in present for path in paths)
+            }
+
+        return tuple(
+            module
+            if module.path in inside
+            else msgspec.structs.replace(
+                module, parameters=kept(module, module.parameters), buffers=kept(module, module.buffers)
+            )
+            for module in modules
         )
 
     def _with_producer(self, tensor: TensorRecord, calls: set[str]) -> TensorRecord:

@@ -19,7 +19,8 @@ from tests.conftest import Exporter
 from tests.support.command import Outcome
 from tests.support.comparing import by_module, chain, compared, saved, two_branches
 
-from modelexport.analysis.comparison.model_comparison import compare_models, comparison_schema
+from modelexport.analysis.comparison.comparison_report import comparison_schema
+from modelexport.analysis.comparison.model_comparison import compare_models
 from modelexport.errors import InputError
 
 

@@ -19,7 +19,7 @@ from tests.support.command import Outcome
 
 from modelexport.analysis.query.analysis_report import analysis_schema, analyze
 from modelexport.analysis.query.node_selection import select, selection_schema
-from modelexport.analysis.query.selectors import select_nodes
+from modelexport.analysis.query.selector_eval import select_nodes
 from modelexport.analysis.query.statistics import count
 from modelexport.cli.pages import as_csv
 from modelexport.display import printable
@@ -356,7 +356,7 @@ def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_kn
     inside = next(node.id for node in select(path, "**").nodes if node.nested)
     refused = command("select", path, f"node:'{inside}'", "--format", "nncf")
     assert refused.code == 2
-    assert "bodies" in refused.error
+    assert "subgraphs" in refused.error
 
 
 @pytest.mark.xdist_group("cnn")
@@ -387,7 +387,7 @@ def test_selection_as_json_fits_its_published_schema(
     assert [n["id"] for n in content["nodes"]] == [i for i, node in nodes.items() if node.op != "Add"]
     assert all(nodes[n["id"]].module == n["module"] and nodes[n["id"]].tag == n["tag"] for n in content["nodes"])
     assert content["unmatched"][-1] == "class:NoSuch"
-    assert "nothing here is 'class:NoSuch'" in outcome.stderr
+    assert "nothing matches 'class:NoSuch'" in outcome.stderr
 
 
 @pytest.fixture
@@ -419,7 +419,7 @@ def test_nodes_without_or_with_shared_names_are_refused_where_only_names_count(
     path = renamed({"relu": "same", "relu_1": "same"})
     outcome = command("select", path, "blk@0", "--format", "human")
     assert outcome.code == 2
-    assert "share their name with nodes that were not picked (Relu 'same')" in outcome.stderr
+    assert "share their name with nodes that were not selected (Relu 'same')" in outcome.stderr
     # Nothing is taken by mistake where all that share a name are picked.
     both = command("select", path, "blk@0 or blk@1", "--format", "human")
     assert both.stdout.split().count("same") == 1

@@ -272,13 +272,13 @@ def test_repair_makes_a_sidecar_from_what_the_nodes_say(artifact: Artifact, losi
     assert {n.id: n.module for n in again.nodes} == {n.id: n.module for n in artifact.document.nodes}
 
 
-def test_repair_has_to_have_something_to_go_by(artifact: Artifact) -> None:
+def test_repair_is_refused_without_a_hierarchy(artifact: Artifact) -> None:
     _no_sidecar(artifact)
     bare = modelexport.strip_hierarchy(artifact.model)
     for node in bare.graph.node:
         del node.metadata_props[:]
     artifact.path.write_bytes(bare.SerializeToString())
-    with pytest.raises(InputError, match="none of our stores to repair from"):
+    with pytest.raises(InputError, match="no hierarchy of ours to repair from"):
         repair(artifact.path, overwrite=True)
     assert artifact.path.read_bytes() == bare.SerializeToString()
 

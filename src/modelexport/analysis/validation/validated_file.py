@@ -1,4 +1,4 @@
-"""The file that is validated: graph, sidecar and what the nodes say, each read once for all rules."""
+"""A file that is validated: its graph, sidecar and node metadata, each read once for all rules."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from modelexport.storage import (
 )
 
 
-class Subject:
-    """A model file with its sidecar, and the file its graph has to equal.
+class ValidatedFile:
+    """A model file with its sidecar, and the baseline that its graph must equal.
 
     Attributes:
         path: The file.
-        model: The model as it lies there; the content of large weights is not read.
-        sidecar: Where its sidecar is, or would be.
-        document: The sidecar's content, where it can be read.
-        unreadable: Why it cannot, in words; empty where there is no sidecar.
-        baseline: The model to compare the graph with.
+        model: The model; the content of large weights is not read.
+        sidecar: The path of its sidecar, which need not exist.
+        document: The sidecar's content, if it exists and can be read.
+        sidecar_problem: Why the sidecar cannot be read; empty if it can be, or does not exist.
+        baseline: The model of the baseline file.
     """
 
     def __init__(self, path: str | Path, baseline: str | Path | None = None) -> None:
@@ -42,30 +42,38 @@ class Subject:
         self.baseline = read_proto(existing_file(baseline), weights=False) if baseline is not None else None
         self.sidecar = sidecar_path(self.path)
         self.document: HierarchyDocument | None = None
-        self.unreadable = ""
+        self.sidecar_problem = ""
         if not self.sidecar.is_file():
             return
         if not DataFolder(self.path, DEFAULT_LIMITS).contains(self.sidecar):
-            self.unreadable = f"{self.sidecar} is a link to outside its folder: it is not followed"
+            self.sidecar_problem = (
+                f"{self.sidecar} is a link to a file outside its folder, which is not read: copy the file there"
+            )
             return
         try:
             self.document = read_sidecar(self.sidecar)
         except FileFormatError as error:
-            self.unreadable = str(error)
+            self.sidecar_problem = str(error)
+
+    @property
+    def required_document(self) -> HierarchyDocument:
+        """The document, for rules that run only if there is one."""
+        if self.document is None:
+            raise ContractError(f"{self.path} has no readable sidecar, and a rule that needs one was run")
+        return self.document
 
     @cached_property
     def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
-        """The nodes with their identities."""
+        """The nodes with their ids."""
         return proto_nodes_with_ids(self.model)
 
     @cached_property
     def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:
-        """Those of the main graph."""
+        """The nodes of the main graph with their ids."""
         if len(self.nodes) == len(self.model.graph.node):
             return self.nodes
-        # A node's identity ends with its first output; behind it stand those of its bodies, then those of functions.
         own = {id(node) for node in self.model.graph.node}
-        return [(identity, node) for identity, node in self.nodes if id(node) in own]
+        return [(node_id, node) for node_id, node in self.nodes if id(node) in own]
 
     @cached_property
     def tensors(self) -> set[str]:
@@ -80,27 +88,25 @@ class Subject:
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
-        """What the file itself says of the types of tensors."""
+        """The types of tensors that the file records."""
         return value_types(self.model.graph)
 
     @cached_property
     def stores(self) -> list[NodeStores]:
-        """What each node itself says, in the order of `nodes`."""
+        """The hierarchy stored in each node, in the order of `nodes`."""
         return [read_node_stores(node) for _, node in self.nodes]
 
     @cached_property
     def records(self) -> dict[str, NodeRecord]:
-        """What the sidecar says of each node."""
+        """The node records of the sidecar, by node id."""
         return {record.id: record for record in self.document.nodes} if self.document is not None else {}
 
     @cached_property
     def model_checks(self) -> ModelChecks:
-        """What the ONNX checker and shape inference say about the file."""
+        """The results of the ONNX checker and of shape inference."""
         return check_file(self.path, self.model)
 
     @cached_property
     def evidence(self) -> Evidence:
-        """What the file says about the owners of its nodes."""
-        if self.document is None:
-            raise ContractError("owners are judged where there is a document")
-        return Evidence.gather(self.model, self.document, lambda: self.model_checks.inferred)
+        """The evidence in the file for and against the owners of its nodes."""
+        return Evidence.gather(self.model, self.required_document, lambda: self.model_checks.inferred)

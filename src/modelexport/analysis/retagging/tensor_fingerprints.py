@@ -1,4 +1,4 @@
-"""What each tensor of a graph holds when it runs, by fingerprints: the content itself is not kept."""
+"""Fingerprints of all tensors of a graph from one run; the contents are not kept."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def fingerprint_tensors(
     Tensors that are empty or not numeric have none.
 
     Args:
-        runner: Where to run the model.
+        runner: Runs the model.
         model: The model.
         ready: The same model, prepared for runs.
         feeds: Its inputs by name.
 
     Raises:
         OnnxRunError: onnxruntime cannot run the model on these inputs.
-        FileFormatError: Its weights cannot be read.
+        FileFormatError: A weight cannot be read.
     """
     found: dict[ir.Value, Fingerprint] = {}
 
@@ -57,7 +57,7 @@ def _content(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     try:
         array = np.asarray(tensor.numpy())
     except Exception as error:
-        raise FileFormatError(f"the weights {tensor.name!r} cannot be read: {type(error).__name__}: {error}") from error
+        raise FileFormatError(f"the weight {tensor.name!r} cannot be read: {type(error).__name__}: {error}") from error
     if array.dtype.kind in "fiub" or tensor.dtype == ir.DataType.STRING:
         return array
     return array.astype(np.float32)
