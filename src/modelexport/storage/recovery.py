@@ -40,7 +40,7 @@ from modelexport.hierarchy import (
 from modelexport.storage.document_builder import tensor_records
 from modelexport.storage.exporter_scopes import Scope, TagStep, align_tag, read_name_scope, read_torch_scope
 from modelexport.storage.metadata_stores import KIND_KEY, MODULE_KEY, TAG_KEY, read_doc_string
-from modelexport.storage.opened_file import ModelFile, hash_file
+from modelexport.storage.opened_file import ModelFile
 
 Origin = Literal["sidecar", "doc_string", "metadata_props", "torch metadata", "scoped names"]
 Kind = Literal["exact", "fused", "merged", "folded", "inferred"]
@@ -76,9 +76,8 @@ def find_hierarchy(file: ModelFile) -> Recovered:
     """
     if file.document is not None:
         return Recovered(file.document, "sidecar", {"sidecar": len(file.document.nodes)})
-    digest = hash_file(file.path, file.proto, file.nodes)
     try:
-        return recover_document(file.proto, file.nodes, digest=digest)
+        return recover_document(file.proto, file.nodes, digest=file.graph_hash)
     except FileFormatError as error:
         raise FileFormatError(
             f"{file.path} has no hierarchy ({file.missing}, and {error}): export the model with "

@@ -21,8 +21,7 @@ from tests.support.model_files import READERS, external, function, make_model, r
 from modelexport.errors import InputError, ModelExportError
 from modelexport.hierarchy.document_codec import decode_document, encode_document
 from modelexport.limits import ReadLimits
-from modelexport.storage.loaded_model import load
-from modelexport.storage.opened_file import read_model
+from modelexport.storage.opened_file import load, read_model
 from modelexport.storage.transaction import sidecar_path
 from modelexport.storage.wire_format import scan
 
@@ -77,7 +76,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "text": (b"hello, this is not a model", "cannot be read as an ONNX model"),
     "truncated": (make_model([relu()]).SerializeToString()[:-3], "cannot be read as an ONNX model"),
-    "no graph": (onnx.ModelProto(ir_version=10, producer_name="p").SerializeToString(), "holds no graph"),
+    "no graph": (onnx.ModelProto(ir_version=10, producer_name="p").SerializeToString(), "has no graph"),
     "a length without end": (b"\x3a" + b"\xff" * 12, "not terminated"),
     "groups": (b"\x3b\x3c", "wire type 3"),
 }

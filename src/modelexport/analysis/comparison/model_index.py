@@ -19,7 +19,7 @@ from onnx import AttributeProto, TensorProto
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.storage import ModelFile, hash_file, recover_document
+from modelexport.storage import ModelFile, recover_document
 
 # In place of a value where an optional input or output is left out.
 ABSENT = -1
@@ -125,7 +125,7 @@ def _hierarchy(file: ModelFile) -> tuple[list[str | None], HierarchyDocument | N
         owners = [stored[identity].module if identity in stored else None for identity, _ in file.nodes]
         return owners, None, "tags"
     try:
-        found = recover_document(file.proto, file.nodes, digest=hash_file(file.path, file.proto, file.nodes))
+        found = recover_document(file.proto, file.nodes, digest=file.graph_hash)
     except FileFormatError:
         return [None] * len(file.nodes), None, "none"
     # What was reasoned from neighbours is reasoned here with what both models know.

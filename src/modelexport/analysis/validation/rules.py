@@ -22,7 +22,7 @@ from modelexport.hierarchy import (
     TagScheme,
     parent_path,
 )
-from modelexport.storage import has_node_properties, hash_file, strip_hierarchy
+from modelexport.storage import has_node_properties, strip_hierarchy
 
 # How the exporter of a document is named that was put together from what nodes say.
 RECOVERED = "recovered from"
@@ -108,7 +108,7 @@ def check_sidecar(subject: Subject) -> Iterator[Breach]:
 def check_belongs(subject: Subject) -> Iterator[Breach]:
     """The sidecar describes this graph."""
     document = _document(subject)
-    if document.graph_hash != hash_file(subject.path, subject.model, subject.nodes):
+    if document.graph_hash != subject.file.graph_hash:
         yield Breach(f"the sidecar {subject.sidecar.name} describes another graph than {subject.path.name}")
 
 

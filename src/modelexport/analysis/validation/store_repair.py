@@ -11,9 +11,8 @@ import msgspec
 from modelexport.analysis.validation.subject import Subject
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import graph_hash
 from modelexport.hierarchy import HierarchyDocument, json_schema
-from modelexport.storage import check_target, read_finished, recover_document, write_finished
+from modelexport.storage import check_target, read_untagged, recover_document, write_tagged
 
 _OURS = ("doc_string", "metadata_props")
 
@@ -77,7 +76,7 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
     """
     subject = Subject(path)
     target = check_target(subject.path if output_path is None else Path(output_path), force=overwrite)
-    finished = read_finished(subject.path, target, overwrite=overwrite)
+    finished = read_untagged(subject.path, target, overwrite=overwrite)
     document, origin, missing = _best(subject)
     if document is None:
         try:
@@ -87,12 +86,12 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
         if found.origin not in _OURS:
             raise _nothing(subject.path)
         document, origin, missing = found.document, found.origin, found.missing
-    return RepairReport(origin, write_finished(finished, document, target, overwrite=overwrite), missing)
+    return RepairReport(origin, write_tagged(finished, document, target, overwrite=overwrite), missing)
 
 
 def _best(subject: Subject) -> tuple[HierarchyDocument | None, str, tuple[str, ...]]:
     document = subject.document
-    if document is None or document.graph_hash != graph_hash(subject.model, subject.nodes):
+    if document is None or document.graph_hash != subject.file.graph_hash:
         return None, "", ()
     # As `read_model` demands it: each node once, in their order.
     if [record.id for record in document.nodes] != [identity for identity, _ in subject.nodes]:

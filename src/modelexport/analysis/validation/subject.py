@@ -9,26 +9,19 @@ import onnx
 
 from modelexport.analysis.contamination import Evidence
 from modelexport.errors import ContractError, FileFormatError
-from modelexport.graph import TensorType, proto_nodes_with_ids, value_types
+from modelexport.graph import TensorType, value_types
 from modelexport.hierarchy import HierarchyDocument, NodeRecord
-from modelexport.limits import DEFAULT_LIMITS
 from modelexport.ort import ModelChecks, check_file
-from modelexport.storage import (
-    DataFolder,
-    NodeStores,
-    existing_file,
-    read_node_stores,
-    read_proto,
-    read_sidecar,
-    sidecar_path,
-)
+from modelexport.storage import ModelFile, NodeStores
 
 
 class Subject:
     """A model file with its sidecar, and the file its graph has to equal.
 
     Attributes:
-        path: The file.
+        file: The opened file.
+        path: Its path.
+        nodes: Its nodes with their ids.
         model: The model as it lies there; the content of large weights is not read.
         sidecar: Where its sidecar is, or would be.
         document: The sidecar's content, where it can be read.
@@ -37,26 +30,18 @@ class Subject:
     """
 
     def __init__(self, path: str | Path, baseline: str | Path | None = None) -> None:
-        self.path = existing_file(path)
-        self.model = read_proto(self.path, weights=False)
-        self.baseline = read_proto(existing_file(baseline), weights=False) if baseline is not None else None
-        self.sidecar = sidecar_path(self.path)
+        self.file = ModelFile(path)
+        self.path = self.file.path
+        self.model = self.file.proto
+        self.nodes = self.file.nodes
+        self.baseline = ModelFile(baseline).proto if baseline is not None else None
+        self.sidecar = self.file.sidecar
         self.document: HierarchyDocument | None = None
         self.unreadable = ""
-        if not self.sidecar.is_file():
-            return
-        if not DataFolder(self.path, DEFAULT_LIMITS).contains(self.sidecar):
-            self.unreadable = f"{self.sidecar} is a link to outside its folder: it is not followed"
-            return
         try:
-            self.document = read_sidecar(self.sidecar)
+            self.document = self.file.sidecar_document
         except FileFormatError as error:
             self.unreadable = str(error)
-
-    @cached_property
-    def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
-        """The nodes with their identities."""
-        return proto_nodes_with_ids(self.model)
 
     @cached_property
     def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:
@@ -83,10 +68,10 @@ class Subject:
         """What the file itself says of the types of tensors."""
         return value_types(self.model.graph)
 
-    @cached_property
+    @property
     def stores(self) -> list[NodeStores]:
-        """What each node itself says, in the order of `nodes`."""
-        return [read_node_stores(node) for _, node in self.nodes]
+        """The hierarchy stored in each node, in the order of `nodes`."""
+        return self.file.stores
 
     @cached_property
     def records(self) -> dict[str, NodeRecord]:
