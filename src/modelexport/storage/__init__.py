@@ -18,7 +18,7 @@ from modelexport.storage.opened_file import LoadedModel, ModelFile, existing_fil
 from modelexport.storage.recovery import find_hierarchy, recover_document
 from modelexport.storage.transaction import Staging, check_target, data_file_name, data_files, sidecar_path, stage_files
 from modelexport.storage.untagged_file import UntaggedFile, read_untagged, write_tagged
-from modelexport.storage.untrusted_checks import DataFolder, tensor_bytes
+from modelexport.storage.untrusted_checks import DataFolder, external_tensors, tensor_bytes
 from modelexport.storage.wire_format import ExporterFile
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "data_file_name",
     "data_files",
     "existing_file",
+    "external_tensors",
     "find_hierarchy",
     "has_node_properties",
     "load",

@@ -154,8 +154,9 @@ class ModelFile:
         return dict(Counter(stored.hierarchy_path for stored in self.stored.values()))
 
 
-# The name that `load` has always returned.
-LoadedModel = ModelFile
+@summarized(_summary)
+class LoadedModel(ModelFile):
+    """An ONNX file that `load` read with its weights. It has the attributes of `ModelFile`."""
 
 
 def read_model(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFile:
@@ -170,7 +171,7 @@ def read_model(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFi
     return file
 
 
-def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFile:
+def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
     """Read an ONNX file with its weights, and its hierarchy.
 
     Args:
@@ -181,7 +182,7 @@ def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFile:
         InputError: The file does not exist.
         FileFormatError: It is not an ONNX model, exceeds a limit, or its sidecar is damaged.
     """
-    file = ModelFile(path, limits, weights=True)
+    file = LoadedModel(path, limits, weights=True)
     _ = file.document, file.model
     return file
 

@@ -251,7 +251,7 @@ def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
     for message, data in broken.items():
         assert data != good
         refused(beside(data), message)
-    refused(beside(good), "more than a sidecar may", ReadLimits(sidecar_bytes=len(good) - 1))
+    refused(beside(good), "for a sidecar", ReadLimits(sidecar_bytes=len(good) - 1))
 
 
 @pytest.mark.xdist_group("shared_block")

@@ -1,4 +1,4 @@
-"""A MODEL reference to a model: which source a reference means, and the table of sources."""
+"""Load the model that a MODEL reference names: choose the loader for the reference."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FORMS = (
 
 
 def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> SourcedModel:
-    """The model that a reference names.
+    """Load the model that a reference names.
 
     Raises:
-        InputError: An option is given that the source of this reference has no use for.
-        ModelSourceError: The reference leads to no model.
+        InputError: An option does not apply to this kind of reference.
+        ModelSourceError: The reference does not lead to a model.
     """
     if reference.startswith(BUILTIN_PREFIX):
         options.only(reference)
@@ -67,7 +67,7 @@ def _load_path(reference: str, path: Path, options: LoadOptions) -> SourcedModel
 
 
 def _is_path(reference: str) -> bool:
-    """Whether it is written as only a path is: hub ids are `name` or `organization/name`."""
+    """Whether the reference can only be a path: hub ids are `name` or `organization/name`."""
     separators = {"/", os.sep}
     return (
         reference.startswith((".", "~", *separators))

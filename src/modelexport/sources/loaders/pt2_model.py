@@ -43,7 +43,7 @@ def _examples(program: torch.export.ExportedProgram) -> Any | None:
     if not program.example_inputs:
         return None
     args, kwargs = program.example_inputs
-    # A dict after the positional inputs holds the keyword inputs.
+    # A dict after the positional inputs has the keyword inputs.
     return (*args, dict(kwargs)) if args else dict(kwargs)
 
 
