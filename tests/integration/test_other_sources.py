@@ -199,7 +199,7 @@ def test_cached_component_is_used_offline(pipeline: Path, tmp_path: Path, monkey
         ("pickle", "has pickled weights only (diffusion_pytorch_model.bin)"),
         ("none", "has no weights: there is no diffusion_pytorch_model.safetensors"),
         ("corrupt", "diffusion_pytorch_model.safetensors is not a complete safetensors file"),
-        ("class", "says class 'Trainer', which is no model of diffusers"),
+        ("class", "names class 'Trainer', which is not a model class of diffusers"),
         ("configuration", "cannot be read"),
         ("list", "is no configuration"),
     ],

@@ -60,7 +60,7 @@ def _load_path(reference: str, path: Path, options: LoadOptions) -> SourcedModel
         raise ModelSourceError(f"{reference} is neither a file nor a folder: MODEL is {_FORMS}")
     options.only(reference)
     if is_exported_program(path):
-        from modelexport.sources.loaders.pt2_model import load_exported_program
+        from modelexport.sources.loaders.pt2 import load_exported_program
 
         return load_exported_program(path)
     raise refuse_file(path)

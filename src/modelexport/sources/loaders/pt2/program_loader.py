@@ -12,7 +12,7 @@ import torch
 
 from modelexport.capture import model_of_program
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.pt2_safety import checked_program
+from modelexport.sources.loaders.pt2.archive_check import checked_program
 from modelexport.sources.loaders.sourced_model import SourcedModel
 from modelexport.torch_support import TURN
 
