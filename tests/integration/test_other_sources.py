@@ -164,7 +164,7 @@ def test_component_that_is_no_model_is_refused_with_those_that_are(pipeline: Pat
     models = f"its models are diffusers:{pipeline}#text_encoder, diffusers:{pipeline}#unet"
     assert models in refusal(f"diffusers:{pipeline}#scheduler")
     assert models in refusal(f"diffusers:{pipeline}")
-    assert "is no name of a model" in refusal(f"diffusers:{pipeline}#../pipeline/unet")
+    assert "is not the name of a model" in refusal(f"diffusers:{pipeline}#../pipeline/unet")
     assert "is a diffusers pipeline" in refusal(str(pipeline))
 
 
@@ -201,7 +201,7 @@ def test_cached_component_is_used_offline(pipeline: Path, tmp_path: Path, monkey
         ("corrupt", "diffusion_pytorch_model.safetensors is not a complete safetensors file"),
         ("class", "names class 'Trainer', which is not a model class of diffusers"),
         ("configuration", "cannot be read"),
-        ("list", "is no configuration"),
+        ("list", "is not a configuration"),
     ],
 )
 def test_broken_component_is_one_line_and_runs_nothing(

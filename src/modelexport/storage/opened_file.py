@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -195,6 +196,8 @@ def existing_file(path: str | Path) -> Path:
     Raises:
         InputError: The file does not exist.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"an ONNX file is given by its path, not by {type(path).__name__}")
     file = Path(path)
     if not file.is_file():
         raise InputError(f"{path} is not a file: give the path of an ONNX model")

@@ -59,7 +59,7 @@ def test_list_holds_arguments_by_position(tmp_path: Path) -> None:
     [
         ('{"x": [1, ', "cannot be read as a JSON file"),
         ('{"x": [NaN]}', "cannot be read as a JSON file"),
-        ("3", "holds a int: write an object"),
+        ("3", "contains a int: write an object"),
         ({"x": [[1, 2], [3]]}, "x is not a tensor"),
         ({"x": ["a"]}, "x is not a tensor"),
         ({"x": {"data": [1], "dtype": "int99"}}, "x has the dtype 'int99'"),

@@ -59,7 +59,7 @@ def test_texts_become_one_padded_batch(tokenizer: Any) -> None:
 
 def test_what_forward_does_not_take_is_left_out(tokenizer: Any) -> None:
     assert set(process(tokenizer, RawInputs(("the cat",)), {"input_ids": None})) == {"input_ids"}
-    with pytest.raises(InputError, match="forward takes x"):
+    with pytest.raises(InputError, match="forward accepts x"):
         process(tokenizer, RawInputs(("the cat",)), {"x": None})
 
 

@@ -181,9 +181,9 @@ def test_pickle_is_refused_and_not_opened(tmp_path: Path, kind: str, name: str) 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("model.onnx", b"\x08\x0a", "ONNX file already"),
-        ("model.safetensors", b"", "weights alone"),
-        ("weights", (64).to_bytes(8, "little") + json.dumps({"a": 1}).encode(), "weights alone"),
+        ("model.onnx", b"\x08\x0a", "already an ONNX file"),
+        ("model.safetensors", b"", "weights but no model"),
+        ("weights", (64).to_bytes(8, "little") + json.dumps({"a": 1}).encode(), "weights but no model"),
         ("net.py", b"", "net:factory"),
         ("notes.txt", b"hello", "not a supported model file"),
         ("empty", b"", "not a supported model file"),

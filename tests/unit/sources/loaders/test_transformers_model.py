@@ -360,7 +360,7 @@ BROKEN = {
     "own code": "needs Python code from its repository (modeling_own.OwnConfig, modeling_own.OwnModel), which was not",
     "own class": "allow it with --trust-remote-code",
     "unknown type": "model_type 'from-the-future', which transformers",
-    "kernel": "'stranger/kernel' is code from the hub, which was not fetched",
+    "kernel": "'stranger/kernel' is code from the hub, which was not downloaded",
     "truncated": "model.safetensors is not a complete safetensors file",
     "garbage": "model.safetensors is not a complete safetensors file",
     "empty weights": "model.safetensors is not a complete safetensors file",
@@ -406,7 +406,7 @@ def test_code_beside_a_model_that_needs_none_is_left_alone(bert: Path, tmp_path:
 
 
 def test_attention_from_the_hub_needs_permission(bert: Path) -> None:
-    assert "code from the hub, which was not fetched" in refusal(bert, attn_implementation="stranger/kernel")
+    assert "code from the hub, which was not downloaded" in refusal(bert, attn_implementation="stranger/kernel")
     assert "quick" in refusal(bert, attn_implementation="quick")
 
 
