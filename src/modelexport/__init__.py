@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from modelexport.sources.loaders.model_reference import load_model as load_model
     from modelexport.sources.loaders.sourced_model import LoadOptions as LoadOptions
     from modelexport.sources.loaders.sourced_model import SourcedModel as SourcedModel
-    from modelexport.storage.loaded_model import LoadedModel as LoadedModel
-    from modelexport.storage.loaded_model import load as load
     from modelexport.storage.metadata_stores import strip_hierarchy as strip_hierarchy
+    from modelexport.storage.opened_file import LoadedModel as LoadedModel
     from modelexport.storage.opened_file import ModelFile as ModelFile
+    from modelexport.storage.opened_file import load as load
     from modelexport.storage.opened_file import read_model as read_model
     from modelexport.strategies.base import CaptureRequest as CaptureRequest
     from modelexport.strategies.base import Strategy as Strategy
@@ -114,7 +114,7 @@ _HOMES = {
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
     "LoadOptions": "sources.loaders.sourced_model",
-    "LoadedModel": "storage.loaded_model",
+    "LoadedModel": "storage.opened_file",
     "ModelCharacteristics": "strategies.characteristics",
     "ModelExportError": "errors",
     "ModelFile": "storage.opened_file",
@@ -152,7 +152,7 @@ _HOMES = {
     "extract_module": "analysis.extraction.extractor",
     "extract_module_subgraph": "analysis.extraction.extractor",
     "extract_modules": "analysis.extraction.submodel_folder",
-    "load": "storage.loaded_model",
+    "load": "storage.opened_file",
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
     "read_model": "storage.opened_file",

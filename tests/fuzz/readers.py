@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import io
 import json
 import re
@@ -33,7 +32,7 @@ from modelexport.cli import validate as validate_command
 from modelexport.cli.output import Format, Output, ReportFile
 from modelexport.ort.model_checks import ModelChecks
 from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
-from modelexport.storage.recovery import find_hierarchy
+from modelexport.storage.recovery import recover_document
 from modelexport.storage.transaction import sidecar_path
 from tests.fuzz import nasty
 from tests.fuzz.cases import Case, Workspace
@@ -80,7 +79,7 @@ def _sidecar(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _recover(case: Case, workspace: Workspace, draw: Random) -> str:
     file = modelexport.read_model(case.path)
-    found = find_hierarchy(dataclasses.replace(file, document=None))
+    found = recover_document(file.proto, file.nodes)
     return msgspec.json.encode(found.document).decode()
 
 

@@ -23,7 +23,8 @@ from tests.support.value_check import judge
 
 import modelexport
 from modelexport.sources.loaders.model_reference import load_model
-from modelexport.sources.loaders.pt2_safety import MODULE_STATE, checked_program
+from modelexport.sources.loaders.pt2.archive_check import checked_program
+from modelexport.sources.loaders.pt2.text_rules import MODULE_STATE
 from modelexport.sources.loaders.sourced_model import SourcedModel
 from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.verification.contamination_by_value import judge_attributions

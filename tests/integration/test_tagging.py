@@ -151,7 +151,7 @@ def test_weights_in_a_folder_of_their_own_stay_there(plain: Path, tmp_path: Path
     tag_file(plain, specimen.model, specimen.inputs, tmp_path / "tagged.onnx", overwrite=True)
     assert modelexport.strip_hierarchy(read(tmp_path / "tagged.onnx")) == proto
     (tmp_path / "other").mkdir()
-    with pytest.raises(modelexport.InputError, match="beside that folder"):
+    with pytest.raises(modelexport.InputError, match="are in the subfolder of"):
         tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
 
 

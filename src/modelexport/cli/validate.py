@@ -58,7 +58,8 @@ def validate(
 ) -> None:
     """Check a file: ONNX rules, tags, the three stores, and who owns each node.
 
-    Exits with 1 when there are errors. docs/commands/validate.md lists the rules; modelexport repair restores missing stores.
+    Exits with 1 when there are errors. docs/commands/validate.md lists the rules; modelexport repair restores missing
+    stores.
 
     Examples:
 

@@ -15,7 +15,7 @@ import torch
 from modelexport.errors import ContractError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import HierarchyDocument, encode_document
-from modelexport.storage import ExporterFile, data_file_name, save_inline, sidecar_path, stage_files
+from modelexport.storage import ExporterFile, data_file_name, external_tensors, save_inline, sidecar_path, stage_files
 
 # Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -88,19 +88,24 @@ def _write_file(tagged: Tagged, path: Path, external_data: bool | None) -> None:
 
 
 def _name_data_file(staged: Path, target: Path) -> str | None:
-    """Give the data file that torch wrote a name made of its content, and tell the model.
+    """Rename the data file that torch wrote after its content, in the model too; returns the new name.
 
-    So a graph can never be found beside weights that are not its own.
+    So a graph never reads the weights of another export. A data file that no tensor uses is removed: torch writes an
+    empty one for a model whose weights are all small enough to be inline.
     """
     written = staged.with_name(f"{staged.name}.data")
     if not written.exists():
+        return None
+    proto = onnx.load_model(staged, load_external_data=False)
+    external = [tensor for _, tensor in external_tensors(proto)]
+    if not external:
+        written.unlink()
         return None
     with written.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     name = data_file_name(target, digest)
     written.rename(written.with_name(name))
-    proto = onnx.load_model(staged, load_external_data=False)
-    for tensor in proto.graph.initializer:
+    for tensor in external:
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = name

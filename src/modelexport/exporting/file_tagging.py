@@ -16,7 +16,7 @@ from modelexport.exporting.result import ExportResult
 from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
 from modelexport.hierarchy import HierarchyDocument, ModuleTree, TagView
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.storage import FinishedFile, build_document, check_target, read_finished, sidecar_path, write_finished
+from modelexport.storage import UntaggedFile, build_document, check_target, read_untagged, sidecar_path, write_tagged
 from modelexport.strategies import AttemptReport, UsageBasedStrategy
 from modelexport.torch_support import TURN, evaluation_mode, normalize_inputs, preserved_state
 
@@ -76,7 +76,7 @@ def tag_file(
         args, kwargs = _check_inputs(model, example_inputs)
         check_onnxruntime()
     with steps.step("read") as note:
-        given = read_finished(onnx_path, target, overwrite=overwrite)
+        given = read_untagged(onnx_path, target, overwrite=overwrite)
         note.detail = f"{len(nodes_with_ids(given.graph))} nodes"
     with steps.step("run") as note:
         tree = read_module_tree(model)
@@ -87,7 +87,7 @@ def tag_file(
     with steps.step("document"):
         document = _document(given, tree, usage, view)
     with steps.step("write"):
-        files = write_finished(given, document, target, overwrite=overwrite)
+        files = write_tagged(given, document, target, overwrite=overwrite)
     attempt = AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter")
     return ExportResult(target, sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
 
@@ -110,7 +110,7 @@ def _check_same_model(usage: Usage, file: Path, model: torch.nn.Module) -> None:
         )
 
 
-def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
+def _document(given: UntaggedFile, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
     return build_document(
         strategy=STRATEGY,
         exporter=given.producer,

@@ -1,6 +1,6 @@
-"""Every attribution there can be: its kind, its confidence and its reason, one function for each case.
+"""The kind, confidence and reason of every attribution, one function for each case.
 
-docs/attribution.md lists what each confidence stands for.
+docs/attribution.md explains each confidence.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCOPED_NAME: Final = 0.6
 NEAREST_NODES: Final = 0.5
 
 
-# --- recorded, and what rewriting made of it -------------------------------------------------------------------
+# --- recorded by the exporter, and rewritten -------------------------------------------------------------------
 
 
 def recorded_by_exporter(call: CallId) -> Attribution:

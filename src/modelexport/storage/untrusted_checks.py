@@ -214,6 +214,13 @@ def _uses(nodes: Sequence[onnx.NodeProto]) -> tuple[int, dict[_FunctionKey, int]
 # --- external data ---------------------------------------------------------------------------------------------
 
 
+def external_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Every tensor with external data, with its place in words."""
+    for where, tensor in _tensors(proto):
+        if _is_external(tensor):
+            yield where, tensor
+
+
 def _is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.external_data) or tensor.data_location == onnx.TensorProto.EXTERNAL
 

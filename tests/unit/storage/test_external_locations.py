@@ -14,8 +14,7 @@ from tests.support.model_files import CANARY, READERS, external, function, make_
 
 from modelexport.errors import FileFormatError
 from modelexport.limits import DEFAULT_LIMITS
-from modelexport.storage.loaded_model import load
-from modelexport.storage.opened_file import read_model
+from modelexport.storage.opened_file import load, read_model
 
 
 def in_weight(tensor: onnx.TensorProto) -> onnx.ModelProto:

@@ -19,7 +19,7 @@ from onnx import AttributeProto, TensorProto
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.storage import ModelFile, hash_file, recover_document
+from modelexport.storage import ModelFile, recover_document
 
 # The number that stands for an omitted optional input or output.
 ABSENT = -1
@@ -125,7 +125,7 @@ def _hierarchy(file: ModelFile) -> tuple[list[str | None], HierarchyDocument | N
         owners = [stored[identity].module if identity in stored else None for identity, _ in file.nodes]
         return owners, None, "tags"
     try:
-        found = recover_document(file.proto, file.nodes, digest=hash_file(file.path, file.proto, file.nodes))
+        found = recover_document(file.proto, file.nodes, digest=file.graph_hash)
     except FileFormatError:
         return [None] * len(file.nodes), None, "none"
     # Inferred owners are left out: `NodeOwners` infers them from both models.

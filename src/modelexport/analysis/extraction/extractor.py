@@ -17,7 +17,7 @@ from modelexport.analysis.extraction.target_resolution import find_call
 from modelexport.errors import ExtractionError, FileFormatError, InputError
 from modelexport.graph import graph_hash, nodes_with_ids
 from modelexport.hierarchy import CallRecord, HierarchyDocument, decode_document
-from modelexport.storage import LoadedModel, load, read_proto, read_sidecar, recover_document
+from modelexport.storage import LoadedModel, load, read_sidecar, recover_document
 
 # What a graph and what a hierarchy can be given as.
 ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
@@ -180,7 +180,7 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
     if isinstance(source, LoadedModel) and source.document is not None:
         return model, source.document, ""
     reason = source.missing if isinstance(source, LoadedModel) else "no sidecar was given"
-    proto = read_proto(source.path, weights=False) if isinstance(source, LoadedModel) else ir.to_proto(model)
+    proto = source.proto if isinstance(source, LoadedModel) else ir.to_proto(model)
     try:
         found = recover_document(proto, model=model)
     except FileFormatError as error:

@@ -29,13 +29,13 @@ from modelexport.hierarchy import (
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ownership import Projection, project
 from modelexport.storage import (
-    FinishedFile,
     LoadedModel,
+    UntaggedFile,
     build_document,
     check_target,
     load,
-    read_finished,
-    write_finished,
+    read_untagged,
+    write_tagged,
 )
 
 STRATEGY = "retag"
@@ -177,7 +177,7 @@ def retag(
     target = check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
     original = load(tagged)
     original_document = _document_of(original)
-    given = read_finished(rewritten, target, overwrite=overwrite)
+    given = read_untagged(rewritten, target, overwrite=overwrite)
     owners = _owners(original, original_document)
     outputs = _node_outputs(original.model)
     names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
@@ -185,7 +185,7 @@ def retag(
         _check_related(outputs, original, given)
     projection = project(original.model, owners, given.graph, call_tree(original_document), names=names)
     document = _document(given, original_document, projection)
-    files = write_finished(given, document, target, overwrite=overwrite)
+    files = write_tagged(given, document, target, overwrite=overwrite)
     kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
     return RetagReport(files, document, len(kept), len(outputs), by_value)
 
@@ -228,7 +228,7 @@ def _node_outputs(model: ir.Model) -> set[str]:
     return {value.name for node in model.graph for value in node.outputs if value.name}
 
 
-def _check_related(outputs: set[str], tagged: LoadedModel, given: FinishedFile) -> None:
+def _check_related(outputs: set[str], tagged: LoadedModel, given: UntaggedFile) -> None:
     if outputs and outputs.isdisjoint(_node_outputs(given.graph)):
         raise InputError(
             f"{given.path} has no tensor of {tagged.path}: it was created from another model, or by a tool that "
@@ -239,7 +239,7 @@ def _check_related(outputs: set[str], tagged: LoadedModel, given: FinishedFile) 
 def _names_by_value(
     tagged: LoadedModel,
     document: HierarchyDocument,
-    given: FinishedFile,
+    given: UntaggedFile,
     inputs: Mapping[str, npt.NDArray[Any]] | None,
     limits: RunLimits,
 ) -> dict[ir.Value, str]:
@@ -252,7 +252,7 @@ def _names_by_value(
     return {value: original.name for value, original in found.items() if original.name}
 
 
-def _document(given: FinishedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
+def _document(given: UntaggedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
     nodes = nodes_with_ids(given.graph)
     axes = {tensor.id: tensor.axis for tensor in original.tensors if tensor.axis is not None}
     constants = {

@@ -11,9 +11,8 @@ import msgspec
 from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import graph_hash
 from modelexport.hierarchy import HierarchyDocument, json_schema
-from modelexport.storage import check_target, read_finished, recover_document, write_finished
+from modelexport.storage import check_target, read_untagged, recover_document, write_tagged
 
 _OURS = ("doc_string", "metadata_props")
 
@@ -77,22 +76,22 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
     """
     file = ValidatedFile(path)
     target = check_target(file.path if output_path is None else Path(output_path), force=overwrite)
-    finished = read_finished(file.path, target, overwrite=overwrite)
+    untagged = read_untagged(file.path, target, overwrite=overwrite)
     document, origin, missing = _best(file)
     if document is None:
         try:
-            found = recover_document(file.model, file.nodes, finished.graph)
+            found = recover_document(file.model, file.nodes, untagged.graph)
         except FileFormatError as error:
             raise _nothing(file.path) from error
         if found.origin not in _OURS:
             raise _nothing(file.path)
         document, origin, missing = found.document, found.origin, found.missing
-    return RepairReport(origin, write_finished(finished, document, target, overwrite=overwrite), missing)
+    return RepairReport(origin, write_tagged(untagged, document, target, overwrite=overwrite), missing)
 
 
 def _best(file: ValidatedFile) -> tuple[HierarchyDocument | None, str, tuple[str, ...]]:
     document = file.document
-    if document is None or document.graph_hash != graph_hash(file.model, file.nodes):
+    if document is None or document.graph_hash != file.opened.graph_hash:
         return None, "", ()
     # As `read_model` requires: each node once, in graph order.
     if [record.id for record in document.nodes] != [identity for identity, _ in file.nodes]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from modelexport.analysis import Severity
 from modelexport.analysis.validation.rule import REPAIR, Rule, Violation
 from modelexport.analysis.validation.validated_file import ValidatedFile
-from modelexport.storage import has_node_properties, hash_file
+from modelexport.storage import has_node_properties
 
 # One or more segments, each a slash and a name without control characters.
 _TAG = re.compile(r"(?:/[^/\x00-\x1f]+)+")
@@ -22,7 +22,7 @@ def _check_sidecar(file: ValidatedFile) -> Iterator[Violation]:
 
 
 def _check_sidecar_hash(file: ValidatedFile) -> Iterator[Violation]:
-    if file.required_document.graph_hash != hash_file(file.path, file.model, file.nodes):
+    if file.required_document.graph_hash != file.opened.graph_hash:
         yield Violation(f"the sidecar {file.sidecar.name} describes another graph than {file.path.name}")
 
 

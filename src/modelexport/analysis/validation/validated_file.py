@@ -9,26 +9,19 @@ import onnx
 
 from modelexport.analysis.contamination import Evidence
 from modelexport.errors import ContractError, FileFormatError
-from modelexport.graph import TensorType, proto_nodes_with_ids, value_types
+from modelexport.graph import TensorType, value_types
 from modelexport.hierarchy import HierarchyDocument, NodeRecord
-from modelexport.limits import DEFAULT_LIMITS
 from modelexport.ort import ModelChecks, check_file
-from modelexport.storage import (
-    DataFolder,
-    NodeStores,
-    existing_file,
-    read_node_stores,
-    read_proto,
-    read_sidecar,
-    sidecar_path,
-)
+from modelexport.storage import ModelFile, NodeStores
 
 
 class ValidatedFile:
     """A model file with its sidecar, and the baseline that its graph must equal.
 
     Attributes:
-        path: The file.
+        opened: The opened file.
+        path: Its path.
+        nodes: Its nodes with their ids.
         model: The model; the content of large weights is not read.
         sidecar: The path of its sidecar, which need not exist.
         document: The sidecar's content, if it exists and can be read.
@@ -37,21 +30,16 @@ class ValidatedFile:
     """
 
     def __init__(self, path: str | Path, baseline: str | Path | None = None) -> None:
-        self.path = existing_file(path)
-        self.model = read_proto(self.path, weights=False)
-        self.baseline = read_proto(existing_file(baseline), weights=False) if baseline is not None else None
-        self.sidecar = sidecar_path(self.path)
+        self.opened = ModelFile(path)
+        self.path = self.opened.path
+        self.model = self.opened.proto
+        self.nodes = self.opened.nodes
+        self.baseline = ModelFile(baseline).proto if baseline is not None else None
+        self.sidecar = self.opened.sidecar
         self.document: HierarchyDocument | None = None
         self.sidecar_problem = ""
-        if not self.sidecar.is_file():
-            return
-        if not DataFolder(self.path, DEFAULT_LIMITS).contains(self.sidecar):
-            self.sidecar_problem = (
-                f"{self.sidecar} is a link to a file outside its folder, which is not read: copy the file there"
-            )
-            return
         try:
-            self.document = read_sidecar(self.sidecar)
+            self.document = self.opened.sidecar_document
         except FileFormatError as error:
             self.sidecar_problem = str(error)
 
@@ -61,11 +49,6 @@ class ValidatedFile:
         if self.document is None:
             raise ContractError(f"{self.path} has no readable sidecar, and a rule that needs one was run")
         return self.document
-
-    @cached_property
-    def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
-        """The nodes with their ids."""
-        return proto_nodes_with_ids(self.model)
 
     @cached_property
     def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:
@@ -91,10 +74,10 @@ class ValidatedFile:
         """The types of tensors that the file records."""
         return value_types(self.model.graph)
 
-    @cached_property
+    @property
     def stores(self) -> list[NodeStores]:
         """The hierarchy stored in each node, in the order of `nodes`."""
-        return [read_node_stores(node) for _, node in self.nodes]
+        return self.opened.stores
 
     @cached_property
     def records(self) -> dict[str, NodeRecord]:

@@ -12,7 +12,7 @@ import torch
 
 from modelexport.capture import model_of_program
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.pt2_safety import checked_program
+from modelexport.sources.loaders.pt2.archive_check import checked_program
 from modelexport.sources.loaders.sourced_model import SourcedModel
 from modelexport.torch_support import TURN
 
@@ -43,7 +43,7 @@ def _examples(program: torch.export.ExportedProgram) -> Any | None:
     if not program.example_inputs:
         return None
     args, kwargs = program.example_inputs
-    # A dict after the positional inputs holds the keyword inputs.
+    # A dict after the positional inputs has the keyword inputs.
     return (*args, dict(kwargs)) if args else dict(kwargs)
 
 

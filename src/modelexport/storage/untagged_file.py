@@ -1,4 +1,4 @@
-"""A finished ONNX file, whoever made it: read without metadata of ours, and written again with a hierarchy."""
+"""An ONNX file from any exporter, read without our metadata and written again with a hierarchy."""
 
 from __future__ import annotations
 
@@ -18,68 +18,69 @@ from modelexport.graph import nodes_with_ids
 from modelexport.hierarchy import HierarchyDocument, encode_document
 from modelexport.storage import transaction
 from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
-from modelexport.storage.opened_file import existing_file, read_proto
+from modelexport.storage.opened_file import ModelFile, build_ir
 
 
 @dataclasses.dataclass(frozen=True)
-class FinishedFile:
-    """A file without metadata of ours: as it lies there, as a graph, and the data files to write along with it."""
+class UntaggedFile:
+    """A model without our metadata, and the external data files to copy when it is written.
+
+    Attributes:
+        path: The file that was read.
+        proto: The model without our metadata.
+        graph: The same model as onnx_ir has it.
+        copies: Each data file to copy, with its new path.
+    """
 
     path: Path
     proto: onnx.ModelProto
     graph: ir.Model
-    moved: dict[Path, Path]
+    copies: dict[Path, Path]
 
     @property
     def producer(self) -> str:
-        """Who says to have made it."""
+        """The exporter that the file names."""
         return f"{self.proto.producer_name} {self.proto.producer_version}".strip() or "unknown"
 
 
-def read_finished(onnx_path: str | Path, target: Path, *, overwrite: bool) -> FinishedFile:
-    """Read a file that is to be written to `target` with a hierarchy.
+def read_untagged(onnx_path: str | Path, target: Path, *, overwrite: bool) -> UntaggedFile:
+    """Read a file that will be written to `target` with a hierarchy.
 
     Raises:
-        InputError: There is no such file, or its data files cannot go where `target` is.
-        FileFormatError: It is not an ONNX model, or does what no model should.
+        InputError: The file does not exist, or its data files cannot be copied to the folder of `target`.
+        FileFormatError: It is not an ONNX model, exceeds a limit, or its data files cannot be used.
         StorageError: `target` or a data file beside it cannot be written.
     """
-    path = existing_file(onnx_path)
-    proto = strip_hierarchy(read_proto(path, weights=True))
-    try:
-        graph = ir.from_proto(proto)
-        ir.external_data.set_base_dir(graph.graph, path.parent)
-    except Exception as error:
-        raise FileFormatError(f"{path} cannot be read as an ONNX model: {type(error).__name__}: {error}") from error
-    moved = _files_to_place(_data_files(graph, path), target, path)
-    transaction.check_target(target, force=overwrite, others=list(moved.values()))
-    return FinishedFile(path, proto, graph, moved)
+    file = ModelFile(onnx_path, weights=True)
+    proto = strip_hierarchy(file.proto)
+    graph = build_ir(file.path, proto)
+    copies = _files_to_copy(_data_files(graph, file.path), target, file.path)
+    transaction.check_target(target, force=overwrite, others=list(copies.values()))
+    return UntaggedFile(file.path, proto, graph, copies)
 
 
-def write_finished(
-    file: FinishedFile, document: HierarchyDocument, target: Path, *, overwrite: bool
-) -> tuple[Path, ...]:
-    """Write the file with the document in all three stores; gives the paths of what was written.
+def write_tagged(file: UntaggedFile, document: HierarchyDocument, target: Path, *, overwrite: bool) -> tuple[Path, ...]:
+    """Write the file with the document in all three stores; returns the paths of the written files.
 
     Raises:
-        StorageError: Something could not be written; what was there before is as it was.
+        StorageError: A file could not be written; the previous files are unchanged.
     """
     write_stores(file.proto, document)
     sidecar = transaction.sidecar_path(target)
     with transaction.stage_files(target, force=overwrite) as staging:
         staging.path(target.name).write_bytes(file.proto.SerializeToString())
         staging.path(sidecar.name).write_bytes(encode_document(document))
-        for path, final in file.moved.items():
+        for path, final in file.copies.items():
             _copy(path, staging.path(final.name), is_in_place=path == final)
-        others = {final.name: final for final in (sidecar, *file.moved.values())}
+        others = {final.name: final for final in (sidecar, *file.copies.values())}
         return staging.commit(target.name, None, others)
 
 
 def _data_files(graph: ir.Model, file: Path) -> dict[str, Path]:
-    """The files that hold tensors of the model, by the location that it names.
+    """The external data files of the model, by the location that it names.
 
     Raises:
-        FileFormatError: A location that is no file, or leads outside the model's folder.
+        FileFormatError: A location is not a file, or is outside the model's folder.
     """
     found: dict[str, Path] = {}
     for tensor in _tensors(graph):
@@ -91,7 +92,7 @@ def _data_files(graph: ir.Model, file: Path) -> dict[str, Path]:
                     f"{file} reads weights from {location!r}, outside its folder: that is not followed"
                 )
             if not path.is_file():
-                raise FileFormatError(f"{file} reads weights from {location!r}, and there is no such file beside it")
+                raise FileFormatError(f"{file} reads weights from {location!r}, which does not exist")
             found[location] = path
     return found
 
@@ -105,7 +106,7 @@ def _tensors(model: ir.Model) -> Iterator[object]:
             if attribute.is_ref():
                 continue
             if attribute.type == ir.AttributeType.TENSOR:
-                # Not `as_tensor`, whose check of the type asks tensors of no known type for their size.
+                # Not `as_tensor`: its type check computes the size, which fails for unknown types.
                 yield attribute.value
             elif attribute.type == ir.AttributeType.TENSORS:
                 yield from attribute.value
@@ -113,26 +114,25 @@ def _tensors(model: ir.Model) -> Iterator[object]:
         yield from (value.const_value for value in graph.initializers.values())
 
 
-def _files_to_place(data_files: dict[str, Path], target: Path, file: Path) -> dict[Path, Path]:
-    """For each data file that has to be written with the tagged one, where it goes.
+def _files_to_copy(data_files: dict[str, Path], target: Path, file: Path) -> dict[Path, Path]:
+    """Each data file to write together with the tagged file, with its new path.
 
     Raises:
-        InputError: It lies in a folder of its own, which another folder may not have.
+        InputError: A data file is in a subfolder, and `target` is in another folder.
     """
-    moved: dict[Path, Path] = {}
+    copies: dict[Path, Path] = {}
     for location, path in data_files.items():
         final = target.parent / location
-        # A commit removes data files of earlier exports to its target, by their names: this one is still in use.
+        # A commit removes data files of earlier exports by the pattern of their names, which this file may match.
         is_like_ours = location.startswith(f"{target.stem}-") and location.endswith(f"{target.suffix}.data")
         if final.is_file() and not is_like_ours and (final.samefile(path) or filecmp.cmp(path, final, shallow=False)):
             continue
         if Path(location).name != location:
             raise InputError(
-                f"the weights of {file} lie in {location}, in a folder of their own: write the tagged file into "
-                f"{file.parent}, beside that folder"
+                f"the weights of {file} are in the subfolder of {location}: write the tagged file to {file.parent}"
             )
-        moved[path] = final
-    return moved
+        copies[path] = final
+    return copies
 
 
 def _copy(path: Path, staged: Path, *, is_in_place: bool) -> None:
