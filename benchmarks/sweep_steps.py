@@ -25,7 +25,7 @@ from benchmarks.sweep_shrinking import LEVELS, Level
 from torch.utils import _pytree as pytree
 
 import modelexport
-from modelexport.capture.fx.transformers_exporter import WITH_CACHES
+from modelexport.capture import DYNAMO_WITH_CACHES
 from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.torch_support.tensor_paths import named_results
 
@@ -73,7 +73,7 @@ def sweep_one(candidate: Candidate, limits: Limits) -> dict[str, Any]:
         record["ours"] = step(lambda: export_ours(built, files / "ours.onnx"))
         if "value" in record["ours"]:
             baseline = files / f"{record['ours']['value']['exporter']}.onnx"
-            if record["ours"]["value"]["exporter"] == WITH_CACHES:
+            if record["ours"]["value"]["exporter"] == DYNAMO_WITH_CACHES:
                 step(lambda: _with_caches(built, baseline))
             checks = step(lambda: check_export(files / "ours.onnx", built.model, built.args, built.kwargs, baseline))
             record["checks"] = checks

@@ -196,11 +196,17 @@ def _check_result(model: torch.nn.Module, result: object) -> None:
 
 
 def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error: Exception) -> ModelExportError:
-    """The error to raise for a failed export of a model that PyTorch runs on the example inputs."""
+    """Return the error to raise for a failed export of a model that PyTorch runs on the example inputs.
+
+    Raises:
+        ModelExportError: `error` itself, where it is an error of this package that needs no explanation.
+    """
     if isinstance(error, UnusableOptionError):
         return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
     if isinstance(error, UnsupportedLibraryError):
         return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may do without it")
+    if isinstance(error, ModelExportError):
+        raise error
     found = find_data_dependence(error)
     if found is not None:
         place = find_place(raising_frames(found.__traceback__), module_paths(model))

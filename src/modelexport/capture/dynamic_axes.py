@@ -37,7 +37,7 @@ _Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class ExampleCall:
     """A call of a model: its arguments as forward's signature binds them, and the tensors inside by name."""
 
     model: torch.nn.Module
@@ -52,7 +52,7 @@ class Call:
         """The tensors among the arguments, each under the way to it."""
         return {_written(way): leaf for way, leaf in leaves_with_keys(self.bound()) if isinstance(leaf, torch.Tensor)}
 
-    def resized(self, sizes: Mapping[Axis, int]) -> Call:
+    def resized(self, sizes: Mapping[Axis, int]) -> ExampleCall:
         """The call with other sizes: what is there is repeated, or the end of it left out."""
         changed: dict[int, torch.Tensor] = {}
         for (name, axis), size in sizes.items():
@@ -62,7 +62,7 @@ class Call:
             changed[id(original)] = tensor.index_select(axis, taken)
         return self.replaced(changed)
 
-    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> Call:
+    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> ExampleCall:
         """The call with other tensors, by the identity of those that were there."""
         args, kwargs = map_leaves(lambda leaf: tensors.get(id(leaf), leaf), (self.args, self.kwargs))
         return dataclasses.replace(self, args=args, kwargs=kwargs)
@@ -88,7 +88,7 @@ def _written(way: Iterable[object]) -> str:
     return ".".join(map(str, way))
 
 
-def check_axes(named: object, call: Call) -> dict[Axis, str]:
+def check_axes(named: object, call: ExampleCall) -> dict[Axis, str]:
     """The axes that are named by hand: for each input the name of the dimension by the number of the axis.
 
     Raises:
@@ -124,7 +124,7 @@ def _said(named: object) -> Iterator[tuple[str, int, str]]:
             yield name, axis, dimension
 
 
-def find_axes(call: Call) -> dict[Axis, str]:
+def find_axes(call: ExampleCall) -> dict[Axis, str]:
     """The axes that may have other sizes, found by running the model with them; what changes together shares a name.
 
     Axes of one number and size are tried together, of them those apart that can change alone, and what cannot change so
@@ -149,11 +149,11 @@ def find_axes(call: Call) -> dict[Axis, str]:
     return _named(groups, sizes)
 
 
-def _sizes(call: Call) -> dict[Axis, int]:
+def _sizes(call: ExampleCall) -> dict[Axis, int]:
     return {(name, axis): size for name, t in call.tensors().items() for axis, size in enumerate(t.shape) if size}
 
 
-def _with_telling_values(call: Call) -> Call:
+def _with_telling_values(call: ExampleCall) -> ExampleCall:
     """The call with one entry changed where all are equal: a mask that masks nothing may go unused."""
     changed = {}
     for tensor in call.tensors().values():
@@ -166,7 +166,7 @@ def _with_telling_values(call: Call) -> Call:
     return told if told.result_shapes() is not None else call
 
 
-def _without_ones(call: Call) -> Call:
+def _without_ones(call: ExampleCall) -> ExampleCall:
     """The call with larger sizes where one was and forward takes more: one fits anything, and so it tells nothing."""
     usual = call.result_shapes()
     for number in sorted({axis for (_, axis), size in _sizes(call).items() if size == 1}):
@@ -182,7 +182,7 @@ def _without_ones(call: Call) -> Call:
 class _Trial:
     """Runs of the model at other sizes."""
 
-    def __init__(self, call: Call, sizes: Mapping[Axis, int]) -> None:
+    def __init__(self, call: ExampleCall, sizes: Mapping[Axis, int]) -> None:
         self._call = call
         self._sizes = sizes
         self._usual = call.result_shapes()
@@ -230,14 +230,14 @@ def _named(groups: list[tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> dict[Ax
     return {axis: names[axis] for axis in sizes if axis in names}
 
 
-def widened(call: Call, axes: Iterable[Axis]) -> Call:
+def with_sizes_above_one(call: ExampleCall, axes: Iterable[Axis]) -> ExampleCall:
     """The call with two where one was on these axes: of a single one torch takes it that there is always one."""
     tensors = call.tensors()
     sizes = {(name, axis): 2 for name, axis in axes if tensors[name].shape[axis] == 1}
     return call.resized(sizes) if sizes else call
 
 
-def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:
+def dynamic_shapes(call: ExampleCall, axes: Mapping[Axis, Any]) -> dict[str, Any]:
     """The axes as `torch.export` takes them: in the structure of the arguments, in the order they are passed.
 
     `torch.export` matches the shapes to arguments by name, but `torch.onnx` names the axes by position: the graph's
@@ -264,7 +264,7 @@ def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
     return found
 
 
-def axes_torch_keeps(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str] | None:
+def axes_kept_by_torch(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str] | None:
     """Those of the axes that `torch.export` leaves open when it may fix them; None where it cannot export the model."""
     wanted = dynamic_shapes(call, dict.fromkeys(axes, torch.export.Dim.AUTO))
     with TURN, preserved_state(call.model), evaluation_mode(call.model), torch.no_grad():
@@ -291,14 +291,14 @@ def axes_torch_keeps(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str] | 
     }
 
 
-def tied_axes(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
+def merge_equal_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str]:
     """The axes with one name for all of one number and size: what forward lets differ, an exporter may not."""
     sizes = _sizes(call)
     names: dict[tuple[int, int], str] = {}
     return {axis: names.setdefault((axis[1], sizes[axis]), name) for axis, name in axes.items()}
 
 
-def describe_axes(axes: Mapping[Axis, str], call: Call) -> str:
+def describe_axes(axes: Mapping[Axis, str], call: ExampleCall) -> str:
     """The axes in a few words."""
     tensors = call.tensors()
     return ", ".join(_described(tensors[name], name, axes) for name in dict.fromkeys(name for name, _ in axes))

@@ -16,7 +16,7 @@ from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, 
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedSide:
+class CallTensors:
     """What a call was given and returned: names, shapes and types."""
 
     inputs: list[tuple[str, TensorInfo]]
@@ -27,7 +27,7 @@ def find_boundaries(
     graph: ir.Graph,
     owners: Mapping[ir.Node, CallId],
     calls: CallTree,
-    sides: Mapping[CallId, TracedSide],
+    sides: Mapping[CallId, CallTensors],
     infos: Mapping[str, TensorInfo],
 ) -> CallTree:
     """`calls` with their boundaries.
@@ -39,7 +39,7 @@ def find_boundaries(
         sides: What each call was given and returned.
         infos: Shape and type of the graph's tensors by name, where known.
     """
-    entering, leaving = find_crossings(graph, owners, calls)
+    entering, leaving = find_crossing_tensors(graph, owners, calls)
     return CallTree(
         {
             call.id: ModuleCall(
@@ -56,7 +56,7 @@ def find_boundaries(
     )
 
 
-def find_crossings(
+def find_crossing_tensors(
     graph: ir.Graph, owners: Mapping[ir.Node, CallId], calls: CallTree
 ) -> tuple[dict[CallId, list[str]], dict[CallId, list[str]]]:
     """For each call the tensors that enter it and those that leave it, in the order of the graph."""

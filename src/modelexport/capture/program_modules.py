@@ -8,15 +8,13 @@ from typing import Any, NoReturn
 
 import torch
 
+from modelexport.capture.module_stack import read_module_stack
 from modelexport.capture.module_tree import qualified_name
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.hierarchy import MAX_DEPTH, ROOT_PATH, ancestor_paths
 
 # The class of a module that the program holds, but never calls: nothing tells which it was.
 _UNKNOWN_CLASS = qualified_name(torch.nn.Module)
-
-# A module of the stack that a node keeps: how the exporter names the call, the module's path, its class.
-StackEntry = tuple[str, str, str]
 
 
 class RecordedModule(torch.nn.Module):
@@ -63,12 +61,6 @@ def refuse_program(strategy: str, model: torch.nn.Module) -> None:
         )
 
 
-def module_stack(node: torch.fx.Node) -> list[StackEntry]:
-    """The modules that were running when the node was traced, outermost first."""
-    stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
-    return [(str(key), str(path), _class_text(kind)) for key, (path, kind) in stack.items()]
-
-
 def program_graphs(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
     """The graph of a program and those of its blocks and bodies."""
     return (graph for graph in module.modules() if isinstance(graph, torch.fx.GraphModule))
@@ -100,10 +92,10 @@ def _recorded_classes(program: torch.export.ExportedProgram) -> dict[str, str]:
     seen: dict[str, str] = {}
     for graph in program_graphs(program.graph_module):
         for node in graph.graph.nodes:
-            stack = module_stack(node)
+            stack = read_module_stack(node)
             # Entries that stand for no module lead nowhere: they come without the root.
-            if stack and stack[0][1] == ROOT_PATH:
-                seen.update({path: kind for _, path, kind in stack})
+            if stack and stack[0].path == ROOT_PATH:
+                seen.update({entry.path: entry.class_name for entry in stack})
     listed = [entry.fqn for entry in program.module_call_graph]
     calls_of = {name for name in listed if name.partition("@")[0] in listed and "@" in name}
     weights = [name.rpartition(".")[0] for name in (*program.state_dict, *program.constants)]
@@ -114,10 +106,6 @@ def _recorded_classes(program: torch.export.ExportedProgram) -> dict[str, str]:
         for part in (*reversed(list(ancestor_paths(path))), path):
             classes.setdefault(part, seen.get(part, _UNKNOWN_CLASS))
     return classes
-
-
-def _class_text(kind: object) -> str:
-    return qualified_name(kind) if isinstance(kind, type) else str(kind)
 
 
 def _made(qualified: str, base: type[Any], forward: Any = None) -> type[Any]:
