@@ -353,11 +353,11 @@ def test_model_is_left_as_it_was_and_one_that_fails_has_no_axes() -> None:
         ({"y": {0: "batch"}}, "y:0=batch: there is no input 'y'; the inputs are x"),
         ({"x": {4: "batch"}}, "x:4=batch: x has the axes 0 to 3"),
         ({"x": {0: "a", -4: "b"}}, "axis -4 of x is named twice"),
-        ({"x": {0: "1st"}}, "'1st' is no name for a dimension"),
-        ({"x": {"0": "batch"}}, "names no axes: give 'auto', or"),
-        ({"x": ["batch"]}, "names no axes"),
-        ({0: "batch"}, "names no axes"),
-        ("all", "names no axes"),
+        ({"x": {0: "1st"}}, "'1st' is not a valid dimension name"),
+        ({"x": {"0": "batch"}}, "does not name axes: pass 'auto', or"),
+        ({"x": ["batch"]}, "does not name axes"),
+        ({0: "batch"}, "does not name axes"),
+        ("all", "does not name axes"),
     ],
 )
 def test_axis_that_is_not_there_is_refused(axes: Any, said: str, tmp_path: Path) -> None:
