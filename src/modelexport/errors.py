@@ -177,4 +177,20 @@ class StorageError(ModelExportError):
 
 
 class ContractError(ModelExportError):
-    """A step of the pipeline violated its own contract. This is a bug in modelexport."""
+    """A step of the pipeline broke its own contract. This is a bug in modelexport."""
+
+
+def find_own_error(error: BaseException) -> ModelExportError | None:
+    """Return the error of this package that `error` is, or that it was raised from; None where there is none.
+
+    torch wraps every exception that is raised while it traces. Only causes are followed: the context of an exception
+    can be an unrelated error that the caller is handling.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, ModelExportError):
+            return current
+        seen.add(id(current))
+        current = current.__cause__
+    return None

@@ -11,7 +11,7 @@ import torch
 from tests.support.plain import export_plainly
 from torch import nn
 
-from modelexport.capture.fx.stage_decomposition import _watched
+from modelexport.capture.fx.stage_decomposition import outer_calls
 from modelexport.exporting.export import export_model
 from modelexport.storage.metadata_stores import strip_hierarchy
 from modelexport.verification.contamination_by_value import judge_attributions
@@ -146,7 +146,7 @@ def test_model_with_a_scripted_child_can_be_judged(tmp_path: Path) -> None:
 
 def test_stage_is_only_what_no_other_module_calls_after_a_caught_exception() -> None:
     model = Catching().eval()
-    with _watched(model) as calls:
+    with outer_calls(model) as calls:
         model(example())
         model.norm(example())
     assert [path for path, _ in calls] == ["", "norm"]

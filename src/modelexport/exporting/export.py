@@ -149,7 +149,7 @@ def export_model(
         note.detail = f"{capture.exporter}, {len(capture.calls)} calls"
         _check_dumps(dumps, capture, served)
     with run.step("attribute"):
-        owners = infer_missing(capture.traced, capture.recorded, capture.calls, policy)
+        owners = infer_missing(capture.original_graph, capture.recorded, capture.calls, policy)
     with run.step("project"):
         projection = _project(capture, owners, policy)
     with run.step("document") as note:
@@ -160,7 +160,7 @@ def export_model(
         write_stores(tagged.model, tagged.document)
     with run.step("write"), contextlib.ExitStack() as stack:
         for dump in dumps.values():
-            stack.enter_context(staged_text(dump, capture.describe()))
+            stack.enter_context(staged_text(dump, capture.graph_text()))
         written = write_artifact(
             tagged, target, external_data=external_data, overwrite=overwrite, options=torch_options
         )
@@ -229,20 +229,20 @@ def _capture_once(found: list[Candidate], request: CaptureRequest) -> tuple[Capt
 
 def _check_dumps(dumps: Iterable[str], capture: Capture, served: AttemptReport) -> None:
     for kind in dumps:
-        if kind != capture.traced_as:
+        if kind != capture.graph_kind:
             raise InputError(
                 f"there is no {kind} graph to write: strategy {served.strategy!r} traced the model as a "
-                f"{capture.traced_as} graph; ask for that one, or name the strategy"
+                f"{capture.graph_kind} graph; ask for that one, or name the strategy"
             )
 
 
 @gc_paused()
 def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: InferencePolicy) -> Projection:
     """The owners in the final graph; `owners` are those in the graph before optimization."""
-    if capture.traced is capture.model:
+    if capture.original_graph is capture.model:
         return Projection(add_contexts(capture.model, owners) if policy.advanced else owners, capture.calls)
     return project(
-        capture.traced, owners, capture.model, capture.calls, recorded=capture.recorded_finally, policy=policy
+        capture.original_graph, owners, capture.model, capture.calls, recorded=capture.recorded_in_model, policy=policy
     )
 
 
@@ -268,7 +268,7 @@ def _document(
         nodes=[(identity, operation(node), final[node]) for identity, node in nodes],
         graph_tensors=tensors_with_ids(model, nodes),
         folded={name: found.owner for name, found in projection.constants.items()},
-        axes=projection.renamed(capture.axis_sizes),
+        axes=projection.renamed(capture.dynamic_sizes),
     )
     if capture.file is None:
         return Tagged(model, document)

@@ -52,6 +52,11 @@ def recorded_by_exporter(call: CallId) -> Attribution:
     return Attribution(call, Kind.EXACT, CERTAIN, "the exporter recorded this call for the node")
 
 
+def recorded_before_optimization(call: CallId) -> Attribution:
+    """The exporter recorded the call of the node, and an optimizer rewrote the graph since, unseen."""
+    return Attribution(call, Kind.INFERRED, *named_by_torch())
+
+
 def fused(own: Attribution, contributors: Iterable[CallId]) -> Attribution:
     """One node of the rewritten graph replaces nodes of several calls; `own` is that of the node with its output."""
     reason = "this node replaces nodes of several calls; this call computed its output"

@@ -13,18 +13,18 @@ from modelexport.capture import (
     BATCH,
     TORCHSCRIPT,
     Axis,
-    Call,
     Capture,
     DynamicAxes,
+    ExampleCall,
     axes_by_input,
-    axes_torch_keeps,
+    axes_kept_by_torch,
     check_axes,
     check_forward,
     describe_axes,
     dynamic_shapes,
     find_axes,
-    tied_axes,
-    widened,
+    merge_equal_axes,
+    with_sizes_above_one,
 )
 from modelexport.errors import ExportError, InputError
 from modelexport.strategies.attempts import AttemptReport
@@ -66,15 +66,15 @@ def capture_dynamic(
         InputError: An axis cannot be what it is said to be.
         ExportError: No strategy could export the model; with axes that were named by hand, not with these.
     """
-    call = Call(request.model, request.args, dict(request.kwargs))
+    call = ExampleCall(request.model, request.args, dict(request.kwargs))
     # Where others can serve too it is not asked: it takes any axis, also those that it fixes when it traces.
     by_torchscript = all(candidate.exporter == TORCHSCRIPT for candidate in found)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
-        _check_widened(call, widened(call, axes), training=request.training)
+        _check_sizes_above_one(call, with_sizes_above_one(call, axes), training=request.training)
     refused: list[Axis] = []
     while True:
-        exported = widened(call, axes)
+        exported = with_sizes_above_one(call, axes)
         options = {**request.options, **_options(exported, axes, request.options, by_torchscript)}
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
         try:
@@ -89,7 +89,7 @@ def capture_dynamic(
         return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.model.graph)))
 
 
-def _check_widened(call: Call, exported: Call, *, training: bool) -> None:
+def _check_sizes_above_one(call: ExampleCall, exported: ExampleCall, *, training: bool) -> None:
     """Where a size of one is exported as two, the model is run once more: what it was checked with is not exported."""
     if exported is call:
         return
@@ -99,7 +99,9 @@ def _check_widened(call: Call, exported: Call, *, training: bool) -> None:
         raise InputError(f"a dynamic axis of size 1 is exported with 2 on it: {error}") from error
 
 
-def _options(call: Call, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool) -> dict[str, Any]:
+def _options(
+    call: ExampleCall, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool
+) -> dict[str, Any]:
     """What to tell the exporter of the axes."""
     if not axes:
         return {}
@@ -115,19 +117,19 @@ def _options(call: Call, axes: Mapping[Axis, str], options: Mapping[str, Any], b
     }
 
 
-def _fewer(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
+def _fewer(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str]:
     """What to try when torch refuses: the same axes with more of them equal; then only some of them; then none."""
-    tied = tied_axes(call, axes)
+    tied = merge_equal_axes(call, axes)
     if len(set(tied.values())) < len(set(axes.values())):
         return tied
-    kept = axes_torch_keeps(call, axes)
+    kept = axes_kept_by_torch(call, axes)
     if kept is not None and len(kept) < len(axes):
         return kept
     batch = {axis: name for axis, name in axes.items() if name == BATCH}
     return batch if len(batch) < len(axes) else {}
 
 
-def _notes(call: Call, axes: Mapping[Axis, str], refused: Sequence[Axis], graph: ir.Graph) -> Iterator[str]:
+def _notes(call: ExampleCall, axes: Mapping[Axis, str], refused: Sequence[Axis], graph: ir.Graph) -> Iterator[str]:
     if refused:
         places = ", ".join(f"{name}:{axis}" for name, axis in refused)
         yield f"forward takes other sizes on these axes, and torch cannot export them: {places}"

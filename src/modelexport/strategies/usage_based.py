@@ -57,12 +57,12 @@ class UsageBasedStrategy(Strategy):
             exporter=request.exporter,
             model=graph,
             file=file,
-            traced=graph,
+            original_graph=graph,
             recorded=usage.known,
             tree=tree,
             calls=usage.calls,
-            traced_as="eager",
-            describe=usage.describe,
+            graph_kind="eager",
+            graph_text=usage.describe,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -74,7 +75,9 @@ def missing_part(path: str) -> UnsupportedLibraryError:
 
 @contextlib.contextmanager
 def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """For the time of the context, a function or method is called through `around`, which gets the original first.
+    """Replace a function or method within the context: this thread calls `around` with the original and its arguments.
+
+    Other threads call the original.
 
     Args:
         owner: The dotted path of the module or class that has it.
@@ -83,7 +86,14 @@ def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterato
     """
     holder, original = find_part(owner), find_part(f"{owner}.{name}")
     own = vars(holder).get(name, original)
-    setattr(holder, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+    thread = threading.get_ident()
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(*args, **kwargs)
+        return around(original, *args, **kwargs)
+
+    setattr(holder, name, replacement)
     try:
         yield
     finally:

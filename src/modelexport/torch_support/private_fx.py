@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -65,11 +64,9 @@ def before_optimization(observe: Callable[[Any], object]) -> contextlib.Abstract
     Optimizing it ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after it
     optimizes: only its own sequence of steps gives its own result.
     """
-    thread = threading.get_ident()
 
     def optimize(original: Callable[..., Any], program: torch.onnx.ONNXProgram, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            observe(program.model)
+        observe(program.model)
         return original(program, *args, **kwargs)
 
     return called_through("torch.onnx.ONNXProgram", "optimize", optimize)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,16 +109,13 @@ def weights_apart() -> Iterator[dict[str, bytes]]:
     """Give the contents of weights by themselves, and keep them out of the files written within the context.
 
     The exporter can do so, but does not offer it: it copies the weights from one form of the model to the next, and
-    parses all of it once more. Other threads are not affected.
+    parses all of it once more.
     """
     contents: dict[str, bytes] = {}
-    thread = threading.get_ident()
 
     def export(
         original: Callable[..., Any], graph: Any, weights: Any, opset: Any, axes: Any, defer: Any, *rest: Any
     ) -> Any:
-        if threading.get_ident() != thread:
-            return original(graph, weights, opset, axes, defer, *rest)
         file, deferred, *others = original(graph, weights, opset, axes, True, *rest)
         contents.update(deferred)
         return (file, {}, *others)
@@ -158,8 +154,8 @@ def set_tracing_state(state: Any) -> None:
     fixed_part("torch._C._set_tracing_state")(state)
 
 
-class Untraced:
-    """What is done inside is not recorded: looking at a tensor's shape would be. Entered for every call of a module."""
+class TracingPaused:
+    """Pauses the trace within the context: even reading a tensor's shape is recorded. A class, because it is fast."""
 
     def __init__(self, state: object) -> None:
         self._state = state

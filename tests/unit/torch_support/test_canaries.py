@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport.capture.fx.evidence import FxSources
-from modelexport.capture.fx.trace_recorder import mark_serial, serial_of
+from modelexport.capture.fx.onnx_sources import FxSources
+from modelexport.capture.fx.serial_numbers import serial_of, set_serial
 from modelexport.errors import ModelExportError, UnsupportedLibraryError
 from modelexport.exporting.export import export_model
 from modelexport.torch_support import private, private_export, private_fx, private_jit, transformers_private
@@ -236,7 +236,7 @@ class Watched(nn.Module):
         self.see(private_fx.node_of(result, tracer) if tracer is not None else None)
         if tracer is not None:
             for node in tracer.graph.nodes:
-                mark_serial(node, 7)
+                set_serial(node, 7)
         return result
 
 
@@ -305,7 +305,7 @@ def test_before_optimization() -> None:
     assert program is not None
     assert program.exported_program is not None
     sources = FxSources(program.exported_program)
-    assert [getattr(sources.of(node), "op", None) for node in program.model.graph] == ["call_function"]
+    assert [getattr(sources.find(node), "op", None) for node in program.model.graph] == ["call_function"]
     assert all("pkg.torch.onnx.fx_node" in node.metadata_props for node in program.model.graph)
 
 
@@ -410,7 +410,7 @@ def test_tracing_state() -> None:
 
     def look(x: torch.Tensor) -> torch.Tensor:
         state = private_jit.tracing_state()
-        with private_jit.Untraced(state):
+        with private_jit.TracingPaused(state):
             seen.append((state, private_jit.tracing_state()))
             x.neg()
         seen.append(private_jit.tracing_state() is not None)
