@@ -25,15 +25,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.support import nine, zoo
-from tests.support.breaking import all_at_once, near_moves, random_moves, with_owners
+from tests.support.breaking import all_at_once, near_moves, random_moves, suspects, suspects_when_moved
 
 import modelexport
-from modelexport.analysis.contamination.check import Evidence, contamination_findings
-from modelexport.analysis.contamination.claimed_owners import Claims
+from modelexport.analysis.contamination.owner_check import OwnerCheck
 from modelexport.analysis.findings import Severity
 from modelexport.analysis.validation.subject import Subject
 from modelexport.errors import ModelExportError
-from modelexport.verification.contamination_by_value import gather_evidence
+from modelexport.verification.contamination_by_value import check_owners_by_value
 
 _MARK = "<!-- written by benchmarks/breakage.py -->"
 _SEED = 4
@@ -112,33 +111,27 @@ def break_file(file: File, folder: Path, moves: int) -> Row | str:
     except ModelExportError as error:
         return " ".join(str(error).split())[:160]
     subject = Subject(path)
-    witnesses = {"file": subject.evidence, "model": gather_evidence(subject, specimen.model, specimen.inputs)}
+    checks = {"file": subject.owner_check, "model": check_owners_by_value(subject, specimen.model, specimen.inputs)}
     alarms, counts = [], {}
-    for name, evidence in witnesses.items():
-        found = contamination_findings(evidence, evidence.suspicions())
+    for name, check in checks.items():
+        found = check.findings()
         for finding in found:
             print(f"    {finding.severity.value} {name}: {finding.node}: {finding.message}")
         alarms.append(sum(finding.severity is Severity.ERROR for finding in found))
-        counts[f"{name} random"] = _count(evidence, random_moves(evidence.document, moves, _SEED))
-        counts[f"{name} near"] = _count(evidence, near_moves(evidence.document, moves, _SEED))
-        counts[f"{name} at once"] = _count_at_once(evidence, moves)
+        counts[f"{name} random"] = _count(check, random_moves(check.document, moves, _SEED))
+        counts[f"{name} near"] = _count(check, near_moves(check.document, moves, _SEED))
+        counts[f"{name} at once"] = _count_at_once(check, moves)
     return Row(file, len(subject.nodes), (alarms[0], alarms[1]), counts)
 
 
-def _count(evidence: Evidence, moves: list[tuple[str, str]]) -> Count:
-    claims = Claims(evidence.document, evidence.flow, evidence.calls)
-    return Count(sum(node in evidence.suspects_when_moved(node, owner, claims) for node, owner in moves), len(moves))
+def _count(check: OwnerCheck, moves: list[tuple[str, str]]) -> Count:
+    return Count(sum(node in suspects_when_moved(check, node, owner) for node, owner in moves), len(moves))
 
 
-def _count_at_once(evidence: Evidence, moves: int) -> Count:
-    number = max(1, min(moves, int(len(evidence.document.nodes) * _MOST_NODES_MOVED)))
-    owners = all_at_once(evidence.document, number, _SEED)
-    return Count(len(owners.keys() & _suspects(evidence, owners)), len(owners))
-
-
-def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
-    claims = Claims(with_owners(evidence.document, owners), evidence.flow, evidence.calls)
-    return {evidence.flow.ids[suspicion.node] for suspicion in evidence.suspicions(claims)}
+def _count_at_once(check: OwnerCheck, moves: int) -> Count:
+    number = max(1, min(moves, int(len(check.document.nodes) * _MOST_NODES_MOVED)))
+    owners = all_at_once(check.document, number, _SEED)
+    return Count(len(owners.keys() & suspects(check, owners)), len(owners))
 
 
 def table(rows: list[Row]) -> str:

@@ -6,7 +6,7 @@ from modelexport.storage.atomic_text import check_text_target, staged_text, writ
 from modelexport.storage.document_builder import build_document, tensor_records
 from modelexport.storage.finished_file import FinishedFile, read_finished, write_finished
 from modelexport.storage.inline_writer import save_inline
-from modelexport.storage.loaded_model import LoadedModel, load
+from modelexport.storage.loaded_model import LoadedModel, build_ir, load
 from modelexport.storage.metadata_stores import (
     NodeStores,
     has_node_properties,
@@ -31,6 +31,7 @@ __all__ = [
     "NodeStores",
     "Staging",
     "build_document",
+    "build_ir",
     "check_target",
     "check_text_target",
     "data_file_name",

@@ -60,7 +60,7 @@ def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
     file = existing_file(path)
     proto = read_proto(file, limits, weights=True)
     document, missing = find_document(file, proto, limits)
-    model = _build(file, proto)
+    model = build_ir(file, proto)
     stored = {
         identity: found
         for identity, node in nodes_with_ids(model)
@@ -69,7 +69,12 @@ def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
     return LoadedModel(file, model, document, stored, missing)
 
 
-def _build(file: Path, proto: onnx.ModelProto) -> ir.Model:
+def build_ir(file: Path, proto: onnx.ModelProto) -> ir.Model:
+    """Convert a model that was parsed from a file; external data is looked up in the folder of the file.
+
+    Raises:
+        FileFormatError: onnx_ir cannot represent the model.
+    """
     try:
         model = ir.from_proto(proto)
         # By its own folder, so that tensors in other files are looked for there.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from modelexport.analysis import Case, Severity
-from modelexport.analysis.contamination import contamination_findings, may_be
+from modelexport.analysis.contamination import types_compatible
 from modelexport.analysis.validation.subject import Subject
 from modelexport.hierarchy import (
     ROOT_CALL,
@@ -244,7 +244,7 @@ def check_boundaries(subject: Subject) -> Iterator[Breach]:
                 continue
             if boundary.tensor not in subject.tensors:
                 yield Breach(f"{boundary.tensor!r} at the boundary of {call.id!r} is no tensor of the graph")
-            elif not may_be(boundary.info, subject.types.get(boundary.tensor)):
+            elif not types_compatible(boundary.info, subject.types.get(boundary.tensor)):
                 yield Breach(
                     f"{boundary.tensor!r} at the boundary of {call.id!r} was {boundary.info} when it was recorded, "
                     f"and is {subject.types[boundary.tensor]} in the graph"
@@ -275,7 +275,7 @@ def check_tensors(subject: Subject) -> Iterator[Breach]:
 
 def check_owners(subject: Subject) -> Iterator[Breach]:
     """No node is owned by a call that did not run it, as far as the file shows."""
-    for found in contamination_findings(subject.evidence, subject.evidence.suspicions()):
+    for found in subject.owner_check.findings():
         yield Breach(found.message, found.node, found.severity, found.case)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.analysis.contamination import Evidence
+from modelexport.analysis.contamination import OwnerCheck
 from modelexport.errors import ContractError, FileFormatError
 from modelexport.graph import TensorType, proto_nodes_with_ids, value_types
 from modelexport.hierarchy import HierarchyDocument, NodeRecord
@@ -29,16 +29,17 @@ class Subject:
 
     Attributes:
         path: The file.
-        model: The model as it lies there; the content of large weights is not read.
+        model: The model in it; large inline weights are read only with `weights`.
         sidecar: Where its sidecar is, or would be.
         document: The sidecar's content, where it can be read.
         unreadable: Why it cannot, in words; empty where there is no sidecar.
         baseline: The model to compare the graph with.
     """
 
-    def __init__(self, path: str | Path, baseline: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path, baseline: str | Path | None = None, *, weights: bool = False) -> None:
         self.path = existing_file(path)
-        self.model = read_proto(self.path, weights=False)
+        self._has_weights = weights
+        self.model = read_proto(self.path, weights=weights)
         self.baseline = read_proto(existing_file(baseline), weights=False) if baseline is not None else None
         self.sidecar = sidecar_path(self.path)
         self.document: HierarchyDocument | None = None
@@ -52,6 +53,11 @@ class Subject:
             self.document = read_sidecar(self.sidecar)
         except FileFormatError as error:
             self.unreadable = str(error)
+
+    @cached_property
+    def model_with_weights(self) -> onnx.ModelProto:
+        """The model with its inline weights."""
+        return self.model if self._has_weights else read_proto(self.path, weights=True)
 
     @cached_property
     def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
@@ -99,8 +105,8 @@ class Subject:
         return check_file(self.path, self.model)
 
     @cached_property
-    def evidence(self) -> Evidence:
-        """What the file says about the owners of its nodes."""
+    def owner_check(self) -> OwnerCheck:
+        """The check of the owners of its nodes by the file alone."""
         if self.document is None:
             raise ContractError("owners are judged where there is a document")
-        return Evidence.gather(self.model, self.document, lambda: self.model_checks.inferred)
+        return OwnerCheck.from_file(self.model, self.document, lambda: self.model_checks.inferred)

@@ -105,9 +105,15 @@ def validate(
         InputError: There is no such file.
         FileFormatError: It is not an ONNX model.
     """
-    asked = {CONTAMINATION: check_contamination, TOPOLOGY: baseline is not None}
     with gc_paused():
-        return check(Subject(path, baseline), [rule for rule in RULES if not rule.optional or asked[rule.id]])
+        return validate_subject(Subject(path, baseline), check_contamination=check_contamination)
+
+
+def validate_subject(subject: Subject, *, check_contamination: bool = False) -> ValidationReport:
+    """`validate` for a file that is already parsed."""
+    asked = {CONTAMINATION: check_contamination, TOPOLOGY: subject.baseline is not None}
+    with gc_paused():
+        return check(subject, [rule for rule in RULES if not rule.optional or asked[rule.id]])
 
 
 def check(subject: Subject, chosen: Sequence[Rule]) -> ValidationReport:
