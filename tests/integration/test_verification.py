@@ -24,6 +24,7 @@ from tests.support.breaking import (
 )
 from tests.support.eager_calls import record_calls
 
+import modelexport
 from modelexport.analysis.validation.subject import Subject
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
@@ -106,10 +107,61 @@ def test_the_command_judges_by_values(exported: Exporter, tmp_path: Path) -> Non
         assert "error: --" in done.stderr
 
 
-def _command(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from modelexport.cli.main import run; run()"
+def _command(folder: Path, *arguments: object, prelude: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"{prelude}import sys; sys.path.insert(0, {str(ROOT)!r}); from modelexport.cli.main import run; run()"
     words = [sys.executable, "-c", code, "validate", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+
+
+@pytest.mark.xdist_group("no_grad")
+def test_report_is_kept_and_the_model_is_not_loaded_when_the_sidecar_is_missing(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.onnx"
+    bare.write_bytes(exported("no_grad").path.read_bytes())
+    done = _command(tmp_path, bare, "--check-contamination", "--model", "no_such_module:make", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    rules = {rule["id"]: rule for rule in report["rules"]}
+    assert rules["contamination"]["skipped"] == "there is no sidecar to check"
+    assert "skipped" not in rules["onnx-checker"]
+    assert [finding["rule"] for finding in report["findings"]] == ["sidecar"]
+
+
+def test_the_command_parses_the_file_once(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU())
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    modelexport.export_model(model, torch.randn(2, 600), tmp_path / "net.onnx")
+    assert (tmp_path / "net.onnx").stat().st_size > 2**20, "weights of this size are skipped where they are not needed"
+    (tmp_path / "made.py").write_text(
+        "import torch\ndef make():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU())\n"
+        "    model.load_state_dict(torch.load('weights.pt'))\n"
+        "    return model, (torch.ones(2, 600),)\n"
+    )
+    count = (
+        "import onnx, sys\n"
+        "def counted(parse):\n"
+        "    def parsing(*args, **options):\n"
+        "        print('parses', file=sys.stderr)\n"
+        "        return parse(*args, **options)\n"
+        "    return parsing\n"
+        "onnx.load_model_from_string = counted(onnx.load_model_from_string)\n"
+        "onnx.load_model = counted(onnx.load_model)\n"
+    )
+    done = _command(tmp_path, "net.onnx", "--check-contamination", "--model", "made:make", prelude=count)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("parses") == 1
+
+
+def test_half_precision_model_is_validated_and_verified_on_inputs_of_its_own_type(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)).half()
+    x = torch.randn(4, 8).half()
+    modelexport.export_model(model, x, tmp_path / "net.onnx")
+    assert array_of(x).dtype == np.float16
+    assert validate_owners_by_value(tmp_path / "net.onnx", model, x).findings == ()
+    assert modelexport.verify_modules(tmp_path / "net.onnx", model, x).passed
 
 
 # --- the parts -------------------------------------------------------------------------------------------------
