@@ -77,16 +77,20 @@ def validate(
     inputs.check()
     form = report.form(output_format, ValidationFormat)
     report.check(file)
-    from modelexport.analysis.validation import validate as validate_file
+    from modelexport.analysis.validation import ValidatedFile, validate_opened
 
     with out.working(f"checking {file}"):
-        found = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
-    if model is not None:
-        from modelexport.verification import judge_attributions
+        subject = ValidatedFile(file, baseline, weights=model is not None)
+        # Without a document there are no owners to check: the report then says that the rule was skipped.
+        by_value = model is not None and subject.document is not None
+        found = validate_opened(subject, check_contamination=check_contamination and not by_value)
+    if model is not None and by_value:
+        from modelexport.verification import validate_owners_by_value
 
         with out.running_model():
             sourced = loading.load(model, out)
-            found = judge_attributions(file, sourced.model, inputs.choose(sourced, out), found, limits=limits.limits)
+            example = inputs.choose(sourced, out)
+            found = validate_owners_by_value(subject, sourced.model, example, found, limits=limits.limits)
     report.write(render(found, form, report.width), out)
     if not found.is_valid:
         raise typer.Exit(FINDINGS)

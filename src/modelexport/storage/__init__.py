@@ -14,7 +14,15 @@ from modelexport.storage.metadata_stores import (
     strip_hierarchy,
     write_stores,
 )
-from modelexport.storage.opened_file import LoadedModel, ModelFile, existing_file, load, read_model, read_proto
+from modelexport.storage.opened_file import (
+    LoadedModel,
+    ModelFile,
+    build_ir,
+    existing_file,
+    load,
+    read_model,
+    read_proto,
+)
 from modelexport.storage.recovery import find_hierarchy, recover_document
 from modelexport.storage.transaction import Staging, check_target, data_file_name, data_files, sidecar_path, stage_files
 from modelexport.storage.untagged_file import UntaggedFile, read_untagged, write_tagged
@@ -30,6 +38,7 @@ __all__ = [
     "Staging",
     "UntaggedFile",
     "build_document",
+    "build_ir",
     "check_target",
     "check_text_target",
     "data_file_name",

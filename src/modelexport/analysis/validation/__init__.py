@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelexport.analysis.validation.sarif import as_sarif
 from modelexport.analysis.validation.store_repair import RepairReport, repair, repair_schema
 from modelexport.analysis.validation.validated_file import ValidatedFile
-from modelexport.analysis.validation.validator import validate
+from modelexport.analysis.validation.validator import validate, validate_opened
 
 __all__ = [
     "RepairReport",
@@ -14,4 +14,5 @@ __all__ = [
     "repair",
     "repair_schema",
     "validate",
+    "validate_opened",
 ]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from modelexport.analysis.contamination import RULE as CONTAMINATION
-from modelexport.analysis.contamination import contamination_findings, may_be
+from modelexport.analysis.contamination import types_compatible
 from modelexport.analysis.validation.rule import EXPORT_AGAIN, Rule, Violation
 from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.hierarchy import (
@@ -89,7 +89,7 @@ def _check_boundaries(file: ValidatedFile) -> Iterator[Violation]:
                 continue
             if boundary.tensor not in file.tensors:
                 yield Violation(f"the graph has no tensor {boundary.tensor!r}, a boundary tensor of call {call.id!r}")
-            elif not may_be(boundary.info, file.types.get(boundary.tensor)):
+            elif not types_compatible(boundary.info, file.types.get(boundary.tensor)):
                 yield Violation(
                     f"{boundary.tensor!r}, a boundary tensor of call {call.id!r}, was recorded as {boundary.info}, but "
                     f"is {file.types[boundary.tensor]} in the graph"
@@ -121,7 +121,7 @@ def _check_tensors(file: ValidatedFile) -> Iterator[Violation]:
 
 
 def _check_owners(file: ValidatedFile) -> Iterator[Violation]:
-    for found in contamination_findings(file.evidence, file.evidence.suspicions()):
+    for found in file.owner_check.findings():
         yield Violation(found.message, found.node, found.severity, found.case)
 
 

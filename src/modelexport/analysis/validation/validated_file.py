@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from modelexport.analysis.contamination import Evidence
+from modelexport.analysis.contamination import OwnerCheck
 from modelexport.errors import ContractError, FileFormatError
 from modelexport.graph import TensorType, value_types
 from modelexport.hierarchy import HierarchyDocument, NodeRecord
@@ -22,15 +22,16 @@ class ValidatedFile:
         opened: The opened file.
         path: Its path.
         nodes: Its nodes with their ids.
-        model: The model; the content of large weights is not read.
+        model: The model; large inline weights are read only with `weights`.
         sidecar: The path of its sidecar, which need not exist.
         document: The sidecar's content, if it exists and can be read.
         sidecar_problem: Why the sidecar cannot be read; empty if it can be, or does not exist.
         baseline: The model of the baseline file.
     """
 
-    def __init__(self, path: str | Path, baseline: str | Path | None = None) -> None:
-        self.opened = ModelFile(path)
+    def __init__(self, path: str | Path, baseline: str | Path | None = None, *, weights: bool = False) -> None:
+        self.opened = ModelFile(path, weights=weights)
+        self._has_weights = weights
         self.path = self.opened.path
         self.model = self.opened.proto
         self.nodes = self.opened.nodes
@@ -42,6 +43,11 @@ class ValidatedFile:
             self.document = self.opened.sidecar_document
         except FileFormatError as error:
             self.sidecar_problem = str(error)
+
+    @cached_property
+    def model_with_weights(self) -> onnx.ModelProto:
+        """The model with its inline weights."""
+        return self.model if self._has_weights else ModelFile(self.path, weights=True).proto
 
     @property
     def required_document(self) -> HierarchyDocument:
@@ -90,6 +96,7 @@ class ValidatedFile:
         return check_file(self.path, self.model)
 
     @cached_property
-    def evidence(self) -> Evidence:
-        """The evidence in the file for and against the owners of its nodes."""
-        return Evidence.gather(self.model, self.required_document, lambda: self.model_checks.inferred)
+    def owner_check(self) -> OwnerCheck:
+        """The check of the owners of its nodes by the file alone."""
+        document = self.required_document
+        return OwnerCheck.from_file(self.model, document, lambda: self.model_checks.inferred)

@@ -35,9 +35,15 @@ def validate(
         InputError: The file does not exist.
         FileFormatError: It is not an ONNX model.
     """
-    requested = {CONTAMINATION: check_contamination, TOPOLOGY: baseline is not None}
     with gc_paused():
-        return check(ValidatedFile(path, baseline), [r for r in RULES if not r.optional or requested[r.id]])
+        return validate_opened(ValidatedFile(path, baseline), check_contamination=check_contamination)
+
+
+def validate_opened(file: ValidatedFile, *, check_contamination: bool = False) -> ValidationReport:
+    """`validate` for a file that is already parsed."""
+    requested = {CONTAMINATION: check_contamination, TOPOLOGY: file.baseline is not None}
+    with gc_paused():
+        return check(file, [rule for rule in RULES if not rule.optional or requested[rule.id]])
 
 
 def check(file: ValidatedFile, chosen: Sequence[Rule]) -> ValidationReport:

@@ -13,7 +13,13 @@ from torch import nn
 from modelexport.hierarchy.document import HierarchyDocument, ModuleRecord, Producer
 from modelexport.hierarchy.modules import ForwardArgument
 from modelexport.hierarchy.tags import TagView
-from modelexport.verification.module_run import ModuleRun, ModuleRunner, Place, Side, body_call
+from modelexport.verification.boundary_recording import (
+    BoundaryKey,
+    BoundaryRecorder,
+    BoundaryRecording,
+    Direction,
+    control_flow_call,
+)
 
 
 def document_of(model: nn.Module, **arguments: tuple[str, ...]) -> HierarchyDocument:
@@ -42,9 +48,9 @@ def document_of(model: nn.Module, **arguments: tuple[str, ...]) -> HierarchyDocu
     )
 
 
-def run(model: nn.Module, *args: Any, keep: Any = None, **arguments: tuple[str, ...]) -> ModuleRun:
-    runner = ModuleRunner(model, document_of(model, **arguments), args, {})
-    seen = runner.run().seen
+def run(model: nn.Module, *args: Any, keep: Any = None, **arguments: tuple[str, ...]) -> BoundaryRecording:
+    runner = BoundaryRecorder(model, document_of(model, **arguments), args, {})
+    seen = runner.run().tensors
     return runner.run(seen if keep is None else keep)
 
 
@@ -52,15 +58,15 @@ def run(model: nn.Module, *args: Any, keep: Any = None, **arguments: tuple[str, 
 def test_tensors_have_the_names_and_shapes_of_the_document(exported: Exporter) -> None:
     for name in ("nested_outputs", "shared_block"):
         ours = exported(name)
-        seen = ModuleRunner(ours.specimen.model, ours.document, ours.args, ours.kwargs).run().seen
+        seen = BoundaryRecorder(ours.specimen.model, ours.document, ours.args, ours.kwargs).run().tensors
         recorded = {
-            Place(call.id, side, tensor.name)
+            BoundaryKey(call.id, side, tensor.name)
             for call in ours.document.calls
-            for side, boundary in ((Side.INPUT, call.inputs), (Side.OUTPUT, call.outputs))
+            for side, boundary in ((Direction.INPUT, call.inputs), (Direction.OUTPUT, call.outputs))
             for tensor in boundary
         }
         assert recorded == set(seen)
-    assert Place("blk@2", Side.INPUT, "x") in recorded
+    assert BoundaryKey("blk@2", Direction.INPUT, "x") in recorded
 
 
 class Pair(NamedTuple):
@@ -88,23 +94,26 @@ class Views(nn.Module):
 
 def test_tensor_is_kept_once_until_it_is_changed() -> None:
     found = run(Views(), torch.ones(2, 3))
-    first = found.seen[Place("same", Side.INPUT, "x")].number
-    assert found.seen[Place("same", Side.OUTPUT, "output")].number == first
-    assert found.seen[Place("split", Side.INPUT, "x")].number == first
-    assert found.seen[Place("same@1", Side.INPUT, "x")].number != first
-    assert found.values[Place("same", Side.INPUT, "x")] is found.values[Place("split", Side.INPUT, "x")]
+    first = found.tensors[BoundaryKey("same", Direction.INPUT, "x")].number
+    assert found.tensors[BoundaryKey("same", Direction.OUTPUT, "output")].number == first
+    assert found.tensors[BoundaryKey("split", Direction.INPUT, "x")].number == first
+    assert found.tensors[BoundaryKey("same@1", Direction.INPUT, "x")].number != first
+    assert (
+        found.values[BoundaryKey("same", Direction.INPUT, "x")]
+        is found.values[BoundaryKey("split", Direction.INPUT, "x")]
+    )
     # The values are those of the moment, though the memory was written to afterwards.
-    assert (found.values[Place("same", Side.INPUT, "x")] == 2).all()
-    assert (found.values[Place("split", Side.OUTPUT, "left")] == 2).all()
-    assert (found.values[Place("same@1", Side.INPUT, "x")] == 3).all()
+    assert (found.values[BoundaryKey("same", Direction.INPUT, "x")] == 2).all()
+    assert (found.values[BoundaryKey("split", Direction.OUTPUT, "left")] == 2).all()
+    assert (found.values[BoundaryKey("same@1", Direction.INPUT, "x")] == 3).all()
 
 
 def test_only_what_is_asked_for_is_kept() -> None:
-    wanted = Place("split", Side.OUTPUT, "right")
+    wanted = BoundaryKey("split", Direction.OUTPUT, "right")
     found = run(Views(), torch.ones(2, 3), keep={wanted})
     assert list(found.values) == [wanted]
-    assert len(found.seen) > 5
-    assert found.seen[wanted].nbytes == 12
+    assert len(found.tensors) > 5
+    assert found.tensors[wanted].nbytes == 12
 
 
 class Types(nn.Module):
@@ -123,7 +132,7 @@ class Types(nn.Module):
 
 
 def test_every_type_is_kept_as_numpy_has_it() -> None:
-    values = {place.name: array for place, array in run(Types(), torch.eye(2)).values.items()}
+    values = {key.name: array for key, array in run(Types(), torch.eye(2)).values.items()}
     kinds = {name: array.dtype.name for name, array in values.items()}
     assert kinds == {
         "x": "float32",
@@ -140,7 +149,7 @@ def test_every_type_is_kept_as_numpy_has_it() -> None:
     assert np.array_equal(values["sparse"], np.eye(2, dtype=np.float32))
     assert values["complex64"].shape == (2, 2, 2)
     assert (values["scalar"].shape, values["empty"].shape) == ((), (0, 2))
-    assert run(Types(), torch.eye(2)).seen[Place("", Side.OUTPUT, "bfloat16")].dtype == "bfloat16"
+    assert run(Types(), torch.eye(2)).tensors[BoundaryKey("", Direction.OUTPUT, "bfloat16")].dtype == "bfloat16"
 
 
 class Random(nn.Module):
@@ -154,10 +163,10 @@ class Random(nn.Module):
 
 def test_every_pass_starts_from_the_same_random_state_in_evaluation_mode() -> None:
     model = Random().train()
-    runner = ModuleRunner(model, document_of(model), (torch.ones(100),), {})
-    place = Place("", Side.OUTPUT, "output")
+    runner = BoundaryRecorder(model, document_of(model), (torch.ones(100),), {})
+    key = BoundaryKey("", Direction.OUTPUT, "output")
     before = torch.get_rng_state()
-    first, second = (runner.run({place}).values[place] for _ in range(2))
+    first, second = (runner.run({key}).values[key] for _ in range(2))
     assert np.array_equal(first, second)
     assert (first < 2).all()
     assert torch.equal(torch.get_rng_state(), before)
@@ -184,11 +193,11 @@ class Catching(nn.Module):
 
 
 def test_call_that_failed_has_no_results_and_the_others_have_theirs() -> None:
-    seen = run(Catching(), torch.ones(2)).seen
-    assert Place("failing", Side.INPUT, "x") in seen
-    assert not [place for place in seen if place.call == "failing" and place.side is Side.OUTPUT]
-    assert Place("same", Side.OUTPUT, "output") in seen
-    assert Place("", Side.OUTPUT, "output") in seen
+    seen = run(Catching(), torch.ones(2)).tensors
+    assert BoundaryKey("failing", Direction.INPUT, "x") in seen
+    assert not [key for key in seen if key.call == "failing" and key.direction is Direction.OUTPUT]
+    assert BoundaryKey("same", Direction.OUTPUT, "output") in seen
+    assert BoundaryKey("", Direction.OUTPUT, "output") in seen
 
 
 class Body(nn.Module):
@@ -205,9 +214,9 @@ class Body(nn.Module):
 def test_calls_in_bodies_are_seen_and_counted_apart() -> None:
     found = run(Body(), torch.ones(3, 2))
     assert found.calls["cell"] == 2
-    assert found.body_calls["cell"] == 3
-    assert found.values[Place(body_call("cell"), Side.INPUT, "x")].shape == (2,)
-    assert found.values[Place("cell@1", Side.INPUT, "x")].shape == (3, 2)
+    assert found.control_flow_calls["cell"] == 3
+    assert found.values[BoundaryKey(control_flow_call("cell"), Direction.INPUT, "x")].shape == (2,)
+    assert found.values[BoundaryKey("cell@1", Direction.INPUT, "x")].shape == (3, 2)
 
 
 def test_modules_are_listed_once_however_many_there_are() -> None:
@@ -222,5 +231,5 @@ def test_modules_are_listed_once_however_many_there_are() -> None:
     names = [record.path for record in document_of(model).modules]
     assert len(names) == 51
     Counting.listed = 0
-    ModuleRunner(model, document_of(model), (torch.ones(1),), {})
+    BoundaryRecorder(model, document_of(model), (torch.ones(1),), {})
     assert Counting.listed <= 3
