@@ -6,7 +6,7 @@ from modelexport.torch_support.call_watch import CallWatch, RunningCall, own_cal
 from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver, control_flow_depth
 from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs
 from modelexport.torch_support.state_guard import (
-    TURN,
+    TORCH_LOCK,
     CopyOnWrite,
     buffers_restored,
     evaluation_mode,
@@ -16,7 +16,7 @@ from modelexport.torch_support.state_guard import (
 from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
 
 __all__ = [
-    "TURN",
+    "TORCH_LOCK",
     "CallWatch",
     "ControlFlowWatch",
     "CopyOnWrite",

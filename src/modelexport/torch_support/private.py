@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
 import torch
@@ -170,9 +171,14 @@ def schema_of(operator: Any) -> Any:
     return getattr(operator, "_schema", None)
 
 
-def control_flow_names() -> frozenset[str]:
-    """The names under which torch offers its control-flow operators."""
-    return frozenset(name for name in dir(fixed_part("torch._higher_order_ops")) if not name.startswith("_"))
+def is_control_flow(value: object) -> bool:
+    """Whether a value is a control-flow operator, or one of torch's functions that call one: `torch.cond`, `scan`."""
+    package = fixed_part("torch._higher_order_ops").__name__
+    if not isinstance(value, FunctionType):
+        return is_higher_order_operator(value)
+    # `torch.cond` says that its module is `torch`: its globals say where it is defined.
+    defined_in: str = inspect.unwrap(value).__globals__.get("__name__", "")
+    return defined_in.startswith(f"{package}.")
 
 
 def dispatch_mode(

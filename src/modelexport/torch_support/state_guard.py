@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # torch keeps its tracing state in module globals: whatever runs or traces a model here takes its turn.
-TURN = threading.Lock()
+TORCH_LOCK = threading.Lock()
 _CONTAINERS = (dict, collections.OrderedDict, list, set)
 
 

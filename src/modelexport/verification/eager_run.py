@@ -17,7 +17,7 @@ import torch
 from modelexport.errors import InputError
 from modelexport.hierarchy import ForwardArgument
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     CallWatch,
     ControlFlowWatch,
     FunctionObserver,
@@ -99,7 +99,7 @@ def run_eagerly(
     operators = ControlFlowWatch(model, observer.running, observer, count_failed_dry_runs=True)
     mode = contextlib.nullcontext() if training else evaluation_mode(model)
     with (
-        TURN,
+        TORCH_LOCK,
         preserved_state(model),
         buffers_restored(model),
         mode,

@@ -17,7 +17,7 @@ import torch
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, HierarchyDocument
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     CallWatch,
     RunningCall,
     buffers_restored,
@@ -122,7 +122,7 @@ class ModuleRunner:
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(TURN)
+            stack.enter_context(TORCH_LOCK)
             stack.enter_context(preserved_state(self._model))
             stack.enter_context(evaluation_mode(self._model))
             stack.enter_context(buffers_restored(self._model))

@@ -142,8 +142,12 @@ def test_schema_of() -> None:
     assert private.schema_of(torch.add) is None
 
 
-def test_control_flow_names() -> None:
-    assert {"cond", "scan", "while_loop"} <= private.control_flow_names()
+def test_is_control_flow() -> None:
+    from torch._higher_order_ops import associative_scan, scan, while_loop
+
+    operators = (torch.cond, scan, while_loop, associative_scan, torch.ops.higher_order.cond)
+    assert all(private.is_control_flow(operator) for operator in operators)
+    assert not any(private.is_control_flow(other) for other in (map, torch.relu, torch.ops.aten.relu, torch.nn.ReLU))
 
 
 def test_dispatch_mode() -> None:
