@@ -1,4 +1,4 @@
-"""Running and tracing a PyTorch model: the only package that touches private parts of torch and transformers."""
+"""Run and trace a PyTorch model: the only package that uses private APIs of torch and transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelexport.torch_support.state_guard import (
     CopyOnWrite,
     buffers_restored,
     evaluation_mode,
-    fused_layers_off,
+    mha_fast_path_disabled,
     preserved_state,
 )
 from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
@@ -26,7 +26,7 @@ __all__ = [
     "control_flow_depth",
     "copied_inputs",
     "evaluation_mode",
-    "fused_layers_off",
+    "mha_fast_path_disabled",
     "named_arguments",
     "named_results",
     "normalize_inputs",

@@ -24,12 +24,12 @@ from modelexport.torch_support import (
     control_flow_depth,
     copied_inputs,
     evaluation_mode,
-    fused_layers_off,
+    mha_fast_path_disabled,
     named_arguments,
     named_results,
     preserved_state,
 )
-from modelexport.torch_support.private import hold_memory, version_of
+from modelexport.torch_support.private import storage_reference, version_of
 
 _SHOWN = 3
 _OTHER_SEED = 0x5EED
@@ -126,7 +126,7 @@ class ModuleRunner:
             stack.enter_context(preserved_state(self._model))
             stack.enter_context(evaluation_mode(self._model))
             stack.enter_context(buffers_restored(self._model))
-            stack.enter_context(fused_layers_off())
+            stack.enter_context(mha_fast_path_disabled())
             observer = _Observer(self._arguments, keep, stirred, stack.enter_context(control_flow_depth()))
             stack.enter_context(torch.no_grad())
             stack.enter_context(observer.calls.watching(self._modules))
@@ -195,7 +195,7 @@ class _Observer:
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The same for tensors of the same content: views of the same memory that nobody wrote to in between."""
-        memory = hold_memory(tensor)
+        memory = storage_reference(tensor)
         # Without memory of its own, or where writes are not counted, no other tensor is known to hold the same.
         key: tuple[object, ...] = (len(self._numbers), "alone")
         if memory is not None:

@@ -21,7 +21,7 @@ from modelexport.torch_support import (
     named_arguments,
     named_results,
 )
-from modelexport.torch_support.private import hold_memory, memory_of, tensors_among
+from modelexport.torch_support.private import storage_id, storage_reference, tensors_among
 
 
 def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerRun:
@@ -128,7 +128,7 @@ class _Recorder:
         location = _location(tensor)
         self._numbers[location] = (len(fingerprints) - 1, self._writes[location[0]])
         if location[0] not in self._memory:
-            self._memory[location[0]] = hold_memory(tensor)
+            self._memory[location[0]] = storage_reference(tensor)
         return len(fingerprints) - 1
 
     def _enter(self, call: RunningCall[RecordedCall], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
@@ -210,7 +210,7 @@ _Location = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype, bool,
 
 
 def _location(tensor: torch.Tensor) -> _Location:
-    memory = memory_of(tensor)
+    memory = storage_id(tensor)
     try:
         location = (memory, tensor.storage_offset(), tensor.stride()) if memory is not None else None
     except (RuntimeError, NotImplementedError):
