@@ -94,9 +94,9 @@ def _write_file(tagged: TaggedModel, path: Path, external_data: bool | None) -> 
 
 
 def _name_data_file(staged: Path, target: Path) -> str | None:
-    """Name the data file that torch wrote by the hash of its content, in the model as well.
+    """Give the data file that torch wrote a name made of its content, and tell the model.
 
-    So a graph never refers to the weights of another export.
+    So a graph can never be found beside weights that are not its own.
     """
     written = staged.with_name(f"{staged.name}.data")
     if not written.exists():

@@ -75,20 +75,20 @@ def missing_part(path: str) -> UnsupportedLibraryError:
 
 @contextlib.contextmanager
 def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Within the context, `around` replaces a function or method; its first argument is the original.
+    """For the time of the context, a function or method is called through `around`, which gets the original first.
 
     Args:
-        owner: The dotted path of its module or class.
+        owner: The dotted path of the module or class that has it.
         name: Its name there.
         around: Called with the original and its arguments.
     """
-    container, original = find_part(owner), find_part(f"{owner}.{name}")
-    own = vars(container).get(name, original)
-    setattr(container, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+    holder, original = find_part(owner), find_part(f"{owner}.{name}")
+    own = vars(holder).get(name, original)
+    setattr(holder, name, lambda *args, **kwargs: around(original, *args, **kwargs))
     try:
         yield
     finally:
-        setattr(container, name, own)
+        setattr(holder, name, own)
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------

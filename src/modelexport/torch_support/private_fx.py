@@ -60,10 +60,10 @@ def innermost_scope(tracer: Tracer | None) -> tuple[str, str | None]:
 
 
 def before_optimization(observe: Callable[[Any], object]) -> contextlib.AbstractContextManager[None]:
-    """Within the context, call `observe` with the ONNX graph before torch optimizes it.
+    """Show the ONNX graph to `observe` when torch starts to optimize it, for the time of the context.
 
-    Optimizing the graph ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after
-    the optimization, so the result would differ from torch's.
+    Optimizing it ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after it
+    optimizes: only its own sequence of steps gives its own result.
     """
     thread = threading.get_ident()
 

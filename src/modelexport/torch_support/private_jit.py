@@ -107,10 +107,10 @@ def as_onnx(graph: JitGraph, opset_version: int | None) -> onnx.ModelProto | Non
 
 @contextlib.contextmanager
 def weights_apart() -> Iterator[dict[str, bytes]]:
-    """Within the context, the exporter writes files without weights; yields the contents of the weights by name.
+    """Give the contents of weights by themselves, and keep them out of the files written within the context.
 
-    The exporter supports this internally only. Otherwise it copies the weights several times and parses the whole file
-    again. Other threads are not affected.
+    The exporter can do so, but does not offer it: it copies the weights from one form of the model to the next, and
+    parses all of it once more. Other threads are not affected.
     """
     contents: dict[str, bytes] = {}
     thread = threading.get_ident()
@@ -159,7 +159,7 @@ def set_tracing_state(state: Any) -> None:
 
 
 class Untraced:
-    """Within the context nothing is traced: reading a tensor's shape would be. Entered for every module call."""
+    """What is done inside is not recorded: looking at a tensor's shape would be. Entered for every call of a module."""
 
     def __init__(self, state: object) -> None:
         self._state = state
