@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class WriteGuard:
     def __init__(self) -> None:
         self._created: set[int] = set()
 
-    def check(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check an operator before it runs.
 
         Raises:

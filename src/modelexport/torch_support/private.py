@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
@@ -174,7 +173,7 @@ def schema_of(operator: Any) -> Any:
     return getattr(operator, "_schema", None)
 
 
-def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among an operator's arguments that it writes to, as far as its schema declares it."""
     schema = schema_of(operator)
     if schema is None or not schema.is_mutable:
@@ -190,7 +189,7 @@ def is_control_flow(value: object) -> bool:
     if not isinstance(value, FunctionType):
         return is_higher_order_operator(value)
     # `torch.cond` says that its module is `torch`: its globals say where it is defined.
-    defined_in: str = inspect.unwrap(value).__globals__.get("__name__", "")
+    defined_in: str = value.__globals__.get("__name__", "")
     return defined_in.startswith(f"{package}.")
 
 
