@@ -183,7 +183,7 @@ def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
     result = modelexport.export_model(model, inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx")
     assert dimensions(tmp_path / "model.onnx") == {"x": {0: "batch"}}
     assert result.notes == (
-        "forward takes other sizes on these axes, and torch cannot export them: x:1",
+        "forward accepts other sizes on these axes, but torch cannot export them: x:1",
         "dynamic axes: x batchx4",
     )
 
@@ -303,7 +303,7 @@ def test_name_that_torch_does_not_take_over_is_said(tmp_path: Path) -> None:
     named = {"x": {0: "rows"}}
     result = modelexport.export_model(Scaled(), inputs, tmp_path / "model.onnx", dynamic=named, strategy="fx")
     assert list(dimensions(tmp_path / "model.onnx")["x"]) == [0]
-    assert "dynamic axes: x rowsx4 (the file has other names for rows)" in result.notes
+    assert "dynamic axes: x rowsx4 (the file uses other names for rows)" in result.notes
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_axis_that_is_not_there_is_refused(axes: Any, said: str, tmp_path: Path)
 @pytest.mark.parametrize("option", ["dynamic_shapes", "dynamic_axes"])
 def test_axes_said_twice_are_refused(option: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"dynamic": "auto", option: {"x": {0: "batch"}}}
-    with pytest.raises(InputError, match=f"dynamic and {option} both say which axes"):
+    with pytest.raises(InputError, match=f"dynamic and {option} both declare dynamic axes"):
         modelexport.export_model(Pictures(), torch.randn(2, 3, 12, 12), tmp_path / "model.onnx", **options)
 
 

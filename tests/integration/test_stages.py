@@ -212,7 +212,7 @@ def test_model_without_stages_is_refused_with_the_reason(tmp_path: Path) -> None
         modelexport.export_stages(model, {"nonsense": tokens}, tmp_path / "model.onnx")
     with pytest.raises(modelexport.InputError, match="2 example inputs without names"):
         modelexport.export_stages(model, (tokens, tokens), tmp_path / "model.onnx")
-    with pytest.raises(modelexport.InputError, match="'exporter' cannot be given for stages"):
+    with pytest.raises(modelexport.InputError, match="'exporter' is not supported for stages"):
         modelexport.export_stages(model, tokens, tmp_path / "model.onnx", exporter="dynamo")
     assert list(tmp_path.iterdir()) == []
 

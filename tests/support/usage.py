@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 import modelexport
-from modelexport.capture.by_value.attribution_by_value import Usage, attribute_by_usage
+from modelexport.capture.by_value.attribution_by_value import ValueMatch, attribute_by_value
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.graph.node_ids import nodes_with_ids
 from modelexport.hierarchy.document import HierarchyDocument
@@ -17,9 +17,9 @@ from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
 
 
-def by_usage(graph: ir.Model, specimen: zoo.Specimen) -> Usage:
+def by_usage(graph: ir.Model, specimen: zoo.Specimen) -> ValueMatch:
     args, kwargs = normalize_inputs(specimen.inputs, None)
-    return attribute_by_usage(graph, specimen.model, read_module_tree(specimen.model), args, kwargs)
+    return attribute_by_value(graph, specimen.model, read_module_tree(specimen.model), args, kwargs)
 
 
 def stripped(path: Path) -> ir.Model:
@@ -29,7 +29,7 @@ def stripped(path: Path) -> ir.Model:
 class Confusion:
     """How the owners found compare with those recorded: the same, a caller or callee of it, or a stranger."""
 
-    def __init__(self, name: str, graph: ir.Model, usage: Usage, recorded: HierarchyDocument) -> None:
+    def __init__(self, name: str, graph: ir.Model, usage: ValueMatch, recorded: HierarchyDocument) -> None:
         self._parents = {call.id: call.parent for call in recorded.calls}
         recorded_owners = {node.id: node.module for node in recorded.nodes}
         self.name = name

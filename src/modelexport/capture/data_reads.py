@@ -16,8 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
-from modelexport.torch_support import buffers_restored, fused_layers_off
-from modelexport.torch_support.private import dispatch_mode, hold_memory, leaves_of, memory_of, tensors_among
+from modelexport.torch_support import buffers_restored, mha_fast_path_disabled
+from modelexport.torch_support.private import dispatch_mode, leaves_of, storage_id, storage_reference, tensors_among
 
 # Functions that copy values out of a tensor without an operator that a dispatch mode sees.
 _COPYING_FUNCTIONS = (
@@ -49,7 +49,7 @@ def find_data_reads(
         watch.mark((copied_args, copied_kwargs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(buffers_restored(model))
-            stack.enter_context(fused_layers_off())
+            stack.enter_context(mha_fast_path_disabled())
             stack.enter_context(torch.no_grad())
             stack.enter_context(_CopyWatch(watch))
             stack.enter_context(dispatch_mode(watch.run))
@@ -81,16 +81,16 @@ class _DependenceWatch:
     def mark(self, values: object) -> None:
         """Record that these tensors depend on the inputs."""
         for tensor in tensors_among(values):
-            memory = memory_of(tensor)
-            # A wrapper of other tensors, or a tensor with an unusual layout, has no memory of its own.
-            self._dependent[id(tensor) if memory is None else memory] = (
-                tensor if memory is None else hold_memory(tensor)
+            identity = storage_id(tensor)
+            # A wrapper around other tensors, or one of an unusual layout, has no memory of its own.
+            self._dependent[id(tensor) if identity is None else identity] = (
+                tensor if identity is None else storage_reference(tensor)
             )
 
     def is_dependent(self, values: object) -> bool:
         """Whether one of these tensors depends on the inputs."""
         return any(
-            (id(tensor) if (memory := memory_of(tensor)) is None else memory) in self._dependent
+            (id(tensor) if (identity := storage_id(tensor)) is None else identity) in self._dependent
             for tensor in tensors_among(values)
         )
 

@@ -22,7 +22,7 @@ from modelexport.errors import (
     UnusableOptionError,
 )
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     CopyOnWrite,
     buffers_restored,
     copied_inputs,
@@ -108,7 +108,7 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     def run(*contexts: contextlib.AbstractContextManager[object]) -> Any:
         copied_args, copied_kwargs = copied_inputs(args, kwargs)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(TURN)
+            stack.enter_context(TORCH_LOCK)
             stack.callback(written.restore)
             stack.enter_context(preserved_state(model))
             stack.enter_context(buffers_restored(model))

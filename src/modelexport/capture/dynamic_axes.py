@@ -13,7 +13,7 @@ import torch
 
 from modelexport.errors import InputError
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     buffers_restored,
     copied_inputs,
     evaluation_mode,
@@ -71,7 +71,7 @@ class ExampleCall:
     def result_shapes(self) -> _Shapes | None:
         """Return the names and shapes of the model's results; None where forward fails."""
         with (
-            TURN,
+            TORCH_LOCK,
             preserved_state(self.model),
             evaluation_mode(self.model),
             buffers_restored(self.model),
@@ -268,7 +268,7 @@ def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
 def axes_kept_by_torch(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str] | None:
     """Return the axes that `torch.export` keeps dynamic with `Dim.AUTO`; None where it cannot export the model."""
     wanted = dynamic_shapes(call, dict.fromkeys(axes, torch.export.Dim.AUTO))
-    with TURN, preserved_state(call.model), evaluation_mode(call.model), torch.no_grad():
+    with TORCH_LOCK, preserved_state(call.model), evaluation_mode(call.model), torch.no_grad():
         args, kwargs = copied_inputs(call.args, call.kwargs)
         try:
             program = torch.export.export(call.model, args, kwargs, dynamic_shapes=wanted, strict=False)

@@ -29,10 +29,10 @@ def inspect(
     """
     form = report.form(output_format, Format)
     report.check()
-    from modelexport.strategies import overlook
+    from modelexport.strategies import describe_model
 
     with out.running_model():
-        found = overlook(model, loading.load(model, out).model)
+        found = describe_model(model, loading.load(model, out).model)
     if form is Format.JSON:
         report.write(json_text(msgspec.to_builtins(found)), out)
         return

@@ -1,10 +1,9 @@
 """The boundary tensors of module calls in a rewritten graph.
 
-A boundary tensor that the rewriting removed may have a replacement. An optimizer that removes a node (an expansion that
-broadcasting does anyway, the first of two reshapes) lets the consumers of its output consume another tensor. Where each
-consumer does the same operation with the same other inputs, the removed tensor could be put back in that place, and the
-consumer would compute what it computed. So a module with that argument can still be extracted, with the argument as its
-input.
+A boundary tensor that the rewriting removed may have a replacement. An optimizer that removes a node (an expansion
+before a broadcast, the first of two reshapes) connects the consumers of its output to another tensor. Where each
+consumer does the same operation with the same other inputs, the removed tensor can be fed in place of that tensor
+without changing the results. So a module with that argument can still be extracted, with the argument as its input.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class _BoundaryFinder:
         replacement = consumed.pop()
         if replacement is None:
             return None
-        # Whatever the call consumes of it must be in place of the argument.
+        # Every use of it in the call must replace a use of the argument.
         own = self._rewritten_nodes.of(call)
         if any(use.node in own and (use.node, use.idx) not in counterparts for use in replacement.uses()):
             return None
@@ -117,7 +116,7 @@ class _BoundaryFinder:
 
 
 class _NodesByCall:
-    """The nodes that work for each call, or for one inside of it."""
+    """The nodes of each call, those of its callees included."""
 
     def __init__(self, calls: CallTree, owners: Mapping[ir.Node, Attribution]) -> None:
         self._calls = calls

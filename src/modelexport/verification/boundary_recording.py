@@ -16,19 +16,19 @@ import torch
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, HierarchyDocument
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     CallWatch,
     RunningCall,
     buffers_restored,
     control_flow_depth,
     copied_inputs,
     evaluation_mode,
-    fused_layers_off,
+    mha_fast_path_disabled,
     named_arguments,
     named_results,
     preserved_state,
 )
-from modelexport.torch_support.private import hold_memory, version_of
+from modelexport.torch_support.private import storage_reference, version_of
 from modelexport.verification.tensor_arrays import array_of
 
 _SHOWN = 3
@@ -123,11 +123,11 @@ class BoundaryRecorder:
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(TURN)
+            stack.enter_context(TORCH_LOCK)
             stack.enter_context(preserved_state(self._model))
             stack.enter_context(evaluation_mode(self._model))
             stack.enter_context(buffers_restored(self._model))
-            stack.enter_context(fused_layers_off())
+            stack.enter_context(mha_fast_path_disabled())
             observer = _BoundaryObserver(self._arguments, keep, reseed_at, stack.enter_context(control_flow_depth()))
             stack.enter_context(torch.no_grad())
             stack.enter_context(observer.calls.watching(self._modules))
@@ -202,7 +202,7 @@ class _BoundaryObserver:
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The same number for tensors of the same content: equal views of one storage without a write in between."""
-        memory = hold_memory(tensor)
+        memory = storage_reference(tensor)
         # Without storage, or without a version counter, a tensor gets a number of its own.
         key: tuple[object, ...] = (len(self._numbers), "unique")
         if memory is not None:

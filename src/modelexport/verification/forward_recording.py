@@ -16,7 +16,7 @@ import torch
 from modelexport.errors import InputError
 from modelexport.hierarchy import ForwardArgument
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     CallWatch,
     ControlFlowWatch,
     FunctionObserver,
@@ -95,7 +95,7 @@ def record_forward(
     # Exporters also number the calls in a branch that cannot run here.
     operators = ControlFlowWatch(model, recorder.running, recorder, count_failed_dry_runs=True)
     with (
-        TURN,
+        TORCH_LOCK,
         preserved_state(model),
         buffers_restored(model),
         evaluation_mode(model),

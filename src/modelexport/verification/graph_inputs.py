@@ -9,7 +9,7 @@ import torch
 
 from modelexport.hierarchy import ROOT_CALL, CallRecord, ForwardArgument, HierarchyDocument
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     buffers_restored,
     copied_inputs,
     evaluation_mode,
@@ -79,7 +79,7 @@ def _by_name(arguments: Sequence[ForwardArgument], args: tuple[Any, ...], kwargs
 def _prepared(model: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], str]:
     """The inputs as the exporter of transformers prepares them for tracing, or why that fails."""
     _, copied = copied_inputs((), kwargs)
-    with TURN, preserved_state(model), buffers_restored(model), evaluation_mode(model), torch.no_grad():
+    with TORCH_LOCK, preserved_state(model), buffers_restored(model), evaluation_mode(model), torch.no_grad():
         try:
             inputs = prepared_inputs(model, copied)
         except Exception as error:  # noqa: BLE001  a model may raise anything; its own inputs are used then

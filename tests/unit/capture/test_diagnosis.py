@@ -93,7 +93,7 @@ def test_axis_of_size_one_that_the_model_cannot_take_twice_is_refused(tmp_path: 
     model = Acting(lambda model, x: model.lin(x.view(4)))
     assert check_forward(model, (torch.randn(1, 4),), {}) == ()
     with pytest.raises(
-        InputError, match=r"a dynamic axis of size 1 is exported with 2 on it: Acting.*\(x 2x4 float32\)"
+        InputError, match=r"a dynamic axis of size 1 is exported with size 2: Acting.*\(x 2x4 float32\)"
     ):
         modelexport.export_model(model, torch.randn(1, 4), tmp_path / "model.onnx", dynamic={"x": {0: "rows"}})
 

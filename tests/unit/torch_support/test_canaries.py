@@ -1,6 +1,6 @@
-"""One test for each private part of torch and transformers: which one a release has changed is the test that fails.
+"""One test for each private API of torch and transformers: the test that fails names the API that a release changed.
 
-Each is called as the function of `torch_support` that uses the part.
+Each test has the name of the function of `torch_support` that wraps the API.
 """
 
 from __future__ import annotations
@@ -28,11 +28,19 @@ pytestmark = [
     # torch's own exporters call what torch says this of.
     pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated"),
 ]
-# Functions that use no part themselves.
-HELPERS = {"called_through", "find_part", "fixed_part", "find_attribute", "missing_part", "tensors_among"}
+# Functions that use no private API themselves.
+HELPERS = {
+    "called_through",
+    "find_part",
+    "fixed_part",
+    "find_attribute",
+    "missing_part",
+    "storage_of",
+    "tensors_among",
+}
 
 
-def test_every_part_has_a_canary() -> None:
+def test_every_private_api_has_a_test() -> None:
     functions = {
         name
         for module in (private, private_export, private_fx, private_jit, transformers_private)
@@ -61,17 +69,17 @@ def test_missing_part_is_named_with_the_releases_that_have_it() -> None:
 # --- private: tensors -------------------------------------------------------------------------------------------
 
 
-def test_memory_of() -> None:
+def test_storage_id() -> None:
     tensor = torch.ones(4)
-    assert private.memory_of(tensor) == private.memory_of(tensor.view(2, 2)[1:])
-    assert private.memory_of(tensor) != private.memory_of(tensor.clone())
-    assert private.memory_of(torch.ones(2, 2).to_sparse()) is None
+    assert private.storage_id(tensor) == private.storage_id(tensor.view(2, 2)[1:])
+    assert private.storage_id(tensor) != private.storage_id(tensor.clone())
+    assert private.storage_id(torch.ones(2, 2).to_sparse()) is None
 
 
-def test_hold_memory() -> None:
+def test_storage_reference() -> None:
     tensor = torch.ones(4)
-    assert private.hold_memory(tensor).cdata == private.hold_memory(tensor[1:]).cdata
-    assert private.hold_memory(torch.ones(2, 2).to_sparse()) is None
+    assert private.storage_reference(tensor).cdata == private.storage_reference(tensor[1:]).cdata
+    assert private.storage_reference(torch.ones(2, 2).to_sparse()) is None
 
 
 def test_version_of() -> None:
@@ -142,8 +150,21 @@ def test_schema_of() -> None:
     assert private.schema_of(torch.add) is None
 
 
-def test_control_flow_names() -> None:
-    assert {"cond", "scan", "while_loop"} <= private.control_flow_names()
+def test_written_arguments() -> None:
+    x, y = torch.ones(2), torch.ones(2)
+    (written,) = private.written_arguments(torch.ops.aten.add_.Tensor, (x, y), {})
+    assert written is x
+    (out,) = private.written_arguments(torch.ops.aten.add.out, (x, x), {"out": y})
+    assert out is y
+    assert private.written_arguments(torch.ops.aten.add.Tensor, (x, y), {}) == []
+
+
+def test_is_control_flow() -> None:
+    from torch._higher_order_ops import associative_scan, scan, while_loop
+
+    operators = (torch.cond, scan, while_loop, associative_scan, torch.ops.higher_order.cond)
+    assert all(private.is_control_flow(operator) for operator in operators)
+    assert not any(private.is_control_flow(other) for other in (map, torch.relu, torch.ops.aten.relu, torch.nn.ReLU))
 
 
 def test_dispatch_mode() -> None:

@@ -14,7 +14,7 @@ from modelexport.capture import model_of_program
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.pt2.archive_check import checked_program
 from modelexport.sources.loaders.sourced_model import SourcedModel
-from modelexport.torch_support import TURN
+from modelexport.torch_support import TORCH_LOCK
 
 
 def load_exported_program(path: Path) -> SourcedModel:
@@ -25,7 +25,7 @@ def load_exported_program(path: Path) -> SourcedModel:
     """
     with checked_program(path) as checked:
         try:
-            with TURN, warnings.catch_warnings(), _quiet("torch.export", "torch._export"):
+            with TORCH_LOCK, warnings.catch_warnings(), _quiet("torch.export", "torch._export"):
                 warnings.simplefilter("ignore")
                 program = torch.export.load(checked.archive)
                 program.example_inputs = checked.example_inputs
