@@ -156,7 +156,7 @@ def _refusal(strategy: str, exporter: str, fixed: Specialization) -> StrategyInc
 
 def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, ModelExportError]]) -> SpecializationError:
     told = [error.place for _, error in failures if isinstance(error, DataDependentError) and error.place is not None]
-    places = [str(place) for place in fixed.by_inputs] or told or [str(place) for place in fixed.anywhere]
+    places = [str(place) for place in fixed.by_inputs] or told or [str(place) for place in fixed.all_places]
     places = list(dict.fromkeys(places))
     others = dict.fromkeys(
         f"{candidate.exporter}: "
@@ -177,7 +177,7 @@ def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, Mode
 
 
 def _list_places(fixed: Specialization) -> str:
-    return _shorten([str(place) for place in fixed.anywhere])
+    return _shorten([str(place) for place in fixed.all_places])
 
 
 def _shorten(texts: list[str]) -> str:
