@@ -175,8 +175,8 @@ def _named_inputs(
 
 
 def _described(tensor: torch.Tensor) -> str:
-    place = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {_types([tensor.dtype])}{place}"
+    device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {_types([tensor.dtype])}{device}"
 
 
 def _types(types: Iterable[torch.dtype]) -> str:

@@ -171,7 +171,7 @@ def _without_ones(call: ExampleCall) -> ExampleCall:
     """Return the call with larger sizes instead of 1 where forward accepts them: 1 broadcasts to any other size."""
     usual = call.result_shapes()
     for number in sorted({axis for (_, axis), size in _sizes(call).items() if size == 1}):
-        ones = [place for place, size in _sizes(call).items() if place[1] == number and size == 1]
+        ones = [axis for axis, size in _sizes(call).items() if axis[1] == number and size == 1]
         # All axes of one number together, while the other sizes stay.
         more = call.resized(dict.fromkeys(ones, _INSTEAD_OF_ONE))
         found = more.result_shapes()

@@ -89,22 +89,22 @@ def model_of_program(program: torch.export.ExportedProgram) -> ExportedProgramMo
 
 def _recorded_classes(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Return the class of each module by its path, parents first, in the order of the model's own modules."""
-    seen: dict[str, str] = {}
+    called: dict[str, str] = {}
     for graph in program_graphs(program.graph_module):
         for node in graph.graph.nodes:
             stack = read_module_stack(node)
             # A stack that does not begin with the root has entries that are not modules.
             if stack and stack[0].path == ROOT_PATH:
-                seen.update({entry.path: entry.class_name for entry in stack})
+                called.update({entry.path: entry.class_name for entry in stack})
     listed = [entry.fqn for entry in program.module_call_graph]
     repeated = {name for name in listed if name.partition("@")[0] in listed and "@" in name}
     weights = [name.rpartition(".")[0] for name in (*program.state_dict, *program.constants)]
-    classes = {ROOT_PATH: seen.get(ROOT_PATH, _UNKNOWN_CLASS)}
-    for path in (*(name for name in listed if name not in repeated), *seen, *weights):
+    classes = {ROOT_PATH: called.get(ROOT_PATH, _UNKNOWN_CLASS)}
+    for path in (*(name for name in listed if name not in repeated), *called, *weights):
         if path.count(".") > MAX_DEPTH:
             raise ValueError(f"modules are nested {path.count('.')} levels deep")
         for part in (*reversed(list(ancestor_paths(path))), path):
-            classes.setdefault(part, seen.get(part, _UNKNOWN_CLASS))
+            classes.setdefault(part, called.get(part, _UNKNOWN_CLASS))
     return classes
 
 

@@ -35,21 +35,20 @@ class Specialization:
     def by_inputs(self) -> tuple[SourcePlace, ...]:
         """The source lines for which the tracer warned of a value that depends on the inputs, or may depend on them."""
         read = None if self.reads is None else {_line(place) for place in self.reads}
-        places = (warning.place for warning in self.warned if warning.fixes_value)
-        known = (place for place in places if place is not None)
-        return tuple(dict.fromkeys(place for place in known if read is None or _line(place) in read))
+        return tuple(dict.fromkeys(p for p in self._warned_places() if read is None or _line(p) in read))
 
     @property
-    def anywhere(self) -> tuple[SourcePlace, ...]:
+    def all_places(self) -> tuple[SourcePlace, ...]:
         """All source lines where a value may have become a constant, those of `by_inputs` first."""
-        places = (warning.place for warning in self.warned if warning.fixes_value)
-        known = (place for place in places if place is not None)
-        return tuple(dict.fromkeys((*self.by_inputs, *(self.reads or ()), *known)))
+        return tuple(dict.fromkeys((*self.by_inputs, *(self.reads or ()), *self._warned_places())))
 
     @property
     def is_empty(self) -> bool:
         """Whether the model is known to read no values, and the tracer did not warn of constants."""
         return self.reads == () and not any(warning.fixes_value for warning in self.warned)
+
+    def _warned_places(self) -> list[SourcePlace]:
+        return [warning.place for warning in self.warned if warning.fixes_value and warning.place is not None]
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for the user, the most important first."""

@@ -149,7 +149,7 @@ def _refusal(strategy: str, exporter: str, fixed: Specialization) -> StrategyInc
     return StrategyIncompatibleError(
         strategy,
         f"the {exporter} exporter traces the model, and values that depend on the inputs become constants: "
-        f"{_shorten([str(place) for place in fixed.anywhere])}.",
+        f"{_shorten([str(place) for place in fixed.all_places])}.",
         "Allow that with allow_specialization, or name the strategy and exporter",
     )
 
@@ -160,7 +160,7 @@ def _specialization_error(
     reported = [
         error.place for _, error in failures if isinstance(error, DataDependentError) and error.place is not None
     ]
-    places = [str(place) for place in fixed.by_inputs] or reported or [str(place) for place in fixed.anywhere]
+    places = [str(place) for place in fixed.by_inputs] or reported or [str(place) for place in fixed.all_places]
     places = list(dict.fromkeys(places))
     others = dict.fromkeys(
         f"{candidate.exporter}: "

@@ -61,18 +61,18 @@ def capture_with_transformers(
     refused = unsupported_options(options)
     if refused:
         raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
-    given = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-    if "dynamic_shapes" in given:
-        given["dynamic_shapes"] = _with_dimensions(given["dynamic_shapes"], {})
+    settings = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
+    if "dynamic_shapes" in settings:
+        settings["dynamic_shapes"] = _with_dimensions(settings["dynamic_shapes"], {})
 
     def export() -> torch.onnx.ONNXProgram:
         # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
         with quiet, input_preparation_through(_prepare_if_possible):
-            return export_to_onnx(model, inputs, given)
+            return export_to_onnx(model, inputs, settings)
 
-    return capture_export(model, export, TRANSFORMERS, optimize=bool(given.get("optimize", True)))
+    return capture_export(model, export, TRANSFORMERS, optimize=bool(settings.get("optimize", True)))
 
 
 def _prepare_if_possible(

@@ -155,11 +155,11 @@ class ValueTracker:
         inputs = {value: index for index, value in enumerate(block_inputs(graph))}
         table: dict[Any, Any] = {}
 
-        def see_table(seen: dict[Any, Any]) -> None:
+        def keep_table(current: dict[Any, Any]) -> None:
             nonlocal table
-            table = seen
+            table = current
 
-        with translation_seen(see_table):
+        with translation_seen(keep_table):
             result = run_pass(graph, *rest)
         new_inputs = block_inputs(result)
         for number, value in self._values.items():
