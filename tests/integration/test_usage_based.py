@@ -1,4 +1,4 @@
-"""Owners found by value: those that fx recorded, whoever wrote the graph and whatever its tensors are called."""
+"""Owners found by value are those that fx recorded, for any exporter and any tensor names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tagged(exported: Exporter) -> Tagged:
 def test_owners_are_those_that_fx_recorded(exported: Exporter, tagged: Tagged, name: str) -> None:
     confusion = Confusion(name, *tagged(name), exported(name).document)
     print(confusion)  # noqa: T201  for whoever reads the test's output
-    assert confusion.strangers == []
+    assert confusion.unrelated == []
     assert confusion.part_with_same_owner >= _SAME_OWNER
 
 
@@ -162,7 +162,7 @@ def test_owners_in_a_torchscript_file_are_those_that_htp_recorded(tmp_path: Path
     graph = stripped(result.onnx_path)
     confusion = Confusion(name, graph, by_usage(graph, specimen), result.document)
     print(confusion)  # noqa: T201  for whoever reads the test's output
-    assert confusion.strangers == []
+    assert confusion.unrelated == []
     assert confusion.part_with_same_owner >= 0.75
 
 

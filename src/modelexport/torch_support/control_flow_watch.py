@@ -36,14 +36,14 @@ class FunctionObserver(Protocol):
     """Receives the functions of one control-flow operator, identified by their position in its arguments."""
 
     def see_function(
-        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], *, dry: bool
+        self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], /, *, dry: bool
     ) -> Any:
         """Call `run`, which calls the function, and return its result; for a loop once per iteration.
 
         `dry` says that the operator itself does not call the function.
         """
 
-    def discard(self, place: int) -> None:
+    def discard(self, position: int, /) -> None:
         """Discard the function: its dry run failed."""
 
 
@@ -104,7 +104,7 @@ class ControlFlowWatch:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], observer: FunctionObserver
     ) -> Any:
         functions = _Functions(self, args, observer)
-        result = func(*(functions.watched(place, value) for place, value in enumerate(args)), **kwargs)
+        result = func(*(functions.watched(position, value) for position, value in enumerate(args)), **kwargs)
         functions.finish()
         return result
 
@@ -141,9 +141,9 @@ class _Functions:
         self._before: dict[int, Counter[str]] = {}
         self._after: Counter[str] = Counter()
 
-    def watched(self, place: int, value: Any) -> Any:
+    def watched(self, position: int, value: Any) -> Any:
         """The argument to pass at this position: an observed function, anything else unchanged."""
-        if self._functions[place] is None:
+        if self._functions[position] is None:
             return value
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -153,8 +153,8 @@ class _Functions:
             if self._arguments is None:
                 self._arguments = args, kwargs
                 # Exporters trace the functions in this order and number the calls accordingly.
-                self._dry_run(range(place))
-            return self._call(place, args, kwargs, dry=False)
+                self._dry_run(range(position))
+            return self._call(position, args, kwargs, dry=False)
 
         return run
 
@@ -165,30 +165,30 @@ class _Functions:
         # The function that ran last may not be the one with the most calls.
         self._watch.calls.counts |= self._after
 
-    def _dry_run(self, places: Iterable[int]) -> None:
+    def _dry_run(self, positions: Iterable[int]) -> None:
         args, kwargs = self._arguments or ((), {})
-        for place in places:
-            if self._functions[place] is None or place in self._before:
+        for position in positions:
+            if self._functions[position] is None or position in self._before:
                 continue
             after = self._after.copy()
-            if not self._watch.dry_run(functools.partial(self._call, place, args, kwargs, dry=True)):
+            if not self._watch.dry_run(functools.partial(self._call, position, args, kwargs, dry=True)):
                 self._after = after
-                self._observer.discard(place)
+                self._observer.discard(position)
 
-    def _call(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, dry: bool) -> Any:
-        calls, function = self._watch.calls, self._functions[place]
+    def _call(self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, dry: bool) -> Any:
+        calls, function = self._watch.calls, self._functions[position]
         assert function is not None, "only functions are called"
-        if place in self._before:
+        if position in self._before:
             # Another iteration of the loop: an exporter traces one call of each module in it.
-            calls.counts = self._before[place].copy()
+            calls.counts = self._before[position].copy()
         else:
-            self._before[place] = calls.counts.copy()
+            self._before[position] = calls.counts.copy()
 
         def run() -> Any:
             with self._watch.inside_function():
                 return function(*args, **kwargs)
 
-        result = self._observer.see_function(place, args, kwargs, run, dry=dry)
+        result = self._observer.see_function(position, args, kwargs, run, dry=dry)
         self._after |= calls.counts
         return result
 

@@ -177,26 +177,26 @@ class _FunctionRecorder:
         return tuple(function for _, function in sorted(self._runs.items()))
 
     def see_function(
-        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], *, dry: bool
+        self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], *, dry: bool
     ) -> Any:
         """Record the operators of one function separately from those around it."""
         recorder = self._recorder
-        if place not in self._restore:
-            self._restore[place] = recorder.restorer()
+        if position not in self._restore:
+            self._restore[position] = recorder.restorer()
         outer, recorder.operations = recorder.operations, []
         try:
             inputs = recorder.numbers(tensors_among((args, kwargs)))
             result = run()
             outputs = recorder.numbers(tensors_among(result))
-            self._runs[place] = FunctionRun(inputs, tuple(recorder.operations), outputs)
+            self._runs[position] = FunctionRun(inputs, tuple(recorder.operations), outputs)
         finally:
             recorder.operations = outer
         return result
 
-    def discard(self, place: int) -> None:
+    def discard(self, position: int) -> None:
         """Discard a function whose dry run failed, and the calls in it."""
-        self._runs.pop(place, None)
-        self._restore[place]()
+        self._runs.pop(position, None)
+        self._restore[position]()
 
 
 def _captured_values(function: FunctionRun) -> Iterator[int]:
