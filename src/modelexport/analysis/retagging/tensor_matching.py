@@ -142,7 +142,7 @@ class _Matcher:
 
     def _is_telling(self, value: ir.Value) -> bool:
         known = self._second_values.get(value)
-        return known is not None and known.telling
+        return known is not None and known.is_distinctive
 
     def _candidates(self, value: ir.Value) -> list[ir.Value]:
         """The tensors of the first graph that hold the same in the same order, as the graph makes them."""

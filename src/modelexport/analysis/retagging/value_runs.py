@@ -51,7 +51,7 @@ def same_tensors(
     with Runner(limits) as runner, _file(first, first_path) as one, _file(second, second_path) as other:
         before, after = _run_both(runner, one, other, pairs, candidates)
     found = match_tensors(first, before, second, after, [(pair.first, pair.second) for pair in pairs])
-    if not any(value.producer() is not None and after[value].telling for value in found if value in after):
+    if not any(value.producer() is not None and after[value].is_distinctive for value in found if value in after):
         raise InputError(
             f"{second_path} computes nothing that {first_path} computes on these inputs: it was made of another model, "
             "or its values are others (a quantized file's are)"

@@ -130,7 +130,7 @@ def attribute_by_usage(
     telling = [
         node
         for node in graph.graph
-        if any((known := tensors.get(value.name or "")) is not None and known.telling for value in node.outputs)
+        if any((known := tensors.get(value.name or "")) is not None and known.is_distinctive for value in node.outputs)
     ]
     matched = sum(bool(matching.counterparts(node)) for node in telling)
     last = [maker for output in graph.graph.outputs if (maker := output.producer()) is not None]

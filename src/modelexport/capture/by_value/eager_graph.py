@@ -113,7 +113,7 @@ class EagerGraph:
     def is_moved(self, one: int, other: int) -> bool:
         """Whether one value is the other, laid out anew or not."""
         first, second = self.run.fingerprints[one], self.run.fingerprints[other]
-        return first is not None and second is not None and first.is_moved(second)
+        return first is not None and second is not None and first.is_copy(second)
 
     def call(self, operation: int) -> CallId:
         """The call that ran the operator."""

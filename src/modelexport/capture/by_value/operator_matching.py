@@ -120,7 +120,7 @@ class Correspondence:
 
     def _candidates(self, known: Fingerprint, entering: set[int]) -> set[int]:
         """The values that are equal to a tensor; where equality says little, only those made from what was read."""
-        if known.telling:
+        if known.is_distinctive:
             return set(self._index.find(known))
         fingerprints = self.eager.run.fingerprints
         near = {
@@ -133,7 +133,7 @@ class Correspondence:
 
     def _moves(self, value: ir.Value, known: Fingerprint) -> bool:
         own = self.tensors.get(value.name or "")
-        return own is not None and own.is_moved(known)
+        return own is not None and own.is_copy(known)
 
     def _passing_on(
         self,
@@ -238,7 +238,7 @@ class Correspondence:
         fused = set(self._callers(n for n in region if n not in self.eager.passing)) - {owner}
         if fused:
             return confidence.fused_by_value(owner, fused)
-        if any((known := self.tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
+        if any((known := self.tensors.get(v.name or "")) is not None and known.is_distinctive for v in node.outputs):
             return confidence.computed_by_value(owner)
         return confidence.computed_from_same_inputs(owner)
 

@@ -73,7 +73,7 @@ def _likeness(body: ir.Graph, tensors: Tensors, function: Body, around: Correspo
     fingerprints = around.eager.run.fingerprints
     index = ValueIndex([fingerprints[v] for operation in function.all_operations() for v in operation.outputs])
     made = [tensors.get(value.name or "") for node in body for value in node.outputs]
-    alike = sum(known is not None and known.telling and bool(index.find(known)) for known in made)
+    alike = sum(known is not None and known.is_distinctive and bool(index.find(known)) for known in made)
     read = {value for operation in function.all_operations() for value in operation.inputs}
     weights = {v for node in body.all_nodes() for v in node.inputs if v is not None and v.is_initializer()}
     return alike + sum(not read.isdisjoint(around.found.get(weight, ())) for weight in weights)
