@@ -1,4 +1,4 @@
-"""Questions about one ONNX graph: node ids, traversal, hash, value numbers, data flow, tensor fingerprints."""
+"""One ONNX graph: node ids, traversal, hash, value numbering, data flow, tensor fingerprints."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_tensor_is_known_again_in_any_layout(shape: list[int], seed: int, data: 
     axes = data.draw(st.permutations(range(len(shape))))
     other = tensor.permute(axes).contiguous()
     assert taken(tensor).same_values(taken(other))
-    assert taken(tensor).is_moved(taken(other))
+    assert taken(tensor).is_copy(taken(other))
     assert taken(tensor).same_values(taken(tensor.reshape(-1)))
     assert taken(tensor).same_layout(taken(other)) == (other.shape == tensor.shape and torch.equal(other, tensor))
 
@@ -56,7 +56,7 @@ def test_noise_of_another_runtime_makes_no_difference(noise: float) -> None:
     tensor = torch.randn(3, 500)
     other = tensor + noise * torch.randn(3, 500)
     assert taken(tensor).same_layout(taken(other))
-    assert not taken(tensor).is_moved(taken(other))
+    assert not taken(tensor).is_copy(taken(other))
 
 
 @pytest.mark.parametrize("factor", [1.002, 0.99, -1.0])
@@ -88,7 +88,7 @@ def test_elements_of_different_kinds_are_never_equal() -> None:
 def test_masked_elements_do_not_drown_the_others(masked: float) -> None:
     one, other = torch.randn(2, 200)
     one[50:], other[50:] = masked, masked
-    assert taken(one).telling
+    assert taken(one).is_distinctive
     assert taken(one).same_layout(taken(one + 1e-6))
     assert not taken(one).same_values(taken(other))
     assert not taken(one).same_values(taken(torch.cat([one[:51], other[:149]])))
@@ -123,13 +123,13 @@ def test_undefined_elements_count() -> None:
     ids=["zeros", "two values", "mask", "whole numbers", "booleans", "scalar", "three values"],
 )
 def test_few_values_are_no_evidence(tensor: torch.Tensor) -> None:
-    assert not taken(tensor).telling
+    assert not taken(tensor).is_distinctive
 
 
 def test_many_values_among_zeros_are_evidence() -> None:
     tensor = torch.zeros(100_000)
     tensor[70_000:70_010] = torch.randn(10)
-    assert taken(tensor).telling
+    assert taken(tensor).is_distinctive
 
 
 def test_what_cannot_be_read_has_no_fingerprint() -> None:

@@ -61,7 +61,7 @@ def match_tensors_by_value(
     ):
         before, after = _run_both(runner, first, second, pairs, candidates)
     found = match_tensors(original, before, rewritten, after, [(pair.original, pair.rewritten) for pair in pairs])
-    if not any(value.producer() is not None and after[value].telling for value in found if value in after):
+    if not any(value.producer() is not None and after[value].is_distinctive for value in found if value in after):
         raise InputError(
             f"{rewritten_path} computes no tensor of {original_path} on these inputs: it was created from another "
             "model, or by a tool that changes all values, such as a quantizer"

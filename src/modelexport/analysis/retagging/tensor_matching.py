@@ -142,7 +142,7 @@ class _Matcher:
 
     def _is_distinctive(self, value: ir.Value) -> bool:
         known = self._rewritten_values.get(value)
-        return known is not None and known.telling
+        return known is not None and known.is_distinctive
 
     def _candidates(self, value: ir.Value) -> list[ir.Value]:
         """The original tensors with the same values in the same element order, in graph order."""

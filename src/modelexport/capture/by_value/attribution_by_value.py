@@ -127,7 +127,7 @@ def _run_model(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], 
 
 def _is_distinctive(node: ir.Node, tensors: Mapping[str, Fingerprint]) -> bool:
     fingerprints = (tensors.get(value.name or "") for value in node.outputs)
-    return any(known is not None and known.telling for known in fingerprints)
+    return any(known is not None and known.is_distinctive for known in fingerprints)
 
 
 def _is_an_output_matched(graph: ir.Graph, matching: OperatorMatching) -> bool:

@@ -124,7 +124,7 @@ class EagerGraph:
     def is_copy(self, one: int, other: int) -> bool:
         """Whether two values have the same elements, in the same or another layout."""
         first, second = self.run.fingerprints[one], self.run.fingerprints[other]
-        return first is not None and second is not None and first.is_moved(second)
+        return first is not None and second is not None and first.is_copy(second)
 
     def call(self, operation: int) -> CallId:
         """The call that ran the operator."""

@@ -120,7 +120,7 @@ class OperatorMatching:
 
     def _candidates(self, known: Fingerprint, entering: set[int]) -> set[int]:
         """The values that equal a tensor; for one without distinctive values only those computed from its inputs."""
-        if known.telling:
+        if known.is_distinctive:
             return set(self._index.find(known))
         fingerprints = self.eager.run.fingerprints
         near = {
@@ -133,7 +133,7 @@ class OperatorMatching:
 
     def _is_copy_of(self, value: ir.Value, known: Fingerprint) -> bool:
         own = self.tensors.get(value.name or "")
-        return own is not None and own.is_moved(known)
+        return own is not None and own.is_copy(known)
 
     def _match_copy(
         self,
@@ -239,7 +239,7 @@ class OperatorMatching:
         fused = set(self._callers(n for n in region if n not in self.eager.copying)) - {owner}
         if fused:
             return confidence.fused_by_value(owner, fused)
-        if any((known := self.tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
+        if any((known := self.tensors.get(v.name or "")) is not None and known.is_distinctive for v in node.outputs):
             return confidence.computed_by_value(owner)
         return confidence.computed_from_same_inputs(owner)
 

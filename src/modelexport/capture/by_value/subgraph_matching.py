@@ -76,7 +76,7 @@ def _similarity(subgraph: ir.Graph, tensors: Tensors, function: FunctionRun, out
     fingerprints = outer.eager.run.fingerprints
     index = ValueIndex([fingerprints[v] for operation in function.all_operations() for v in operation.outputs])
     computed = [tensors.get(value.name or "") for node in subgraph for value in node.outputs]
-    equal = sum(known is not None and known.telling and bool(index.find(known)) for known in computed)
+    equal = sum(known is not None and known.is_distinctive and bool(index.find(known)) for known in computed)
     consumed = {value for operation in function.all_operations() for value in operation.inputs}
     weights = {v for node in subgraph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()}
     return equal + sum(not consumed.isdisjoint(outer.found.get(weight, ())) for weight in weights)
