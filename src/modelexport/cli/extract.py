@@ -39,14 +39,14 @@ def extract(
         ),
     ] = None,
     select: SelectOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.", rich_help_panel="Output")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel="Output")] = False,
     output_format: FormatOption = Format.HUMAN,
     out: Output,
 ) -> None:
     """Extract a module as an ONNX model of its own.
 
-    Its inputs are the arguments of the module's forward, its outputs what forward returns. A module that cannot be
-    extracted, for example because the optimizer fused it with its neighbours, is refused with the reason. --select
+    Its inputs are the arguments of the module's forward, its outputs the results of forward. A module that cannot be
+    extracted, for example because the optimizer fused it with its neighbors, is refused with the reason. --select
     extracts every call that a selector picks, and lists them in manifest.json.
 
     Examples:

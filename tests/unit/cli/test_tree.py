@@ -81,7 +81,7 @@ def test_file_without_sidecar_is_shown_from_its_tags(
     (tmp_path / "bert_hierarchy.json").unlink()
     outcome = command("tree", model)
     assert outcome.code == 0
-    assert outcome.stderr == "note: there is no sidecar bert_hierarchy.json; shown from the tags in the file\n"
+    assert outcome.stderr == "note: there is no sidecar bert_hierarchy.json; the tree is that of the tags in the file\n"
     assert "BertLayer.1" in outcome.stdout
     assert "BertLayer.1" not in command("tree", model, "--depth", "1").stdout
     shown = json.loads(command("tree", model, "--format", "json").stdout)

@@ -36,7 +36,7 @@ def extract_modules(
         source: A file, what `modelexport.load` gives, or the model itself.
         targets: A selector, which may pick many calls, or a list of targets that name one call each.
         folder: Where to write; it is created if needed.
-        overwrite: Replace files that exist.
+        overwrite: Replace existing files.
 
     Raises:
         InputError: The source or the folder cannot be used, or a file exists.
