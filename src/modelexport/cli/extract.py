@@ -16,7 +16,7 @@ from modelexport.errors import InputError
 from modelexport.storage import check_target
 
 if TYPE_CHECKING:
-    from modelexport.analysis.extraction import DescribedSubmodel
+    from modelexport.analysis.extraction import SubmodelSummary
 
 
 def extract(
@@ -69,12 +69,12 @@ def extract(
 
 
 def _extract_one(file: Path, target: str, output: Path, force: bool, out: Output, output_format: Format) -> None:
-    from modelexport.analysis.extraction import Extractor, WrittenSubmodel, describe_submodel, write_submodel
+    from modelexport.analysis.extraction import Extractor, WrittenSubmodel, summarize_submodel, write_submodel
 
     with out.working(f"reading {file}"):
         submodel = Extractor(file).extract(target)
         files = write_submodel(submodel, output, overwrite=force)
-    described = describe_submodel(submodel)
+    described = summarize_submodel(submodel)
     if output_format is Format.JSON:
         written = WrittenSubmodel(**msgspec.structs.asdict(described), files=tuple(str(path) for path in files))
         out.json(msgspec.to_builtins(written))
@@ -103,7 +103,7 @@ def _extract_many(file: Path, selector: str, folder: Path, force: bool, out: Out
         raise typer.Exit(FINDINGS)
 
 
-def _lines(described: DescribedSubmodel, file: str = "") -> list[str]:
+def _lines(described: SubmodelSummary, file: str = "") -> list[str]:
     where = f" -> {file}" if file else ""
     lines = [f"{described.call or ROOT}: {counted(described.node_count, 'node')}{where}"]
     for side, ports in (("input", described.inputs), ("output", described.outputs)):
