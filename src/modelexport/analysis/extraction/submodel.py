@@ -126,8 +126,8 @@ class _Builder:
                 raise ExtractionError(
                     self._plan.call.id,
                     "unknown_boundary",
-                    f"its input {tensor.name!r} is recorded as {self._planner.tensor_id(tensor.value)}, which one of its "
-                    "own subgraphs produces: the hierarchy was changed, or describes another graph; export again",
+                    f"its input {tensor.name!r} is recorded as {self._planner.tensor_id(tensor.value)}, which one of "
+                    "its own subgraphs produces: the hierarchy was changed, or describes another graph; export again",
                 )
             if copy in values:
                 copy = ir.Value(type=copy.type, shape=copy.shape)
