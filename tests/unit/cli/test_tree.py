@@ -1,4 +1,4 @@
-"""`modelexport tree` and `schema` as people and scripts meet them, and what reaches the terminal."""
+"""`modelexport tree` and `schema`: output for people and programs, escaped for the terminal."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def test_all_shows_the_modules_without_nodes_too(command: Callable[..., Outcome]
     assert "dropout: Dropout  0 nodes" in command("tree", bert.onnx_path, "--all").stdout
 
 
-def test_tied_parameter_counts_once_in_the_module_that_holds_both(
-    command: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_tied_parameter_counts_once_in_the_common_parent(command: Callable[..., Outcome], tmp_path: Path) -> None:
     assert command("export", f"{FACTORIES}:tied", tmp_path / "net.onnx").code == 0
     shown = json.loads(command("tree", tmp_path / "net.onnx", "--format", "json").stdout)
     assert shown["modules"][0]["parameters"] == 16
@@ -143,7 +141,7 @@ def test_file_that_is_no_model_is_one_line_that_names_it(
     assert named in outcome.error
 
 
-def test_model_without_a_hierarchy_is_one_line_that_says_what_to_do(
+def test_model_without_a_hierarchy_is_a_one_line_error_with_the_next_step(
     command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     file = plain_onnx(tmp_path / "plain.onnx")
