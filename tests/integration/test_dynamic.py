@@ -427,12 +427,12 @@ def test_exporter_of_transformers_gives_texts_and_images_their_own_axes(tmp_path
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("auto", "x:0=batch"), "--dynamic auto finds the axes: name none beside it"),
+        (("auto", "x:0=batch"), "--dynamic auto determines the axes: give no others"),
         (("x=batch",), "--dynamic 'x=batch' cannot be read: write auto, or name:axis=dimension"),
         (("x:0=1st",), "--dynamic 'x:0=1st' cannot be read"),
         (("x:7=batch",), "x has the axes 0 to 3"),
         (("y:0=batch",), "there is no input 'y'"),
-        (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is named twice"),
+        (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is given twice"),
     ],
 )
 def test_command_refuses_what_is_no_axis(

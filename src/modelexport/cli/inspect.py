@@ -1,4 +1,4 @@
-"""`modelexport inspect`: what a model is like, and which strategies an export would try for it."""
+"""`modelexport inspect`: the characteristics of a model, and the strategies that an export would try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def inspect(
     report: ReportFile,
     out: Output,
 ) -> None:
-    """Show what a model is like, and which strategies an export would try.
+    """Show the characteristics of a model, and the strategies that an export would try.
 
     Examples:
 

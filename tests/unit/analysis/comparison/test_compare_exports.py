@@ -1,4 +1,4 @@
-"""`compare` on exported models and what other tools make of them: which nodes of which modules it says differ."""
+"""`compare` on exported models and rewrites of them: the nodes and modules that differ."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_plain_torch_export_is_the_same_model(exported: Exporter, tmp_path: Path
 # --- single changes ----------------------------------------------------------------------------------------------
 
 
-def test_inserted_removed_and_replaced_nodes_are_told_apart(tmp_path: Path) -> None:
+def test_inserted_removed_and_replaced_nodes_are_distinguished(tmp_path: Path) -> None:
     base = chain("Relu", "Neg", "Exp", "Tanh")
     inserted = compared(tmp_path, base, chain("Relu", "Neg", "Abs", "Exp", "Tanh"))
     assert [(c.kind, c.after and c.after.operation) for c in inserted.changes] == [("added", "Abs")]
@@ -355,7 +355,7 @@ def test_contents_of_weights_are_compared_only_when_asked_for(tmp_path: Path, ex
             compare_models(before, after, contents=True)
 
 
-def test_small_weights_in_the_file_are_compared_always(tmp_path: Path) -> None:
+def test_small_inline_weights_are_always_compared(tmp_path: Path) -> None:
     before = weighted(tmp_path, "before", np.zeros((2, 3), np.float32), external=False)
     after = weighted(tmp_path, "after", np.ones((2, 3), np.float32), external=False)
     found = compare_models(before, after)

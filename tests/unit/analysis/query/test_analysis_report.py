@@ -1,4 +1,4 @@
-"""`analyze` and `select` on exported models: what they count and list, in every form, and what bad input gets."""
+"""`analyze` and `select` on exported models: counts and lists in every format, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_repeated_calls_are_listed(exported: Exporter) -> None:
 
 
 @pytest.mark.xdist_group("bert")
-def test_filter_counts_only_what_it_picks_and_depth_shortens_the_list(exported: Exporter) -> None:
+def test_selector_limits_the_counted_nodes_and_depth_limits_the_modules(exported: Exporter) -> None:
     ours = exported("bert")
     report = analyze(ours.path, selector="encoder.layer.0")
     picked = select_nodes(ours.document, "encoder.layer.0", contributors=False)
@@ -179,7 +179,7 @@ def test_json_fits_its_published_schema(exported: Exporter, command: Callable[..
 
 
 @pytest.mark.xdist_group("cnn")
-def test_summary_and_details_say_what_was_counted(exported: Exporter, command: Callable[..., Outcome]) -> None:
+def test_summary_and_details_contain_the_counts(exported: Exporter, command: Callable[..., Outcome]) -> None:
     path = exported("cnn").path
     summary = command("analyze", path)
     assert summary.code == 0
@@ -297,7 +297,7 @@ def hostile(tmp_path: Path) -> Path:
     return path
 
 
-def test_names_from_a_stranger_reach_no_terminal_and_no_spreadsheet(
+def test_names_of_an_untrusted_file_are_escaped_for_terminals_and_spreadsheets(
     command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     path = hostile(tmp_path)
@@ -343,7 +343,7 @@ def test_each_tool_gets_the_names_under_its_own_argument(
 
 
 @pytest.mark.xdist_group("cond")
-def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_know(
+def test_nncf_format_omits_nodes_of_subgraphs_because_nncf_rejects_their_names(
     exported: Exporter, command: Callable[..., Outcome]
 ) -> None:
     path = exported("cond").path

@@ -1,4 +1,4 @@
-"""Selectors: what each form picks, what is refused and where, and that no pattern makes the parser fail otherwise."""
+"""Selectors: the calls and nodes that each form selects, errors with positions, and robustness of the parser."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("pattern", ERRORS)
-def test_error_says_what_and_where(pattern: str) -> None:
+def test_error_has_the_problem_and_its_position(pattern: str) -> None:
     for select in (select_calls, select_nodes) if not pattern.startswith(("op:", "kind:")) else (select_nodes,):
         with pytest.raises(SelectorError, match=ERRORS[pattern]):
             select(DOCUMENT, pattern)
@@ -249,7 +249,7 @@ def test_error_repeats_little_of_a_long_pattern() -> None:
     assert len(str(raised.value)) < 500
 
 
-def test_matching_takes_no_longer_for_a_pattern_made_to_be_slow() -> None:
+def test_matching_time_is_linear_for_adversarial_patterns() -> None:
     pattern = Pattern([Piece("*a" * 30 + "b")], ".")
     started = time.perf_counter()
     assert not pattern.matches("a" * 3_000)
@@ -357,5 +357,5 @@ def regular(pattern: str) -> re.Pattern[str]:
 @given(pattern=st.text("ab.*?", max_size=9), name=st.text("ab.", max_size=9))
 @example(pattern="**.", name="a")
 @example(pattern="**.b", name="ab")
-def test_glob_matches_what_the_regular_expression_matches(pattern: str, name: str) -> None:
+def test_glob_matches_the_same_names_as_the_regular_expression(pattern: str, name: str) -> None:
     assert Pattern([Piece(pattern)], ".").matches(name) == bool(regular(pattern).fullmatch(name))
