@@ -3,8 +3,8 @@
 The set (``.onnx`` file, data file with its weights, sidecar, further files) is staged in a hidden temporary folder
 beside the target, on the same file system, and fsynced. In a commit, each file about to be replaced gets a hard link
 there, and a journal records the old and new state of each file. Then the files are moved: data file, others, sidecar,
-``.onnx``; obsolete files are removed. The name of the data file contains a hash of its content, so that a graph never finds the
-weights of another export. Removing the journal is the commit.
+``.onnx``; obsolete files are removed. The name of the data file contains a hash of its content, so that a graph never
+finds the weights of another export. Removing the journal is the commit.
 
 A failed commit is rolled back by its own process or, after a kill, by the next `stage_files` or
 `roll_back_killed_commit`. It is never rolled forward: an exception must roll back in any case, and a killed run never

@@ -110,7 +110,7 @@ def _files_to_copy(data_files: dict[str, Path], target: Path, file: Path) -> dic
             continue
         if Path(location).name != location:
             raise InputError(
-                f"the weights of {file} are in the subfolder of {location}: write the tagged file to {file.parent}"
+                f"the weights of {file} are in {location}, in a subfolder: write the tagged file to {file.parent}"
             )
         copies[path] = final
     return copies
