@@ -14,7 +14,7 @@ from modelexport.storage.metadata_stores import (
     strip_hierarchy,
     write_stores,
 )
-from modelexport.storage.opened_file import LoadedModel, ModelFile, existing_file, load, read_model, read_proto
+from modelexport.storage.opened_file import LoadedModel, ModelFile, load, read_model, read_proto
 from modelexport.storage.recovery import find_hierarchy, recover_document
 from modelexport.storage.transaction import Staging, check_target, data_file_name, data_files, sidecar_path, stage_files
 from modelexport.storage.untagged_file import UntaggedFile, read_untagged, write_tagged
@@ -34,7 +34,6 @@ __all__ = [
     "check_text_target",
     "data_file_name",
     "data_files",
-    "existing_file",
     "external_tensors",
     "find_hierarchy",
     "has_node_properties",
