@@ -33,7 +33,7 @@ class Attribution(msgspec.Struct, frozen=True):
         owner: The call that the node belongs to.
         kind: How that is known.
         confidence: From 0 to 1; docs/attribution.md explains each value.
-        reason: The evidence in words.
+        reason: A sentence about the evidence.
         contributors: The other calls whose work the node also does.
         context: The calls whose outputs the node joins, if there are several: a residual add belongs to the call
             that ran it, and joins outputs of others.

@@ -196,7 +196,7 @@ UNSEEN_SUBGRAPH: Final = "the values in this subgraph were not seen"
 
 
 def one_of_candidates(candidates: Iterable[CallId], evidence: str, calls: CallTree) -> Attribution:
-    """The candidates ran between the matched tensors around the node; `evidence` says why its value does not decide."""
+    """The candidates ran between the matched tensors around the node; `evidence` is why its value does not decide."""
     known = set(candidates)
     owner = calls.innermost_around(known)
     if len(known) == 1:

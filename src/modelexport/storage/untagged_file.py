@@ -7,18 +7,17 @@ import dataclasses
 import filecmp
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import nodes_with_ids
 from modelexport.hierarchy import HierarchyDocument, encode_document
 from modelexport.storage import transaction
 from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
 from modelexport.storage.opened_file import ModelFile, build_ir
+from modelexport.storage.untrusted_checks import external_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,7 @@ def read_untagged(onnx_path: str | Path, target: Path, *, overwrite: bool) -> Un
     file = ModelFile(onnx_path, weights=True)
     proto = strip_hierarchy(file.proto)
     graph = build_ir(file.path, proto)
-    copies = _files_to_copy(_data_files(graph, file.path), target, file.path)
+    copies = _files_to_copy(_data_files(proto, file.path), target, file.path)
     transaction.check_target(target, force=overwrite, others=list(copies.values()))
     return UntaggedFile(file.path, proto, graph, copies)
 
@@ -76,42 +75,24 @@ def write_tagged(file: UntaggedFile, document: HierarchyDocument, target: Path, 
         return staging.commit(target.name, None, others)
 
 
-def _data_files(graph: ir.Model, file: Path) -> dict[str, Path]:
+def _data_files(proto: onnx.ModelProto, file: Path) -> dict[str, Path]:
     """The external data files of the model, by the location that it names.
 
     Raises:
         FileFormatError: A location is not a file, or is outside the model's folder.
     """
     found: dict[str, Path] = {}
-    for tensor in _tensors(graph):
-        if isinstance(tensor, ir.ExternalTensor) and tensor.location not in found:
-            location = str(tensor.location)
-            path = (file.parent / location).resolve()
-            if not path.is_relative_to(file.parent):
-                raise FileFormatError(
-                    f"{file} reads weights from {location!r}, outside its folder: that is not followed"
-                )
-            if not path.is_file():
-                raise FileFormatError(f"{file} reads weights from {location!r}, which does not exist")
-            found[location] = path
+    for _, tensor in external_tensors(proto):
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if location in found:
+            continue
+        path = (file.parent / location).resolve()
+        if not path.is_relative_to(file.parent):
+            raise FileFormatError(f"{file} reads weights from {location!r}, outside its folder: that is not followed")
+        if not path.is_file():
+            raise FileFormatError(f"{file} reads weights from {location!r}, which does not exist")
+        found[location] = path
     return found
-
-
-def _tensors(model: ir.Model) -> Iterator[object]:
-    graphs = {model.graph}
-    for _, node in nodes_with_ids(model):
-        if node.graph is not None and isinstance(node.graph, ir.Graph):
-            graphs.add(node.graph)
-        for attribute in node.attributes.values():
-            if attribute.is_ref():
-                continue
-            if attribute.type == ir.AttributeType.TENSOR:
-                # Not `as_tensor`: its type check computes the size, which fails for unknown types.
-                yield attribute.value
-            elif attribute.type == ir.AttributeType.TENSORS:
-                yield from attribute.value
-    for graph in graphs:
-        yield from (value.const_value for value in graph.initializers.values())
 
 
 def _files_to_copy(data_files: dict[str, Path], target: Path, file: Path) -> dict[Path, Path]:
@@ -129,7 +110,7 @@ def _files_to_copy(data_files: dict[str, Path], target: Path, file: Path) -> dic
             continue
         if Path(location).name != location:
             raise InputError(
-                f"the weights of {file} are in the subfolder of {location}: write the tagged file to {file.parent}"
+                f"the weights of {file} are in {location}, in a subfolder: write the tagged file to {file.parent}"
             )
         copies[path] = final
     return copies

@@ -42,7 +42,7 @@ _MEMBERS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class CheckedProgram:
-    """What torch may load of a file: an archive without pickled members, and the example inputs apart from it."""
+    """The checked content of a file: an archive without pickled members, and the example inputs."""
 
     archive: IO[bytes]
     example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
@@ -55,7 +55,7 @@ def checked_program(path: Path) -> Iterator[CheckedProgram]:
     The file is read once: changing it afterwards has no effect.
 
     Raises:
-        ModelSourceError: The file is not an exported program, or loading it could run code; says why.
+        ModelSourceError: The file is not an exported program, or loading it could run code.
     """
     with tempfile.SpooledTemporaryFile(max_size=_LARGEST_IN_MEMORY) as target:
         try:

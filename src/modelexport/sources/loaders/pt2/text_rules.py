@@ -220,7 +220,7 @@ def _check_inputs_structure(text: str) -> None:
 
 
 def _check_structure(text: str) -> Any:
-    """The nesting of inputs or outputs: known containers with their keys, nothing that the file says how to build."""
+    """Check the nesting of inputs or outputs: known containers with their keys, no classes that the file defines."""
     _, structure = json.loads(text)
     remaining = [structure]
     while remaining:
@@ -237,7 +237,7 @@ def _check_structure(text: str) -> Any:
             elif isinstance(part, str | int | None):
                 check_text(str(part))
             else:
-                raise RefusedError(f"its inputs or outputs contain a {node['type']}, which the file says how to build")
+                raise RefusedError(f"its inputs or outputs contain a {node['type']}, a class that the file defines")
     return structure
 
 
