@@ -195,7 +195,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_module_is_cut_out_of_ten_gigabytes_without_reading_them(tmp_path: Path) -> None:
+def test_module_is_extracted_from_ten_gigabytes_without_reading_them(tmp_path: Path) -> None:
     path, cut = _large_model(tmp_path), tmp_path / "cut.onnx"
     command = [sys.executable, "-c", _MEASURE, str(path), str(cut)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -208,7 +208,7 @@ def test_module_is_cut_out_of_ten_gigabytes_without_reading_them(tmp_path: Path)
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_weights_can_lie_in_a_file_of_their_own(exported: Exporter, tmp_path: Path) -> None:
+def test_weights_can_be_written_to_a_separate_file(exported: Exporter, tmp_path: Path) -> None:
     submodel = modelexport.Extractor(exported("shared_block").path).extract("blk@1")
     inline = write_submodel(submodel, tmp_path / "inline.onnx")
     apart = write_submodel(submodel, tmp_path / "apart.onnx", external_data=True)
