@@ -118,10 +118,10 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
                 stack.enter_context(context)
             return model(*copied_args, **copied_kwargs)
 
+    # Otherwise torch would compile compiled modules and control flow for this run, and reuse that while it exports.
     try:
-        return run(torch.no_grad(), written)
+        return run(torch.compiler.set_stance("force_eager"), torch.no_grad(), written)
     except Exception:  # noqa: BLE001  raised below if it fails again
-        # Without copy-on-write, torch would compile compiled modules and control flow for this run.
         return run(torch.compiler.set_stance("force_eager"))
 
 
