@@ -144,7 +144,7 @@ def test_inputs_selection_and_tolerance_are_taken(command: Command, good: Path, 
     ("arguments", "message"),
     [
         (("missing.onnx", *MODEL), "missing.onnx is not a file"),
-        (("{good}", *MODEL, "--tolerance", "small"), "--tolerance 'small' cannot be read"),
+        (("{good}", *MODEL, "--tolerance", "small"), "--tolerance 'small' cannot be parsed"),
         (("{good}", *MODEL, "--inputs", "a.npz", "--input-shape", "x=1"), "use one of them"),
     ],
 )
