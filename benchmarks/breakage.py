@@ -1,7 +1,7 @@
-"""Assign wrong owners on purpose, and count how many `validate --check-contamination` finds.
+"""Breaks attributions on purpose, and counts how many `validate --check-contamination` finds.
 
-For each exported file, one node at a time gets another owner in all stores. The unchanged file must give no error. Both
-checks are measured: from the file alone, and with the model. `make breakage` runs it.
+For each exported file, nodes are moved to another call, one at a time, in everything that the stores say. The file as
+it was must give no alarm. Judged from the file alone, and with the model. `make breakage` runs it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.support import nine, zoo
-from tests.support.breaking import all_at_once, near_moves, random_moves, with_owners
+from tests.support.breaking import all_at_once, near_moves, random_moves, suspects, suspects_when_moved
 
 import modelexport
-from modelexport.analysis.contamination.check import Evidence, contamination_findings
-from modelexport.analysis.contamination.claimed_owners import Claims
+from modelexport.analysis.contamination.owner_check import OwnerCheck
 from modelexport.analysis.findings import Severity
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.errors import ModelExportError
-from modelexport.verification.contamination_by_value import gather_evidence
+from modelexport.verification.contamination_by_value import check_owners_by_value
 
 _MARK = "<!-- written by benchmarks/breakage.py -->"
 _SEED = 4
@@ -42,7 +41,7 @@ _MOST_NODES_MOVED = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A model, and the strategy and options to export it with."""
+    """One way to export one model."""
 
     model: str
     strategy: str
@@ -56,7 +55,7 @@ class File:
 
 @dataclasses.dataclass
 class Count:
-    """How many of the nodes with a wrong owner were found."""
+    """How many of the moved nodes were found."""
 
     found: int = 0
     moved: int = 0
@@ -83,7 +82,7 @@ KINDS = ("file random", "file near", "file at once", "model random", "model near
 
 
 def files(names: list[str], every_variant: bool) -> Iterator[File]:
-    """Every test model with every strategy, static and dynamic, optimized and not."""
+    """The files to break: every model of the tests, by every strategy, static and dynamic, optimized and not."""
     for name in zoo.names():
         if names and name not in names:
             continue
@@ -102,7 +101,7 @@ def files(names: list[str], every_variant: bool) -> Iterator[File]:
 
 
 def break_file(file: File, folder: Path, moves: int) -> Row | str:
-    """Export, check the file as it is, then with wrong owners; a string says why the export failed."""
+    """Export, judge as it is, then break it; the reason where the model cannot be exported in this way."""
     specimen = file.build()
     path = folder / "model.onnx"
     try:
@@ -111,38 +110,32 @@ def break_file(file: File, folder: Path, moves: int) -> Row | str:
         )
     except ModelExportError as error:
         return " ".join(str(error).split())[:160]
-    subject = Subject(path)
-    evidence_by_source = {"file": subject.evidence, "model": gather_evidence(subject, specimen.model, specimen.inputs)}
+    subject = ValidatedFile(path)
+    checks = {"file": subject.owner_check, "model": check_owners_by_value(subject, specimen.model, specimen.inputs)}
     alarms, counts = [], {}
-    for name, evidence in evidence_by_source.items():
-        found = contamination_findings(evidence, evidence.suspicions())
+    for name, check in checks.items():
+        found = check.findings()
         for finding in found:
             print(f"    {finding.severity.value} {name}: {finding.node}: {finding.message}")
         alarms.append(sum(finding.severity is Severity.ERROR for finding in found))
-        counts[f"{name} random"] = _count(evidence, random_moves(evidence.document, moves, _SEED))
-        counts[f"{name} near"] = _count(evidence, near_moves(evidence.document, moves, _SEED))
-        counts[f"{name} at once"] = _count_at_once(evidence, moves)
+        counts[f"{name} random"] = _count(check, random_moves(check.document, moves, _SEED))
+        counts[f"{name} near"] = _count(check, near_moves(check.document, moves, _SEED))
+        counts[f"{name} at once"] = _count_at_once(check, moves)
     return Row(file, len(subject.nodes), (alarms[0], alarms[1]), counts)
 
 
-def _count(evidence: Evidence, moves: list[tuple[str, str]]) -> Count:
-    claims = Claims(evidence.document, evidence.flow, evidence.calls)
-    return Count(sum(node in evidence.suspects_when_moved(node, owner, claims) for node, owner in moves), len(moves))
+def _count(check: OwnerCheck, moves: list[tuple[str, str]]) -> Count:
+    return Count(sum(node in suspects_when_moved(check, node, owner) for node, owner in moves), len(moves))
 
 
-def _count_at_once(evidence: Evidence, moves: int) -> Count:
-    number = max(1, min(moves, int(len(evidence.document.nodes) * _MOST_NODES_MOVED)))
-    owners = all_at_once(evidence.document, number, _SEED)
-    return Count(len(owners.keys() & _suspects(evidence, owners)), len(owners))
-
-
-def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
-    claims = Claims(with_owners(evidence.document, owners), evidence.flow, evidence.calls)
-    return {evidence.flow.ids[suspicion.node] for suspicion in evidence.suspicions(claims)}
+def _count_at_once(check: OwnerCheck, moves: int) -> Count:
+    number = max(1, min(moves, int(len(check.document.nodes) * _MOST_NODES_MOVED)))
+    owners = all_at_once(check.document, number, _SEED)
+    return Count(len(owners.keys() & suspects(check, owners)), len(owners))
 
 
 def table(rows: list[Row]) -> str:
-    """The rates in Markdown, for each model and for each strategy."""
+    """The rates in Markdown, model by model and for each strategy together."""
     head = ("model", "strategy", "graph", "nodes", "false alarms", *KINDS)
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
@@ -164,10 +157,15 @@ def _total(title: str, rows: list[Row]) -> str:
 
 
 def write(page: Path, rows: list[Row], moves: int) -> None:
-    """Replace the table at the end of the page."""
+    """Put the table at the end of the page, in the place of the one before."""
     text = page.read_text().split(_MARK)[0].rstrip()
-    versions = f"torch {torch.__version__}, {moves} wrong owners of each kind for each file."
-    page.write_text(f"{text}\n\n{_MARK}\n{versions}\n\n{table(rows)}\n")
+    versions = f"torch {torch.__version__}, {moves} moves of a kind for each file"
+    explained = (
+        "*random*: the new owner is any other call of the model. *near*: it is the caller, a callee or a call beside. "
+        "*at once*: a tenth of the nodes in one file. False alarms are errors on the file as it was exported."
+    )
+    command = f"`benchmarks/breakage.py --write {page}`; `make breakage` adds dynamic shapes and raw graphs"
+    page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n{command} ({versions}). {explained}\n\n{table(rows)}\n")
 
 
 def _break_and_tell(file: File, moves: int) -> Row | str:
@@ -193,17 +191,17 @@ def _be_quiet() -> None:
 
 
 def main() -> int:
-    """Measure, print the rates, and return 1 if a rate is too low or an unchanged file has an error."""
+    """Break the files, print the rates, and say by the exit code whether they are good enough."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=[], help="names of test models, or nine:NAME")
+    parser.add_argument("--models", nargs="*", default=[], help="names of the tests' models; nine:NAME for the nine")
     parser.add_argument("--moves", type=int, default=100)
-    parser.add_argument("--every-variant", action="store_true", help="also dynamic shapes and unoptimized graphs")
+    parser.add_argument("--every-variant", action="store_true", help="dynamic shapes and raw graphs too")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
+    parser.add_argument("--write", type=Path, help="the page to put the table into")
     options = parser.parse_args()
     _be_quiet()
     wanted = list(files(options.models, options.every_variant))
-    # Separate processes: torch keeps the state of its exporters in globals.
+    # Processes of their own: torch keeps the state of its exporters in globals.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         broken = list(pool.map(_break_and_tell, wanted, [options.moves] * len(wanted)))
     rows = [row for row in broken if isinstance(row, Row)]
@@ -212,7 +210,7 @@ def main() -> int:
         write(options.write, rows, options.moves)
     weak = [row for row in rows if _rate(row.counts["file random"]) < 0.7 or _rate(row.counts["model random"]) < 0.9]
     for row in weak:
-        print(f"too few wrong owners are found: {row.file.model}, {row.file.strategy}, {row.file.variant}")
+        print(f"too few are found: {row.file.model}, {row.file.strategy}, {row.file.variant}")
     return 1 if weak or any(sum(row.alarms) for row in rows) else 0
 
 

@@ -20,7 +20,7 @@ from tests.support.renaming import rename_file, with_old_names
 
 import modelexport
 from modelexport.analysis.retagging.retagger import retag
-from modelexport.storage.loaded_model import load
+from modelexport.storage.opened_file import load
 from modelexport.torch_support.example_inputs import normalize_inputs
 from modelexport.torch_support.tensor_paths import named_arguments
 

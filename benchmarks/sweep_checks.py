@@ -25,7 +25,7 @@ from tests.support.value_check import judge
 import modelexport
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.report import Verdict
 
@@ -207,7 +207,7 @@ def _forget_results(model: torch.nn.Module) -> None:
 def judged_nodes(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The findings of `modelexport validate --check-contamination` with the model."""
     torch.manual_seed(SEED)
-    report = judge_attributions(path, model, _inputs(args, kwargs))
+    report = validate_owners_by_value(path, model, _inputs(args, kwargs))
     return {"count": len(report.findings), "cases": [str(finding.message) for finding in report.findings[:5]]}
 
 

@@ -9,7 +9,7 @@ from modelexport._version import __version__ as __version__
 
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
-    from modelexport.analysis.comparison.model_comparison import Comparison as Comparison
+    from modelexport.analysis.comparison.comparison_report import Comparison as Comparison
     from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
     from modelexport.analysis.extraction.extractor import Extractor as Extractor
     from modelexport.analysis.extraction.extractor import ModuleSubgraph as ModuleSubgraph
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.query.analysis_report import analyze as analyze
     from modelexport.analysis.query.node_selection import Selection as Selection
     from modelexport.analysis.query.node_selection import select as select
-    from modelexport.analysis.query.selectors import select_calls as select_calls
-    from modelexport.analysis.query.selectors import select_nodes as select_nodes
+    from modelexport.analysis.query.selector_eval import select_calls as select_calls
+    from modelexport.analysis.query.selector_eval import select_nodes as select_nodes
     from modelexport.analysis.retagging.retagger import RetagReport as RetagReport
     from modelexport.analysis.retagging.retagger import retag as retag
     from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from modelexport.sources.loaders.model_reference import load_model as load_model
     from modelexport.sources.loaders.sourced_model import LoadOptions as LoadOptions
     from modelexport.sources.loaders.sourced_model import SourcedModel as SourcedModel
-    from modelexport.storage.loaded_model import LoadedModel as LoadedModel
-    from modelexport.storage.loaded_model import load as load
     from modelexport.storage.metadata_stores import strip_hierarchy as strip_hierarchy
+    from modelexport.storage.opened_file import LoadedModel as LoadedModel
     from modelexport.storage.opened_file import ModelFile as ModelFile
+    from modelexport.storage.opened_file import load as load
     from modelexport.storage.opened_file import read_model as read_model
     from modelexport.strategies.base import CaptureRequest as CaptureRequest
     from modelexport.strategies.base import Strategy as Strategy
@@ -96,7 +96,7 @@ _HOMES = {
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
     "ChosenInputs": "sources.inputs.choose",
-    "Comparison": "analysis.comparison.model_comparison",
+    "Comparison": "analysis.comparison.comparison_report",
     "ContractError": "errors",
     "DataDependentError": "errors",
     "ExportError": "errors",
@@ -114,7 +114,7 @@ _HOMES = {
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
     "LoadOptions": "sources.loaders.sourced_model",
-    "LoadedModel": "storage.loaded_model",
+    "LoadedModel": "storage.opened_file",
     "ModelCharacteristics": "strategies.characteristics",
     "ModelExportError": "errors",
     "ModelFile": "storage.opened_file",
@@ -152,7 +152,7 @@ _HOMES = {
     "extract_module": "analysis.extraction.extractor",
     "extract_module_subgraph": "analysis.extraction.extractor",
     "extract_modules": "analysis.extraction.submodel_folder",
-    "load": "storage.loaded_model",
+    "load": "storage.opened_file",
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
     "read_model": "storage.opened_file",
@@ -160,8 +160,8 @@ _HOMES = {
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",
     "select": "analysis.query.node_selection",
-    "select_calls": "analysis.query.selectors",
-    "select_nodes": "analysis.query.selectors",
+    "select_calls": "analysis.query.selector_eval",
+    "select_nodes": "analysis.query.selector_eval",
     "strip_hierarchy": "storage.metadata_stores",
     "tag_file": "exporting.file_tagging",
     "validate": "analysis.validation.validator",

@@ -1,4 +1,4 @@
-"""How results are shown: names from untrusted files made harmless, short reprs, and HTML for notebooks."""
+"""Display of results: names from untrusted files with unsafe characters replaced, short reprs, HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_ROWS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a notebook shows of a result.
+    """The content of a result's repr and of its HTML view in a notebook.
 
     Attributes:
         facts: The values that a repr shows as well, by name.
@@ -43,14 +43,14 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell of a table as people read it."""
+    """The text of a table cell."""
     if cell is None:
         return ""
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def escaped(text: str) -> str:
-    """The text for HTML: harmless, and nothing in it is markup."""
+    """The text for HTML, without unsafe characters and with markup escaped."""
     return html.escape(printable(text), quote=True)
 
 
@@ -72,7 +72,7 @@ def summarized(describe: Callable[[Any], Summary]) -> Callable[[Shown], Shown]:
     A generated repr repeats every nested record: 100,000 characters for a small model.
 
     Args:
-        describe: What to show of an instance.
+        describe: Returns the summary of an instance.
     """
 
     def decorate(cls: Shown) -> Shown:

@@ -6,19 +6,19 @@
     │   ├── SelectorError             a selector that cannot be read, or that picks nothing
     │   └── UnknownStrategyError      a strategy name that is not registered
     ├── ExportError                   the model could not be turned into an ONNX graph
-    │   ├── StrategyIncompatibleError one strategy cannot serve this model; says why and what to try
-    │   │   └── DataDependentError    because its code depends on values that only a run computes
-    │   ├── UnusableOptionError       one exporter cannot be given an option or input; another may take it
+    │   ├── StrategyIncompatibleError one strategy cannot export this model; has the reason and what to try
+    │   │   └── DataDependentError    because its code depends on values that are known only at run time
+    │   ├── UnusableOptionError       one exporter does not support an option or input; another may
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
-    │       └── SpecializationError   tracing would serve, and fix values that depend on the inputs: needs consent
-    ├── ExtractionError               a module that cannot be extracted from a graph; says why and which one can be
+    │       └── SpecializationError   only tracing works, with values fixed to those of the example: needs consent
+    ├── ExtractionError               a module that cannot be extracted from a graph; has the reason and an alternative
     ├── OnnxRunError                  onnxruntime could not run a graph; quotes its message
-    ├── FileFormatError               a model file or sidecar that cannot be read as what it claims to be
+    ├── FileFormatError               a model file or sidecar that is invalid, or exceeds a limit
     ├── UnsupportedLibraryError       an installed library lacks a part that is needed; names the part
-    ├── StorageError                  the result could not be written; what was there before is untouched
-    └── ContractError                 a step broke its own contract: a bug, please report it
+    ├── StorageError                  the result could not be written; existing files are unchanged
+    └── ContractError                 a step violated its own contract: a bug, please report it
 
-Each message says what is wrong, with which input, and what to do about it.
+Each message names the input, the problem and the next step.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ExportError(ModelExportError):
 
 
 class StrategyIncompatibleError(ExportError):
-    """One strategy cannot serve this model.
+    """One strategy cannot export this model.
 
     Attributes:
-        strategy: The strategy that gave up.
-        reason: Why, in words.
+        strategy: The strategy that failed.
+        reason: Why.
         suggestion: What to try instead.
     """
 
@@ -67,10 +67,10 @@ class StrategyIncompatibleError(ExportError):
 
 
 class DataDependentError(StrategyIncompatibleError):
-    """One strategy cannot serve this model, because code of the model depends on values that only a run computes.
+    """One strategy cannot export this model, because its code depends on values that are known only at run time.
 
     Attributes:
-        place: The source line, where it is known.
+        place: The source line, if known.
     """
 
     def __init__(self, strategy: str, reason: str, suggestion: str, place: str | None = None) -> None:
@@ -79,7 +79,7 @@ class DataDependentError(StrategyIncompatibleError):
 
 
 class UnusableOptionError(ExportError):
-    """One exporter cannot be given an option or input; another may take it.
+    """One exporter does not support an option or input; another may.
 
     Attributes:
         reason: Which, and why.
@@ -96,7 +96,7 @@ class AllStrategiesFailedError(ExportError):
     """Every candidate strategy was tried and failed.
 
     Attributes:
-        failures: ``(strategy, error)`` for each attempt, in the order they were made.
+        failures: ``(strategy, error)`` for each attempt, in order.
     """
 
     def __init__(self, failures: Sequence[tuple[str, ModelExportError]], message: str | None = None) -> None:
@@ -106,7 +106,7 @@ class AllStrategiesFailedError(ExportError):
 
 
 class SpecializationError(AllStrategiesFailedError):
-    """Only tracing can export the model, and would fix values that depend on the inputs to those of the example.
+    """Only tracing can export the model, and it would fix values that depend on the inputs to those of the example.
 
     Attributes:
         places: The source lines where that would happen.
@@ -121,13 +121,13 @@ class ExtractionError(ModelExportError):
     """A module cannot be extracted from a graph.
 
     Attributes:
-        target: What was asked for.
-        reason: Which kind of refusal: ``unknown`` (there is no such module), ``several`` (it picks more than one call),
-            ``never_called``, ``no_operation`` (the call left nothing in the graph), ``fused`` (its boundary is gone),
-            ``unknown_boundary`` (nothing tells where the call begins and ends) or ``broken_graph`` (it is not a valid
-            graph, or its nodes are out of order).
+        target: The requested module.
+        reason: The kind of failure: ``unknown`` (the module does not exist), ``several`` (more than one call matches),
+            ``never_called``, ``no_operation`` (the graph has no node of the call), ``fused`` (its inputs or outputs
+            were fused away), ``unknown_boundary`` (the inputs and outputs of the call are not recorded) or
+            ``broken_graph`` (the graph is invalid, or its nodes are not sorted).
         fused_with: The calls that it is fused with.
-        enclosing: The smallest call around it that can be extracted, where there is one.
+        enclosing: The smallest enclosing call that can be extracted, if there is one.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class OnnxRunError(ModelExportError):
 
 
 class FileFormatError(ModelExportError):
-    """A model file or sidecar cannot be read as what it claims to be."""
+    """A model file or sidecar is invalid, or exceeds a limit."""
 
 
 class UnsupportedLibraryError(ModelExportError):
@@ -173,8 +173,24 @@ class UnsupportedLibraryError(ModelExportError):
 
 
 class StorageError(ModelExportError):
-    """The result could not be written; what was there before is untouched."""
+    """The result could not be written; existing files are unchanged."""
 
 
 class ContractError(ModelExportError):
     """A step of the pipeline broke its own contract. This is a bug in modelexport."""
+
+
+def find_own_error(error: BaseException) -> ModelExportError | None:
+    """Return the error of this package that `error` is, or that it was raised from; None where there is none.
+
+    torch wraps every exception that is raised while it traces. Only causes are followed: the context of an exception
+    can be an unrelated error that the caller is handling.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, ModelExportError):
+            return current
+        seen.add(id(current))
+        current = current.__cause__
+    return None

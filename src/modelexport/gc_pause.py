@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause the garbage collector: it takes a third of the time where millions of small objects are created."""
+    """Pause the garbage collector, which takes a third of the time while millions of small objects are created."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Example inputs as command-line options give them, before they become tensors."""
+"""Parse command-line options for example inputs, without torch."""
 
 from __future__ import annotations
 

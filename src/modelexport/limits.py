@@ -1,4 +1,4 @@
-"""How large and how deep an untrusted file may be, and what running it may take, all in one place."""
+"""Limits for untrusted files: their size and depth, and the time and memory of running them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelexport.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class ReadLimits:
-    """What reading a model file accepts; docs/files.md explains each.
+    """Limits of reading a model file; docs/files.md explains each.
 
     Attributes:
         model_bytes: The size of the ``.onnx`` file; protobuf's own limit is 2 GiB.
@@ -31,7 +31,7 @@ class ReadLimits:
 
 @dataclasses.dataclass(frozen=True)
 class RunLimits:
-    """What running a file in onnxruntime may take; docs/files.md explains it.
+    """Limits of running a file in onnxruntime; docs/files.md explains them.
 
     Attributes:
         seconds: Wall-clock time for each run of a graph; None for no limit.

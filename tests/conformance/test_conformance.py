@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 import modelexport
-from modelexport.analysis.contamination.claimed_owners import Claims
-from modelexport.analysis.validation.subject import Subject
-from modelexport.verification.contamination_by_value import gather_evidence
+from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.verification.contamination_by_value import check_owners_by_value
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export
 from tests.conformance.case import FILES, all_cases
-from tests.support.breaking import random_moves
+from tests.support.breaking import random_moves, suspects_when_moved
 
 pytestmark = pytest.mark.integration
 
@@ -101,11 +100,10 @@ _IN_BODIES = [
 @pytest.mark.parametrize(("name", "strategy", "file"), _IN_BODIES)
 def test_wrong_owners_in_bodies_are_found_by_value_and_right_ones_are_not_doubted(column: Column) -> None:
     args, kwargs = column.truth.inputs[0]
-    evidence = gather_evidence(Subject(column.path), copy.deepcopy(column.truth.model), kwargs or args)
-    assert evidence.suspicions() == []
-    claims = Claims(evidence.document, evidence.flow, evidence.calls)
-    moves = random_moves(evidence.document, 40, seed=4)
-    found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
+    check = check_owners_by_value(ValidatedFile(column.path), copy.deepcopy(column.truth.model), kwargs or args)
+    assert check.suspects() == []
+    moves = random_moves(check.document, 40, seed=4)
+    found = [node for node, owner in moves if node in suspects_when_moved(check, node, owner)]
     assert len(found) / len(moves) >= 0.9, f"{len(found)} of {len(moves)}"
 
 

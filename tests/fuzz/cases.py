@@ -7,14 +7,14 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
 import onnx
+from google.protobuf.message import Message
 
 from modelexport.graph.digest import graph_hash
-from modelexport.storage.untrusted_checks import external_tensors
 from tests.fuzz import nasty
 from tests.fuzz.bytes_mutations import mutate_bytes, mutate_fields
 from tests.fuzz.model_mutations import mutate_model
@@ -179,10 +179,20 @@ def _with_absolute_path(model: bytes, outside: Path) -> bytes:
         proto = onnx.ModelProto.FromString(model)
     except Exception:  # noqa: BLE001  protobuf's own error is not public
         return model
-    for _, tensor in external_tensors(proto):
-        for entry in tensor.external_data:
-            entry.value = entry.value.replace("{outside}", str(outside))
+    for entry in _external_data(proto):
+        entry.value = entry.value.replace("{outside}", str(outside))
     return proto.SerializeToString()
+
+
+def _external_data(message: Message) -> Iterator[onnx.StringStringEntryProto]:
+    """The external data entries of every tensor in a message, at any depth."""
+    waiting = [message]
+    while waiting:
+        for field, content in waiting.pop().ListFields():
+            if field.name == "external_data":
+                yield from content
+            elif field.message_type is not None:
+                waiting.extend([content] if isinstance(content, Message) else content)
 
 
 def _size(folder: Path) -> int:

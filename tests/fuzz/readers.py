@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import io
 import json
 import re
@@ -23,7 +22,7 @@ from modelexport.analysis.query.node_selection import select
 from modelexport.analysis.retagging.retagger import retag
 from modelexport.analysis.validation import validator
 from modelexport.analysis.validation.store_repair import repair
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.cli import analyze as analyze_command
 from modelexport.cli import compare as compare_command
 from modelexport.cli import extract as extract_command
@@ -33,7 +32,7 @@ from modelexport.cli import validate as validate_command
 from modelexport.cli.output import Format, Output, ReportFile
 from modelexport.ort.model_checks import ModelChecks
 from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
-from modelexport.storage.recovery import find_hierarchy
+from modelexport.storage.recovery import recover_document
 from modelexport.storage.transaction import sidecar_path
 from tests.fuzz import nasty
 from tests.fuzz.cases import Case, Workspace
@@ -80,7 +79,7 @@ def _sidecar(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _recover(case: Case, workspace: Workspace, draw: Random) -> str:
     file = modelexport.read_model(case.path)
-    found = find_hierarchy(dataclasses.replace(file, document=None))
+    found = recover_document(file.proto, file.nodes)
     return msgspec.json.encode(found.document).decode()
 
 
@@ -121,7 +120,7 @@ def _select(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _validate(case: Case, workspace: Workspace, draw: Random) -> str:
     baseline = case.path if draw.random() < 0.1 else None
-    subject = Subject(case.path, baseline)
+    subject = ValidatedFile(case.path, baseline)
     # In this process, types come from the file alone: what onnx infers is asked for elsewhere.
     confined = case.number % 250 == 0
     if not confined:

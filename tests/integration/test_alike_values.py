@@ -1,4 +1,4 @@
-"""Models whose modules compute alike: where values cannot decide, no stranger is named."""
+"""Models whose modules compute equal values: where values cannot decide, the owner is a common caller."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_no_stranger_owns_a_node_where_values_are_alike(
     options = {"strategy": strategy, "optimize": optimize, "opset_version": 18 if strategy == "fx" else 16}
     result = modelexport.export_model(specimen.model, x, tmp_path / "model.onnx", **options)
     graph = stripped(result.onnx_path)
-    assert Confusion(specimen.name, graph, by_usage(graph, specimen), result.document).strangers == []
+    assert Confusion(specimen.name, graph, by_usage(graph, specimen), result.document).unrelated == []
 
 
 def test_candidates_are_named_where_nothing_decides(tmp_path: Path) -> None:

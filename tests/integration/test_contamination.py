@@ -9,18 +9,25 @@ import pytest
 import torch
 from tests.conftest import Exporter
 from tests.support import zoo
-from tests.support.breaking import all_at_once, near_moves, random_moves, read_document, with_owners, write_artifact
+from tests.support.breaking import (
+    all_at_once,
+    near_moves,
+    random_moves,
+    read_document,
+    suspects,
+    suspects_when_moved,
+    with_owners,
+    write_artifact,
+)
 
 import modelexport
-from modelexport.analysis.contamination.check import Evidence
-from modelexport.analysis.contamination.claimed_owners import Claims
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.analysis.validation.validator import validate
 
 pytestmark = pytest.mark.integration
 
 _MOVES = 30
-# What is asked of the file alone. Most models are near 100 %; docs/measurements/contamination.md has the rates.
+# What is asked of the file alone. Most models are near 100 %; docs/contamination.md has the rates.
 _ENOUGH = 0.7
 
 
@@ -48,10 +55,9 @@ def test_an_export_breaks_no_rule_and_no_owner_is_contradicted(
 def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
     path = exported(name, dynamic=dynamic, optimize=optimize).path
     document = read_document(path)
-    evidence = Subject(path).evidence
-    claims = Claims(document, evidence.flow, evidence.calls)
+    check = ValidatedFile(path).owner_check
     for moves in (random_moves(document, _MOVES, seed=4), near_moves(document, _MOVES, seed=5)):
-        found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
+        found = [node for node, owner in moves if node in suspects_when_moved(check, node, owner)]
         rate = len(found) / len(moves)
         assert rate >= _ENOUGH, f"{len(found)} of {len(moves)}"
 
@@ -59,18 +65,12 @@ def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("cond", "with_methods", "vit")]
 )
-def test_looking_around_a_moved_node_finds_what_looking_everywhere_finds(exported: Exporter, name: str) -> None:
+def test_checking_the_nodes_around_a_moved_one_finds_what_checking_all_finds(exported: Exporter, name: str) -> None:
     path = exported(name, optimize=False).path
     document = read_document(path)
-    evidence = Subject(path).evidence
-    claims = Claims(document, evidence.flow, evidence.calls)
+    check = ValidatedFile(path).owner_check
     for node, owner in (*random_moves(document, 15, seed=8), *near_moves(document, 15, seed=9)):
-        assert evidence.suspects_when_moved(node, owner, claims) == _suspects(evidence, {node: owner})
-
-
-def _suspects(evidence: Evidence, owners: dict[str, str]) -> set[str]:
-    claims = Claims(with_owners(evidence.document, owners), evidence.flow, evidence.calls)
-    return {evidence.flow.ids[suspicion.node] for suspicion in evidence.suspicions(claims)}
+        assert suspects_when_moved(check, node, owner) == suspects(check, {node: owner})
 
 
 @pytest.mark.xdist_group("bert")
@@ -78,14 +78,13 @@ def test_the_right_owner_is_named_and_neighbours_are_not_blamed(exported: Export
     path = exported("bert").path
     document = read_document(path)
     owners = {node.id: node.module for node in document.nodes}
-    evidence = Subject(path).evidence
+    check = ValidatedFile(path).owner_check
     right = blamed = 0
     moves = random_moves(document, 60, seed=6)
     for node, owner in moves:
-        claims = Claims(with_owners(document, {node: owner}), evidence.flow, evidence.calls)
-        suspicions = evidence.suspicions(claims)
-        blamed += sum(evidence.flow.ids[suspicion.node] != node for suspicion in suspicions)
-        named = {evidence.flow.ids[s.node]: [evidence.calls.ids[c] for c in s.supported] for s in suspicions}
+        found = check.suspects(with_owners(document, {node: owner}))
+        blamed += sum(check.flow.node_ids[suspect.node] != node for suspect in found)
+        named = {check.flow.node_ids[s.node]: [check.calls.ids[c] for c in s.supported] for s in found}
         right += named.get(node, [])[:1] == [owners[node]]
     assert right / len(moves) >= 0.95
     assert blamed / len(moves) <= 0.05
@@ -110,7 +109,7 @@ def test_where_every_owner_is_wrong_all_are_told_and_only_the_first_are_weighed(
     calls = [call.id for call in ours.document.calls]
     wrong = {node.id: calls[(calls.index(node.module) + 7) % len(calls)] for node in ours.document.nodes}
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(ours.document, wrong))
-    monkeypatch.setattr("modelexport.analysis.contamination.flow_rules.MOST_WEIGHED", 10)
+    monkeypatch.setattr("modelexport.analysis.contamination.suspects.MAX_SEARCHED", 10)
     found = [f.case for f in validate(path, check_contamination=True).findings if f.case is not None]
     assert len(found) > 40
     assert sum(bool(case.supported_modules) for case in found) <= 10

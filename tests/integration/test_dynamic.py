@@ -17,7 +17,7 @@ from tests.support.plain import export_plainly
 from torch import nn
 
 import modelexport
-from modelexport.capture.dynamic_axes import Call, check_axes, dynamic_shapes, find_axes
+from modelexport.capture.dynamic_axes import ExampleCall, check_axes, dynamic_shapes, find_axes
 from modelexport.errors import InputError, StrategyIncompatibleError
 from modelexport.torch_support.tensor_paths import named_results
 
@@ -94,7 +94,7 @@ def same_but_for_names(found: dict[str, dict[int, str]], wanted: dict[str, dict[
     return len(pairs) == len({name for name, _ in pairs}) == len({name for _, name in pairs})
 
 
-def same_at_other_sizes(model: nn.Module, call: Call, path: Path, axes: dict[str, dict[int, str]]) -> None:
+def same_at_other_sizes(model: nn.Module, call: ExampleCall, path: Path, axes: dict[str, dict[int, str]]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = sorted({name for axes_of_one in axes.values() for name in axes_of_one.values()})
@@ -120,9 +120,9 @@ def test_axes_are_found_exported_and_run_at_other_sizes(name: str, tmp_path: Pat
     result = modelexport.export_model(model.eval(), inputs, tmp_path / "model.onnx", dynamic="auto")
     assert same_but_for_names(dimensions(tmp_path / "model.onnx"), axes)
     assert result.dynamic_axes == axes
-    assert result.notes[-1].startswith("dynamic axes: ")
+    assert any(note.startswith("dynamic axes: ") for note in result.notes)
     assert (result.strategy, result.coverage) == ("fx", 1)
-    same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+    same_at_other_sizes(model, ExampleCall(model, (), inputs), tmp_path / "model.onnx", axes)
 
 
 def test_axes_named_by_hand_are_the_only_ones(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_axes_named_by_hand_are_the_only_ones(tmp_path: Path) -> None:
     axes = {"x": {0: "images", 3: "width"}}
     assert result["dynamic_axes"] == {"x": {"0": "images", "3": "width"}}
     assert dimensions(tmp_path / "model.onnx") == axes
-    same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+    same_at_other_sizes(model, ExampleCall(model, (), inputs), tmp_path / "model.onnx", axes)
 
 
 def test_torchscript_gets_the_axes_in_its_own_form(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_torchscript_gets_the_axes_in_its_own_form(tmp_path: Path) -> None:
     modelexport.export_model(model.eval(), inputs, tmp_path / "model.onnx", dynamic="auto", strategy="htp")
     axes = {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
     assert dimensions(tmp_path / "model.onnx") == axes
-    same_at_other_sizes(model, Call(model, (), inputs), tmp_path / "model.onnx", axes)
+    same_at_other_sizes(model, ExampleCall(model, (), inputs), tmp_path / "model.onnx", axes)
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
@@ -161,7 +161,7 @@ def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
         vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, use_cache=False
     )
     inputs = {"input_ids": tokens(2, 6), "decoder_input_ids": tokens(2, 6)}
-    call = Call(transformers.T5Model(config).eval(), (), inputs)
+    call = ExampleCall(transformers.T5Model(config).eval(), (), inputs)
     assert find_axes(call) == {
         ("input_ids", 0): "batch",
         ("input_ids", 1): "input_ids_1",
@@ -183,7 +183,7 @@ def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
     result = modelexport.export_model(model, inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx")
     assert dimensions(tmp_path / "model.onnx") == {"x": {0: "batch"}}
     assert result.notes == (
-        "forward takes other sizes on these axes, and torch cannot export them: x:1",
+        "forward accepts other sizes on these axes, but torch cannot export them: x:1",
         "dynamic axes: x batchx4",
     )
 
@@ -250,7 +250,7 @@ def check_in_order(
     result = modelexport.export_model(model, args, path, kwargs=kwargs, dynamic=axes, **options)
     assert dimensions(path) == {plain(name): named for name, named in axes.items()}
     assert result.dynamic_axes == axes
-    same_at_other_sizes(model, Call(model, args, kwargs), path, axes)
+    same_at_other_sizes(model, ExampleCall(model, args, kwargs), path, axes)
     return result
 
 
@@ -303,7 +303,7 @@ def test_name_that_torch_does_not_take_over_is_said(tmp_path: Path) -> None:
     named = {"x": {0: "rows"}}
     result = modelexport.export_model(Scaled(), inputs, tmp_path / "model.onnx", dynamic=named, strategy="fx")
     assert list(dimensions(tmp_path / "model.onnx")["x"]) == [0]
-    assert result.notes == ("dynamic axes: x rowsx4 (the file has other names for rows)",)
+    assert "dynamic axes: x rowsx4 (the file uses other names for rows)" in result.notes
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_axes_that_must_be_equal_change_together_and_others_by_themselves() -> N
         def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return a + b, c * 2
 
-    call = Call(Joined(), (torch.randn(3, 5), torch.randn(3, 5)), {"c": torch.randn(3, 5)})
+    call = ExampleCall(Joined(), (torch.randn(3, 5), torch.randn(3, 5)), {"c": torch.randn(3, 5)})
     assert find_axes(call) == {
         ("a", 0): "batch",
         ("a", 1): "a_1",
@@ -330,7 +330,7 @@ def test_tensors_inside_of_arguments_have_axes_too() -> None:
         def forward(self, pair: dict[str, torch.Tensor]) -> torch.Tensor:
             return pair["a"] @ pair["b"]
 
-    call = Call(Nested(), ({"a": torch.randn(2, 3), "b": torch.randn(3, 4)},), {})
+    call = ExampleCall(Nested(), ({"a": torch.randn(2, 3), "b": torch.randn(3, 4)},), {})
     found = find_axes(call)
     assert {axis: found[axis] for axis in (("pair.a", 1), ("pair.b", 0))} == dict.fromkeys(
         (("pair.a", 1), ("pair.b", 0)), "pair_a_1"
@@ -341,10 +341,10 @@ def test_tensors_inside_of_arguments_have_axes_too() -> None:
 def test_model_is_left_as_it_was_and_one_that_fails_has_no_axes() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert find_axes(Call(model, (torch.randn(3, 4),), {})) == {("input", 0): "batch"}
+    assert find_axes(ExampleCall(model, (torch.randn(3, 4),), {})) == {("input", 0): "batch"}
     assert all(module.training for module in model.modules())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert find_axes(Call(model, (torch.randn(3, 5),), {})) == {}
+    assert find_axes(ExampleCall(model, (torch.randn(3, 5),), {})) == {}
 
 
 @pytest.mark.parametrize(
@@ -353,16 +353,16 @@ def test_model_is_left_as_it_was_and_one_that_fails_has_no_axes() -> None:
         ({"y": {0: "batch"}}, "y:0=batch: there is no input 'y'; the inputs are x"),
         ({"x": {4: "batch"}}, "x:4=batch: x has the axes 0 to 3"),
         ({"x": {0: "a", -4: "b"}}, "axis -4 of x is named twice"),
-        ({"x": {0: "1st"}}, "'1st' is no name for a dimension"),
-        ({"x": {"0": "batch"}}, "names no axes: give 'auto', or"),
-        ({"x": ["batch"]}, "names no axes"),
-        ({0: "batch"}, "names no axes"),
-        ("all", "names no axes"),
+        ({"x": {0: "1st"}}, "'1st' is not a valid dimension name"),
+        ({"x": {"0": "batch"}}, "does not name axes: pass 'auto', or"),
+        ({"x": ["batch"]}, "does not name axes"),
+        ({0: "batch"}, "does not name axes"),
+        ("all", "does not name axes"),
     ],
 )
 def test_axis_that_is_not_there_is_refused(axes: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
-        check_axes(axes, Call(Pictures(), (torch.randn(2, 3, 12, 12),), {}))
+        check_axes(axes, ExampleCall(Pictures(), (torch.randn(2, 3, 12, 12),), {}))
     with pytest.raises(InputError, match=said):
         modelexport.export_model(Pictures(), torch.randn(2, 3, 12, 12), tmp_path / "model.onnx", dynamic=axes)
     assert list(tmp_path.iterdir()) == []
@@ -371,7 +371,7 @@ def test_axis_that_is_not_there_is_refused(axes: Any, said: str, tmp_path: Path)
 @pytest.mark.parametrize("option", ["dynamic_shapes", "dynamic_axes"])
 def test_axes_said_twice_are_refused(option: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"dynamic": "auto", option: {"x": {0: "batch"}}}
-    with pytest.raises(InputError, match=f"dynamic and {option} both say which axes"):
+    with pytest.raises(InputError, match=f"dynamic and {option} both declare dynamic axes"):
         modelexport.export_model(Pictures(), torch.randn(2, 3, 12, 12), tmp_path / "model.onnx", **options)
 
 
@@ -427,12 +427,12 @@ def test_exporter_of_transformers_gives_texts_and_images_their_own_axes(tmp_path
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("auto", "x:0=batch"), "--dynamic auto finds the axes: name none beside it"),
+        (("auto", "x:0=batch"), "--dynamic auto determines the axes: give no others"),
         (("x=batch",), "--dynamic 'x=batch' cannot be read: write auto, or name:axis=dimension"),
         (("x:0=1st",), "--dynamic 'x:0=1st' cannot be read"),
         (("x:7=batch",), "x has the axes 0 to 3"),
         (("y:0=batch",), "there is no input 'y'"),
-        (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is named twice"),
+        (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is given twice"),
     ],
 )
 def test_command_refuses_what_is_no_axis(

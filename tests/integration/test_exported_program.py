@@ -23,10 +23,11 @@ from tests.support.value_check import judge
 
 import modelexport
 from modelexport.sources.loaders.model_reference import load_model
-from modelexport.sources.loaders.pt2_safety import MODULE_STATE, checked_program
+from modelexport.sources.loaders.pt2.archive_check import checked_program
+from modelexport.sources.loaders.pt2.text_rules import MODULE_STATE
 from modelexport.sources.loaders.sourced_model import SourcedModel
 from modelexport.torch_support.example_inputs import normalize_inputs
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
@@ -156,8 +157,8 @@ def test_command_exports_a_program_with_the_inputs_it_was_made_with(
 
 def test_values_of_modules_are_not_asked_of_a_program_which_runs_as_one_piece(tmp_path: Path) -> None:
     sourced, result = exported_from(net(tmp_path))
-    with pytest.raises(modelexport.InputError, match="runs none of its modules one by one"):
-        judge_attributions(result.onnx_path, sourced.model, sourced.example_inputs)
+    with pytest.raises(modelexport.InputError, match="calls none of its modules"):
+        validate_owners_by_value(result.onnx_path, sourced.model, sourced.example_inputs)
     with pytest.raises(modelexport.StrategyIncompatibleError, match="Use strategy 'fx'"):
         modelexport.tag_file(result.onnx_path, sourced.model, sourced.example_inputs, tmp_path / "tagged.onnx")
 

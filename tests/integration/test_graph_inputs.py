@@ -14,7 +14,7 @@ from tests.support.untouched import snapshot
 
 import modelexport
 from modelexport.errors import InputError
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.graph_inputs import GraphInputs
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("graph_inputs")]
@@ -57,7 +57,7 @@ def test_owners_are_judged_and_the_sweep_compares_on_them_too(
     vision: tuple[Path, Any, dict[str, torch.Tensor]],
 ) -> None:
     path, model, inputs = vision
-    assert not judge_attributions(path, model, inputs).findings
+    assert not validate_owners_by_value(path, model, inputs).findings
     feeds = feeds_of(path, modelexport.load(path).document, model, (), inputs)
     assert list(feeds) == [*_GIVEN, *_COMPUTED]
     assert compare_with_pytorch(path, feeds, model, (), inputs)["equal"]
@@ -82,8 +82,8 @@ def test_what_the_exporter_cannot_compute_is_named(
         raise ValueError("no such thing")
 
     monkeypatch.setattr("transformers.exporters.utils.prepare_for_export", fails)
-    with pytest.raises(InputError, match=r"nothing was given for 'cu_seqlens', 'position_ids'.*no such thing"):
-        judge_attributions(path, model, inputs)
+    with pytest.raises(InputError, match=r"no tensor for 'cu_seqlens', 'position_ids'.*no such thing"):
+        validate_owners_by_value(path, model, inputs)
     error = modelexport.verify_modules(path, model, inputs).whole_run_error
     assert "'cu_seqlens', 'position_ids'" in error
     assert "no such thing" in error
@@ -95,6 +95,4 @@ def test_files_of_other_exporters_are_not_prepared(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("modelexport.verification.graph_inputs._prepared", None)
     found = GraphInputs(modelexport.load(tmp_path / "linear.onnx").document, model, (), {}, ["input"])
     assert found.missing == ["input"]
-    assert found.explain() == (
-        "nothing was given for 'input': give the inputs that the file was exported with, by name"
-    )
+    assert found.explain() == ("no tensor for 'input': give the inputs that the file was exported with, by name")

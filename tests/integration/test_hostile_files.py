@@ -23,7 +23,7 @@ from modelexport.graph.node_ids import nodes_with_ids, operation
 from modelexport.hierarchy.document_codec import encode_document
 from modelexport.limits import RunLimits
 from modelexport.storage.transaction import sidecar_path
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ def bounded() -> Iterator[None]:
 def test_tag_is_an_error_and_writes_nothing(name: str, hostile: Path) -> None:
     content = hostile.read_bytes()
     with pytest.raises(modelexport.ModelExportError) as caught:
-        modelexport.tag_file(hostile, make_model(), X, limits=HOSTILE[name].limits)
+        modelexport.tag_file(hostile, make_model(), X, overwrite=True, limits=HOSTILE[name].limits)
     assert HOSTILE[name].reason in str(caught.value)
     assert hostile.read_bytes() == content
 
@@ -110,7 +110,7 @@ def test_verify_reports_it_as_a_failed_module(name: str, hostile: Path) -> None:
 @every_file
 def test_validate_with_a_model_is_an_error(name: str, hostile: Path) -> None:
     with pytest.raises(modelexport.InputError) as caught:
-        judge_attributions(hostile, make_model(), X, limits=HOSTILE[name].limits)
+        validate_owners_by_value(hostile, make_model(), X, limits=HOSTILE[name].limits)
     assert f"onnxruntime cannot run {hostile} on these inputs: {HOSTILE[name].reason}" in str(caught.value)
 
 

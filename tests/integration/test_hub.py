@@ -77,11 +77,11 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 FAILURES = {
     "wrong": "someone/wrong: the HuggingFace hub has no such model, or it is private",
     "wrong without organization": "package.module:factory",
-    "gated": "someone/gated: it is gated: ask for access on https://huggingface.co/someone/gated",
+    "gated": "someone/gated: it is gated: request access on https://huggingface.co/someone/gated",
     "revision": "someone/versions: it has no revision 'v17'",
-    "pickle": "someone/pickle has its weights as pickle only (pytorch_model.bin)",
+    "pickle": "someone/pickle has pickled weights only (pytorch_model.bin)",
     "empty": "someone/empty has no weights",
-    "code": "someone/code needs Python code that came with it (modeling_own.OwnConfig, modeling_own.OwnModel)",
+    "code": "someone/code needs Python code from its repository (modeling_own.OwnConfig, modeling_own.OwnModel)",
     "corrupt": "someone/corrupt: ",
     "failing": "the HuggingFace hub answered 503",
     "no component": "its models are diffusers:someone/pipeline#text_encoder, diffusers:someone/pipeline#unet",
@@ -98,7 +98,7 @@ def test_failure_is_one_line_of_its_own(session: Session, kind: str) -> None:
 
 
 def test_corrupt_weights_are_called_so(session: Session) -> None:
-    assert "no whole safetensors file" in session.outcomes["corrupt"].error
+    assert "not a complete safetensors file" in session.outcomes["corrupt"].error
 
 
 @pytest.mark.parametrize(

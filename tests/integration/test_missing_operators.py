@@ -12,7 +12,7 @@ from tests.support.torchscript_gaps import Differences, Ranks, Singular
 from torch import nn
 
 import modelexport
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ def test_what_torch_can_take_apart_is_exported(tmp_path: Path) -> None:
     assert [attempt.exporter for attempt in result.attempts] == ["torchscript-decomposed"]
     assert result.coverage == 1.0
     assert {"one", "one.lin", "two", "two.lin", ""} == {record.module for record in result.document.nodes}
-    assert judge_attributions(path, model, (x,)).findings == ()
+    assert validate_owners_by_value(path, model, (x,)).findings == ()
     session = onnxruntime.InferenceSession(path)
     found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 
 pytestmark = pytest.mark.integration
 
@@ -101,5 +101,5 @@ def test_no_owner_is_doubted_by_values_that_are_moved_or_that_anybody_may_hold(
 ) -> None:
     example = torch.randn(shape)
     result = modelexport.export_model(model.eval(), example, tmp_path / "m.onnx")
-    report = judge_attributions(result.onnx_path, model, example)
+    report = validate_owners_by_value(result.onnx_path, model, example)
     assert [(finding.node, finding.message) for finding in report.findings] == []

@@ -10,7 +10,7 @@ from torch import nn
 
 import modelexport
 from modelexport.hierarchy.document import HierarchyDocument, NodeRecord
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +20,7 @@ def exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, s
     path = folder / f"{strategy}.onnx"
     result = modelexport.export_model(model.eval(), inputs, path, strategy=strategy)
     assert result.coverage == 1.0
-    assert judge_attributions(path, model, inputs).findings == ()
+    assert validate_owners_by_value(path, model, inputs).findings == ()
     document: HierarchyDocument = result.document
     return document
 

@@ -94,8 +94,8 @@ def test_timm_model_in_the_cache_is_used_offline(timm_outcomes: tuple[Path, dict
         ("offline", "timm:test_vit is not in the cache"),
         ("unknown", "has no model 'resnet18x': did you mean resnet18"),
         ("unknown tag", "Invalid pretrained tag (nothing)"),
-        ("option", "takes no --task"),
-        ("corrupt", "timm:test_convnext: model.safetensors is no whole safetensors file"),
+        ("option", "does not support --task"),
+        ("corrupt", "timm:test_convnext: model.safetensors is not a complete safetensors file"),
     ],
 )
 def test_timm_model_that_cannot_be_loaded_is_one_line(
@@ -164,13 +164,13 @@ def test_component_that_is_no_model_is_refused_with_those_that_are(pipeline: Pat
     models = f"its models are diffusers:{pipeline}#text_encoder, diffusers:{pipeline}#unet"
     assert models in refusal(f"diffusers:{pipeline}#scheduler")
     assert models in refusal(f"diffusers:{pipeline}")
-    assert "is no name of a model" in refusal(f"diffusers:{pipeline}#../pipeline/unet")
+    assert "is not the name of a model" in refusal(f"diffusers:{pipeline}#../pipeline/unet")
     assert "is a diffusers pipeline" in refusal(str(pipeline))
 
 
 def test_option_that_a_diffusers_model_has_no_use_for_is_refused(pipeline: Path) -> None:
     for options in ({"task": "fill-mask"}, {"revision": "main"}, {"attn_implementation": "eager"}):
-        with pytest.raises(InputError, match="takes no --"):
+        with pytest.raises(InputError, match="does not support --"):
             load(f"diffusers:{pipeline}#unet", **options)
 
 
@@ -178,8 +178,8 @@ def test_folder_that_is_not_there_is_looked_for_on_the_hub(tmp_path: Path, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     message = refusal("diffusers:someone/pipeline#unet")
     assert "diffusers:someone/pipeline#unet is not in the cache" in message
-    assert "there is no such folder either" in message
-    assert "names no model" in refusal(f"diffusers:{tmp_path}/nothing/here#unet")
+    assert "no folder has this name either" in message
+    assert "is not a model id" in refusal(f"diffusers:{tmp_path}/nothing/here#unet")
 
 
 def test_cached_component_is_used_offline(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +196,12 @@ def test_cached_component_is_used_offline(pipeline: Path, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("pickle", "has its weights as pickle only (diffusion_pytorch_model.bin)"),
+        ("pickle", "has pickled weights only (diffusion_pytorch_model.bin)"),
         ("none", "has no weights: there is no diffusion_pytorch_model.safetensors"),
-        ("corrupt", "diffusion_pytorch_model.safetensors is no whole safetensors file"),
-        ("class", "says class 'Trainer', which is no model of diffusers"),
+        ("corrupt", "diffusion_pytorch_model.safetensors is not a complete safetensors file"),
+        ("class", "names class 'Trainer', which is not a model class of diffusers"),
         ("configuration", "cannot be read"),
-        ("list", "is no configuration"),
+        ("list", "is not a configuration"),
     ],
 )
 def test_broken_component_is_one_line_and_runs_nothing(

@@ -175,4 +175,4 @@ def test_torch_is_not_loaded(exported: Exporter, tmp_path: Path) -> None:
     words = ["retag", str(renamed), "--from", str(exported("cnn").path), "--by-value", "--force"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "known by value" in done.stdout
+    assert "matched by value" in done.stdout

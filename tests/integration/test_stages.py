@@ -204,15 +204,15 @@ def test_model_without_stages_is_refused_with_the_reason(tmp_path: Path) -> None
     config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     encoder = transformers.BertModel(config)
     tokens = torch.ones(1, 4, dtype=torch.int64)
-    for model, reason in ((Plain(), "only models of transformers"), (encoder, "does not generate")):
+    for model, reason in ((Plain(), "only generating models of transformers"), (encoder, "cannot generate")):
         with pytest.raises(modelexport.InputError, match=f"{type(model).__name__} has no stages: .*{reason}"):
             modelexport.export_stages(model, {"input_ids": tokens}, tmp_path / "model.onnx")
     model, _ = generators.build("gpt2")
-    with pytest.raises(modelexport.InputError, match=r"cannot be taken apart.*generating from nonsense ends in"):
+    with pytest.raises(modelexport.InputError, match=r"decomposed into stages.*from nonsense fails with"):
         modelexport.export_stages(model, {"nonsense": tokens}, tmp_path / "model.onnx")
     with pytest.raises(modelexport.InputError, match="2 example inputs without names"):
         modelexport.export_stages(model, (tokens, tokens), tmp_path / "model.onnx")
-    with pytest.raises(modelexport.InputError, match="'exporter' cannot be given for stages"):
+    with pytest.raises(modelexport.InputError, match="'exporter' is not supported for stages"):
         modelexport.export_stages(model, tokens, tmp_path / "model.onnx", exporter="dynamo")
     assert list(tmp_path.iterdir()) == []
 

@@ -11,11 +11,11 @@ import torch
 from tests.support.plain import export_plainly
 from torch import nn
 
-from modelexport.capture.fx.stage_decomposition import _watched
+from modelexport.capture.fx.stage_decomposition import outer_calls
 from modelexport.exporting.export import export_model
 from modelexport.storage.metadata_stores import strip_hierarchy
-from modelexport.verification.contamination_by_value import judge_attributions
-from modelexport.verification.eager_run import run_eagerly
+from modelexport.verification.contamination_by_value import validate_owners_by_value
+from modelexport.verification.forward_recording import record_forward
 
 pytestmark = pytest.mark.integration
 STRATEGIES = ("fx", "htp", "usage_based")
@@ -90,18 +90,18 @@ def test_right_model_is_accepted_when_it_catches_what_a_child_raises(strategy: s
         "LayerNormalization": "norm",
         "Sigmoid": "",
     }
-    report = judge_attributions(tmp_path / "model.onnx", model, example())
+    report = validate_owners_by_value(tmp_path / "model.onnx", model, example())
     assert report.is_valid
     assert report.cases == ()
 
 
 def test_what_runs_after_a_caught_exception_is_the_caller_s_work() -> None:
     seen: list[str] = []
-    run_eagerly(Catching().eval(), (example(),), {}, witness=lambda tensor, call, read: seen.append(call))
+    record_forward(Catching().eval(), (example(),), {}, witness=lambda tensor, call, read: seen.append(call))
     # The norm's kernel has results beside the one that it returns.
     assert list(dict.fromkeys(seen)) == ["risky.lin", "", "norm"]
     assert [call for call in seen if call != "risky.lin"] == ["", "", "", *["norm"] * seen.count("norm"), ""]
-    calls = run_eagerly(Catching().eval(), (example(),), {}).calls
+    calls = record_forward(Catching().eval(), (example(),), {}).calls
     assert calls["risky"].results == {}
     assert calls["norm"].parent == ""
 
@@ -120,7 +120,7 @@ def test_module_with_a_call_of_its_own_owns_its_work_and_has_a_boundary(
     assert [tensor.name for tensor in call.inputs] == ["x"]
     assert all(tensor.tensor for tensor in (*call.inputs, *call.outputs))
     assert len(call.outputs) == 1
-    assert judge_attributions(tmp_path / "model.onnx", model, example()).cases == ()
+    assert validate_owners_by_value(tmp_path / "model.onnx", model, example()).cases == ()
 
 
 def test_file_of_a_module_with_a_call_of_its_own_is_torch_s_own(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_model_with_a_scripted_child_can_be_judged(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.act(self.lin(x))
 
-    calls = run_eagerly(Scripting().eval(), (example(),), {}).calls
+    calls = record_forward(Scripting().eval(), (example(),), {}).calls
     assert list(calls) == ["", "lin"]
 
 
 def test_stage_is_only_what_no_other_module_calls_after_a_caught_exception() -> None:
     model = Catching().eval()
-    with _watched(model) as calls:
+    with outer_calls(model) as calls:
         model(example())
         model.norm(example())
     assert [path for path, _ in calls] == ["", "norm"]

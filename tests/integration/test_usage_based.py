@@ -1,4 +1,4 @@
-"""Owners found by value: those that fx recorded, whoever wrote the graph and whatever its tensors are called."""
+"""Owners found by value are those that fx recorded, for any exporter and any tensor names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.usage import Confusion, by_usage, stripped
 from tests.support.value_check import judge, run_onnx
 
 import modelexport
-from modelexport.capture.by_value.attribution_by_value import Usage
+from modelexport.capture.by_value.attribution_by_value import ValueMatch
 from modelexport.graph.node_ids import nodes_with_ids
 from modelexport.strategies.registry import StrategyRegistry
 from modelexport.strategies.usage_based import UsageBasedStrategy
@@ -40,7 +40,7 @@ def each(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
 
 
-Tagged = Callable[[str], tuple[ir.Model, Usage]]
+Tagged = Callable[[str], tuple[ir.Model, ValueMatch]]
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def tagged(exported: Exporter) -> Tagged:
     """The file that fx exported, without its tags, attributed by usage."""
 
     @cache
-    def attribute(name: str) -> tuple[ir.Model, Usage]:
+    def attribute(name: str) -> tuple[ir.Model, ValueMatch]:
         graph = stripped(exported(name).path)
         return graph, by_usage(graph, exported(name).specimen)
 
@@ -62,7 +62,7 @@ def tagged(exported: Exporter) -> Tagged:
 def test_owners_are_those_that_fx_recorded(exported: Exporter, tagged: Tagged, name: str) -> None:
     confusion = Confusion(name, *tagged(name), exported(name).document)
     print(confusion)  # noqa: T201  for whoever reads the test's output
-    assert confusion.strangers == []
+    assert confusion.unrelated == []
     assert confusion.part_with_same_owner >= _SAME_OWNER
 
 
@@ -162,7 +162,7 @@ def test_owners_in_a_torchscript_file_are_those_that_htp_recorded(tmp_path: Path
     graph = stripped(result.onnx_path)
     confusion = Confusion(name, graph, by_usage(graph, specimen), result.document)
     print(confusion)  # noqa: T201  for whoever reads the test's output
-    assert confusion.strangers == []
+    assert confusion.unrelated == []
     assert confusion.part_with_same_owner >= 0.75
 
 
@@ -189,7 +189,7 @@ def test_fused_nodes_of_an_optimizer_name_the_calls_they_work_for(exported: Expo
 @each("bert", "transformer_encoder", "albert")
 def test_attention_is_seen_in_parts_as_exporters_write_it(tagged: Tagged, name: str) -> None:
     usage = tagged(name)[1]
-    assert usage.matched >= 0.88 * usage.telling
+    assert usage.matched >= 0.88 * usage.distinctive
 
 
 @pytest.mark.xdist_group("cnn")

@@ -14,17 +14,25 @@ import pytest
 import torch
 from tests.conftest import Exporter
 from tests.support import zoo
-from tests.support.breaking import near_moves, random_moves, read_document, with_owners, write_artifact
+from tests.support.breaking import (
+    near_moves,
+    random_moves,
+    read_document,
+    suspects_when_moved,
+    with_owners,
+    write_artifact,
+)
 from tests.support.eager_calls import record_calls
 
-from modelexport.analysis.contamination.claimed_owners import Claims
-from modelexport.analysis.validation.subject import Subject
+import modelexport
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
-from modelexport.verification.contamination_by_value import gather_evidence, judge_attributions
-from modelexport.verification.eager_run import as_array, run_eagerly
+from modelexport.verification.contamination_by_value import check_owners_by_value, validate_owners_by_value
 from modelexport.verification.file_run import run_file
-from modelexport.verification.fingerprint import FingerprintIndex, take_fingerprint
+from modelexport.verification.forward_recording import record_forward
+from modelexport.verification.order_statistics import OrderStatisticsIndex, order_statistics_of
+from modelexport.verification.tensor_arrays import array_of
 
 pytestmark = pytest.mark.integration
 
@@ -37,11 +45,10 @@ _ENOUGH = 0.9
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
 def test_wrong_owners_are_found_and_right_ones_are_not_doubted(exported: Exporter, name: str, optimize: bool) -> None:
     ours = exported(name, optimize=optimize)
-    evidence = gather_evidence(Subject(ours.path), ours.specimen.model, ours.specimen.inputs)
-    assert evidence.suspicions() == []
-    claims = Claims(evidence.document, evidence.flow, evidence.calls)
-    for moves in (random_moves(evidence.document, _MOVES, seed=4), near_moves(evidence.document, _MOVES, seed=5)):
-        found = [node for node, owner in moves if node in evidence.suspects_when_moved(node, owner, claims)]
+    check = check_owners_by_value(ValidatedFile(ours.path), ours.specimen.model, ours.specimen.inputs)
+    assert check.suspects() == []
+    for moves in (random_moves(check.document, _MOVES, seed=4), near_moves(check.document, _MOVES, seed=5)):
+        found = [node for node, owner in moves if node in suspects_when_moved(check, node, owner)]
         assert len(found) / len(moves) >= _ENOUGH, f"{len(found)} of {len(moves)}"
 
 
@@ -52,8 +59,8 @@ def test_values_tell_what_the_file_alone_cannot(exported: Exporter, tmp_path: Pa
     # A result of the model that its own forward computed, said to be its child's: nothing in the file speaks against.
     node = next(n.id for n in document.nodes if n.module == "" and _is_result(ours.path, n.id))
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(document, {node: "inner"}))
-    assert Subject(path).evidence.suspicions() == []
-    report = judge_attributions(path, ours.specimen.model, ours.specimen.inputs)
+    assert ValidatedFile(path).owner_check.suspects() == []
+    report = validate_owners_by_value(path, ours.specimen.model, ours.specimen.inputs)
     (case,) = report.cases
     assert (case.node, case.module, case.supported_modules) == (node, "inner", ("",))
     assert "were computed by (root)" in case.reason
@@ -70,13 +77,13 @@ def test_another_model_or_other_inputs_are_refused(exported: Exporter, tmp_path:
     torch.manual_seed(99)
     other = type(ours.specimen.model)().eval()
     with pytest.raises(InputError, match="does not compute what Cnn computes"):
-        judge_attributions(ours.path, other, ours.specimen.inputs)
+        validate_owners_by_value(ours.path, other, ours.specimen.inputs)
     with pytest.raises(InputError, match="Cnn does not run on these inputs"):
-        judge_attributions(ours.path, ours.specimen.model, torch.ones(1))
+        validate_owners_by_value(ours.path, ours.specimen.model, torch.ones(1))
     bare = tmp_path / "bare.onnx"
     bare.write_bytes(ours.path.read_bytes())
     with pytest.raises(FileFormatError, match="there is no sidecar"):
-        judge_attributions(bare, ours.specimen.model, ours.specimen.inputs)
+        validate_owners_by_value(bare, ours.specimen.model, ours.specimen.inputs)
 
 
 @pytest.mark.xdist_group("no_grad")
@@ -100,10 +107,61 @@ def test_the_command_judges_by_values(exported: Exporter, tmp_path: Path) -> Non
         assert "error: --" in done.stderr
 
 
-def _command(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from modelexport.cli.main import run; run()"
+def _command(folder: Path, *arguments: object, prelude: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"{prelude}import sys; sys.path.insert(0, {str(ROOT)!r}); from modelexport.cli.main import run; run()"
     words = [sys.executable, "-c", code, "validate", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+
+
+@pytest.mark.xdist_group("no_grad")
+def test_report_is_kept_and_the_model_is_not_loaded_when_the_sidecar_is_missing(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.onnx"
+    bare.write_bytes(exported("no_grad").path.read_bytes())
+    done = _command(tmp_path, bare, "--check-contamination", "--model", "no_such_module:make", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    rules = {rule["id"]: rule for rule in report["rules"]}
+    assert rules["contamination"]["skipped"] == "there is no sidecar to check"
+    assert "skipped" not in rules["onnx-checker"]
+    assert [finding["rule"] for finding in report["findings"]] == ["sidecar"]
+
+
+def test_the_command_parses_the_file_once(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU())
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    modelexport.export_model(model, torch.randn(2, 600), tmp_path / "net.onnx")
+    assert (tmp_path / "net.onnx").stat().st_size > 2**20, "weights of this size are skipped where they are not needed"
+    (tmp_path / "made.py").write_text(
+        "import torch\ndef make():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU())\n"
+        "    model.load_state_dict(torch.load('weights.pt'))\n"
+        "    return model, (torch.ones(2, 600),)\n"
+    )
+    count = (
+        "import onnx, sys\n"
+        "def counted(parse):\n"
+        "    def parsing(*args, **options):\n"
+        "        print('parses', file=sys.stderr)\n"
+        "        return parse(*args, **options)\n"
+        "    return parsing\n"
+        "onnx.load_model_from_string = counted(onnx.load_model_from_string)\n"
+        "onnx.load_model = counted(onnx.load_model)\n"
+    )
+    done = _command(tmp_path, "net.onnx", "--check-contamination", "--model", "made:make", prelude=count)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("parses") == 1
+
+
+def test_half_precision_model_is_validated_and_verified_on_inputs_of_its_own_type(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)).half()
+    x = torch.randn(4, 8).half()
+    modelexport.export_model(model, x, tmp_path / "net.onnx")
+    assert array_of(x).dtype == np.float16
+    assert validate_owners_by_value(tmp_path / "net.onnx", model, x).findings == ()
+    assert modelexport.verify_modules(tmp_path / "net.onnx", model, x).passed
 
 
 # --- the parts -------------------------------------------------------------------------------------------------
@@ -116,13 +174,13 @@ def test_calls_have_what_they_were_given_and_returned(name: str) -> None:
     args, kwargs = (
         ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
     )
-    run = run_eagerly(specimen.model, args, kwargs)
+    run = record_forward(specimen.model, args, kwargs)
     expected = record_calls(specimen.model, args, kwargs)
     for call, seen in expected.items():
-        for ours, theirs in ((run.calls[call].arguments, seen.inputs), (run.calls[call].results, seen.outputs)):
+        for ours, theirs in ((run.calls[call].inputs, seen.inputs), (run.calls[call].outputs, seen.outputs)):
             assert ours.keys() == theirs.keys()
             for key, tensor in ours.items():
-                np.testing.assert_allclose(as_array(tensor), theirs[key], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(array_of(tensor), theirs[key], rtol=1e-5, atol=1e-6)
     assert all(call.parent in run.calls for call in run.calls.values() if call.id)
 
 
@@ -139,7 +197,7 @@ def test_a_run_leaves_the_model_as_it_was() -> None:
 
     model = Counting().train()
     state = torch.random.get_rng_state()
-    run_eagerly(model, (torch.ones(3),), {})
+    record_forward(model, (torch.ones(3),), {})
     assert model.count == 0
     assert model.training
     assert model.drop.training
@@ -154,7 +212,7 @@ def test_a_run_leaves_the_model_as_it_was() -> None:
 
     failing = Failing().train()
     with pytest.raises(InputError, match="Failing does not run on these inputs: RuntimeError: no way"):
-        run_eagerly(failing, (torch.ones(1),), {})
+        record_forward(failing, (torch.ones(1),), {})
     assert failing.training
     assert not failing._forward_hooks
 
@@ -188,38 +246,42 @@ def test_branch_that_is_not_taken_is_tried_out_and_leaves_no_trace(besides: Call
     model, x = Choosing(), -torch.ones(2, 3)
     made: list[tuple[str, np.ndarray]] = []
     torch.manual_seed(7)
-    run = run_eagerly(model, (x,), {}, witness=lambda tensor, call, read: made.append((call, as_array(tensor).copy())))
+    run = record_forward(
+        model, (x,), {}, on_output=lambda tensor, call, read: made.append((call, array_of(tensor).copy()))
+    )
     torch.manual_seed(7)
-    np.testing.assert_allclose(as_array(run.result), as_array(model.no(x) * 2 + torch.rand(3)), rtol=1e-6)
+    np.testing.assert_allclose(array_of(run.result), array_of(model.no(x) * 2 + torch.rand(3)), rtol=1e-6)
     assert list(run.calls) == (["", "yes", "no"] if besides is None else ["", "no"])
-    assert [call.in_body for call in run.calls.values()] == ([False, True, True] if besides is None else [False, True])
+    assert [call.in_control_flow for call in run.calls.values()] == (
+        [False, True, True] if besides is None else [False, True]
+    )
     assert model.seen == 0
     assert {"yes", "no", ""} == {call for call, _ in made}
 
 
-def test_fingerprints_know_layouts_apart_and_values_again() -> None:
+def test_order_statistics_match_values_in_any_layout_and_tell_layouts_apart() -> None:
     draw = np.random.default_rng(0)
     array = draw.normal(size=(4, 6)).astype(np.float32)
-    taken = take_fingerprint(array)
+    taken = order_statistics_of(array)
     assert taken is not None
-    assert taken.telling
-    noisy = take_fingerprint(array * (1 + 1e-6))
-    turned = take_fingerprint(array.T)
-    other = take_fingerprint(draw.normal(size=(4, 6)).astype(np.float32))
+    assert taken.is_distinctive
+    noisy = order_statistics_of(array * (1 + 1e-6))
+    turned = order_statistics_of(array.T)
+    other = order_statistics_of(draw.normal(size=(4, 6)).astype(np.float32))
     assert noisy is not None
     assert turned is not None
     assert other is not None
-    assert taken.same(noisy)
+    assert taken.same_tensor(noisy)
     assert taken.same_values(turned)
-    assert not taken.same(turned)
+    assert not taken.same_tensor(turned)
     assert not taken.same_values(other)
-    assert taken.is_moved(turned)
-    assert not taken.is_moved(noisy)
-    assert [number for _, number in FingerprintIndex([(noisy, 1), (other, 2), (turned, 3)]).find(taken)] == [1, 3]
-    mask = take_fingerprint(np.where(array > 0, 0.0, np.finfo(np.float32).min))
+    assert taken.is_copy(turned)
+    assert not taken.is_copy(noisy)
+    assert [number for _, number in OrderStatisticsIndex([(noisy, 1), (other, 2), (turned, 3)]).find(taken)] == [1, 3]
+    mask = order_statistics_of(np.where(array > 0, 0.0, np.finfo(np.float32).min))
     assert mask is not None
-    assert not mask.telling
-    assert take_fingerprint(np.zeros((0, 3))) is None
+    assert not mask.is_distinctive
+    assert order_statistics_of(np.zeros((0, 3))) is None
 
 
 def _ignore(path: str, name: str, value: np.ndarray) -> None:
@@ -237,11 +299,18 @@ def test_groups_give_every_tensor_with_weights_inside_and_beside(
     found: list[dict[str, np.ndarray]] = []
     for path in (ours.path, beside):
         tensors: dict[str, np.ndarray] = {}
-        run_file(path, ours.feeds, tensors.__setitem__, _ignore, DEFAULT_RUN_LIMITS)
+        run_file(
+            path,
+            onnx.load(path, load_external_data=False),
+            ours.feeds,
+            tensors.__setitem__,
+            _ignore,
+            DEFAULT_RUN_LIMITS,
+        )
         found.append(tensors)
     made = {name for node in onnx.load(ours.path).graph.node for name in node.output}
     assert found[0].keys() == found[1].keys() == made
     for name in made:
         np.testing.assert_array_equal(found[0][name], found[1][name])
     with pytest.raises(InputError, match="onnxruntime cannot run"):
-        run_file(ours.path, {}, tensors.__setitem__, _ignore, DEFAULT_RUN_LIMITS)
+        run_file(ours.path, onnx.load(ours.path), {}, tensors.__setitem__, _ignore, DEFAULT_RUN_LIMITS)

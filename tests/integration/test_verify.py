@@ -21,7 +21,7 @@ from modelexport.errors import InputError, SelectorError
 from modelexport.graph.digest import graph_hash
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.storage.transaction import sidecar_path
-from modelexport.verification.module_run import ModuleRun, ModuleRunner
+from modelexport.verification.boundary_recording import BoundaryRecorder, BoundaryRecording
 from modelexport.verification.report import CallVerification, Verdict, VerificationReport
 
 pytestmark = pytest.mark.integration
@@ -300,14 +300,14 @@ def test_groups_bound_the_tensors_held_and_change_no_number(
     exported: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    run = ModuleRunner.run
+    run = BoundaryRecorder.run
 
-    def measured(self: ModuleRunner, keep: object = ()) -> ModuleRun:
+    def measured(self: BoundaryRecorder, keep: object = ()) -> BoundaryRecording:
         found = run(self, keep)  # type: ignore[arg-type]
         held.append(sum({id(array): array.nbytes for array in found.values.values()}.values()))
         return found
 
-    monkeypatch.setattr(ModuleRunner, "run", measured)
+    monkeypatch.setattr(BoundaryRecorder, "run", measured)
     ours = exported("bert")
     at_once = verified(ours)
     assert at_once.forward_passes == len(held) == 2
@@ -455,7 +455,7 @@ def test_submodel_that_onnxruntime_refuses_is_a_record_and_the_rest_goes_on(expo
         ),
         (
             lambda ours, tmp: modelexport.verify_modules(ours.path, ours.specimen.model, torch.randn(5, 8)),
-            "is 5x8, and the file takes 4x8",
+            "is 5x8, and the file requires 4x8",
         ),
         (lambda ours, tmp: modelexport.verify_modules(ours.path, "net", torch.randn(4, 8)), "not with a str"),
     ],

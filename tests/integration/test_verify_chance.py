@@ -13,7 +13,7 @@ from torch import nn
 
 import modelexport
 from modelexport.errors import InputError
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.report import Verdict
 
 pytestmark = pytest.mark.integration
@@ -77,5 +77,5 @@ def test_owners_in_a_random_model_are_not_judged_and_the_error_says_why(tmp_path
     torch.manual_seed(0)
     model, x = nn.Sequential(Noise(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
     modelexport.export_model(model, (x,), tmp_path / "noisy.onnx")
-    with pytest.raises(InputError, match="are others from one random state to the next"):
-        judge_attributions(tmp_path / "noisy.onnx", model, (x,))
+    with pytest.raises(InputError, match="The model is nondeterministic"):
+        validate_owners_by_value(tmp_path / "noisy.onnx", model, (x,))

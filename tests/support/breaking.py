@@ -10,7 +10,11 @@ import msgspec
 import onnx
 
 import modelexport
-from modelexport.graph.flow_graph import read_flow
+from modelexport.analysis.contamination.call_index import CallIndex
+from modelexport.analysis.contamination.node_owners import NodeOwners
+from modelexport.analysis.contamination.owner_check import OwnerCheck
+from modelexport.analysis.contamination.suspects import find_suspects
+from modelexport.graph.flow_graph import NO_NODE, FlowGraph, read_flow_graph
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord
 from modelexport.hierarchy.document_codec import decode_document, encode_document
 from modelexport.storage.metadata_stores import write_stores
@@ -37,16 +41,17 @@ def with_owners(document: HierarchyDocument, owners: Mapping[str, str]) -> Hiera
 
 
 def _with_tensors(document: HierarchyDocument, model: onnx.ModelProto) -> HierarchyDocument:
-    """The document with makers and readers of tensors as they follow from the owners of nodes."""
+    """The document with producers and consumers of tensors as they follow from the owners of nodes."""
     owners = {node.id: (node.module, *node.contributors) for node in document.nodes}
     found: dict[str, tuple[str | None, dict[str, None]]] = {}
-    flow = read_flow(model)
-    for number, name in enumerate(flow.names):
-        maker = flow.makers[number]
-        readers = dict.fromkeys(call for reader in flow.readers[number] for call in owners[flow.ids[reader]])
-        key = name if flow.numbers.get(name) == number else flow.ids[maker] if maker >= 0 else None
+    flow = read_flow_graph(model)
+    for number, name in enumerate(flow.tensor_names):
+        producer = flow.producers[number]
+        consumers = dict.fromkeys(call for node in flow.consumers[number] for call in owners[flow.node_ids[node]])
+        producer_id = flow.node_ids[producer] if producer != NO_NODE else None
+        key = name if flow.tensor_numbers.get(name) == number else producer_id
         if key is not None:
-            found[key] = (owners[flow.ids[maker]][0] if maker >= 0 else None, readers)
+            found[key] = (owners[producer_id][0] if producer_id is not None else None, consumers)
     tensors = tuple(
         msgspec.structs.replace(tensor, producer=found[tensor.id][0], consumers=tuple(found[tensor.id][1]))
         if tensor.id in found
@@ -120,3 +125,30 @@ def _around(call: CallRecord, callees: Mapping[str | None, Iterable[str]]) -> li
     above = [call.parent] if call.parent is not None else []
     beside = callees.get(call.parent, []) if call.parent is not None else []
     return [other for other in (*above, *beside, *callees.get(call.id, ())) if other != call.id]
+
+
+def suspects(check: OwnerCheck, owners: Mapping[str, str]) -> set[str]:
+    """The suspects of a file if these nodes had these owners."""
+    return {check.flow.node_ids[found.node] for found in check.suspects(with_owners(check.document, owners))}
+
+
+def suspects_when_moved(check: OwnerCheck, node: str, owner: str) -> set[str]:
+    """`suspects` for one moved node in a file without suspects: checks only the nodes that the move can affect."""
+    recorded = NodeOwners(check.document, check.flow, check.calls)
+    moved = NodeOwners(with_owners(check.document, {node: owner}), check.flow, check.calls)
+    number = check.flow.node_ids.index(node)
+    nodes = {other for owners in (recorded, moved) for other in _affected(number, owners, check.flow, check.calls)}
+    return {check.flow.node_ids[found.node] for found in find_suspects(check.rules, moved, sorted(nodes))}
+
+
+def _affected(node: int, owners: NodeOwners, flow: FlowGraph, calls: CallIndex) -> set[int]:
+    """The nodes whose conflicts may change with the owner of this one."""
+    found = {node}
+    for tensor in (*flow.node_inputs[node], *flow.node_outputs[node]):
+        found.update(flow.consumers[tensor])
+        found.add(flow.producers[tensor])
+    if any(flow.graph_numbers):
+        found.add(flow.owning_nodes[node])
+        found.update(inner for inner, owning_node in enumerate(flow.owning_nodes) if owning_node == node)
+        found.update(other for call in calls.with_callers(owners.owner(node)) for other in owners.recorded_nodes(call))
+    return found - {NO_NODE}

@@ -9,7 +9,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from modelexport.analysis.comparison.model_comparison import Comparison, ModuleChange, compare_models
+from modelexport.analysis.comparison.comparison_report import Comparison, ModuleChange
+from modelexport.analysis.comparison.model_comparison import compare_models
 
 
 def by_module(found: Comparison) -> dict[str, ModuleChange]:

@@ -13,8 +13,7 @@ from onnx import TensorProto, helper
 
 from modelexport.errors import FileFormatError
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.storage.loaded_model import load
-from modelexport.storage.opened_file import read_model
+from modelexport.storage.opened_file import load, read_model
 
 READERS: list[Callable[..., Any]] = [read_model, load]
 CANARY = np.arange(4, dtype=np.float32).tobytes()

@@ -1,4 +1,4 @@
-"""Attributions by usage, compared with recorded ones."""
+"""Attributions found by value, compared with recorded ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 import modelexport
-from modelexport.capture.by_value.attribution_by_value import Usage, attribute_by_usage
+from modelexport.capture.by_value.attribution_by_value import ValueMatch, attribute_by_value
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.graph.node_ids import nodes_with_ids
 from modelexport.hierarchy.document import HierarchyDocument
@@ -17,9 +17,9 @@ from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
 
 
-def by_usage(graph: ir.Model, specimen: zoo.Specimen) -> Usage:
+def by_usage(graph: ir.Model, specimen: zoo.Specimen) -> ValueMatch:
     args, kwargs = normalize_inputs(specimen.inputs, None)
-    return attribute_by_usage(graph, specimen.model, read_module_tree(specimen.model), args, kwargs)
+    return attribute_by_value(graph, specimen.model, read_module_tree(specimen.model), args, kwargs)
 
 
 def stripped(path: Path) -> ir.Model:
@@ -27,28 +27,28 @@ def stripped(path: Path) -> ir.Model:
 
 
 class Confusion:
-    """How the owners found compare with those recorded: the same, a caller or callee of it, or a stranger."""
+    """How the owners found compare with those recorded: the same, a caller or callee of it, or unrelated."""
 
-    def __init__(self, name: str, graph: ir.Model, usage: Usage, recorded: HierarchyDocument) -> None:
+    def __init__(self, name: str, graph: ir.Model, usage: ValueMatch, recorded: HierarchyDocument) -> None:
         self._parents = {call.id: call.parent for call in recorded.calls}
         recorded_owners = {node.id: node.module for node in recorded.nodes}
         self.name = name
-        self.counts: Counter[str] = Counter(same=0, related=0, stranger=0)
-        self.strangers: list[str] = []
+        self.counts: Counter[str] = Counter(same=0, related=0, unrelated=0)
+        self.unrelated: list[str] = []
         for identity, node in nodes_with_ids(graph):
             found, truth = str(usage.attributions[node].owner), recorded_owners[identity]
             kind = self._compare(found, truth)
-            if kind == "stranger" and not node.inputs:
-                # Exporters share constants: recorded is who was first, used it may be by others alone.
+            if kind == "unrelated" and not node.inputs:
+                # Exporters share constants: the first call is recorded, although only others may use it.
                 kind = "constant"
             self.counts[kind] += 1
-            if kind == "stranger":
-                self.strangers.append(f"{identity}: {found!r}, recorded {truth!r}; {usage.attributions[node].reason}")
+            if kind == "unrelated":
+                self.unrelated.append(f"{identity}: {found!r}, recorded {truth!r}; {usage.attributions[node].reason}")
 
     def _compare(self, found: str, truth: str) -> str:
         if found == truth:
             return "same"
-        return "related" if found in self._chain(truth) or truth in self._chain(found) else "stranger"
+        return "related" if found in self._chain(truth) or truth in self._chain(found) else "unrelated"
 
     def _chain(self, call: str | None) -> list[str]:
         chain = []

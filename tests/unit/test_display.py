@@ -89,7 +89,7 @@ def test_inputs_are_chosen_in_the_order_of_the_command_line(tmp_path: Path) -> N
     assert synthesized.notes[0].startswith("inputs synthesized: ")
     result = modelexport.export_model(model, synthesized.inputs, tmp_path / "linear.onnx")
     assert result.coverage == 1.0
-    with pytest.raises(modelexport.InputError, match="Linear came without a tokenizer or processor"):
+    with pytest.raises(modelexport.InputError, match="Linear has no tokenizer or processor"):
         modelexport.choose_inputs(model, texts=["a cat"])
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of an exported model: reads the document and the graph, needs no torch."""
+"""Analysis of exported files: reads the document and the graph, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What validation finds: findings of named rules, and cases of wrong owners. As data, for people and programs alike."""
+"""The results of validation: findings of rules, and cases of wrong owners."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from modelexport.hierarchy import json_schema
 
 
 class Severity(StrEnum):
-    """How bad a finding is.
+    """The severity of a finding.
 
-    ERROR: the file, or what it says of its hierarchy, is wrong.
-    WARNING: it can be used, and something is missing or uncertain.
-    NOTE: good to know.
+    ERROR: the file or its hierarchy is wrong.
+    WARNING: the file is usable, but something is missing or uncertain.
+    NOTE: information.
     """
 
     ERROR = "error"
@@ -28,14 +28,14 @@ class Case(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node whose owner the evidence contradicts.
 
     Attributes:
-        node: The node's identity.
+        node: The id of the node.
         module: The call that owns it.
-        tags: The tags it has, the owner's first.
-        supported_modules: The calls that the evidence supports, likeliest first; empty where it only contradicts.
+        tags: Its tags, that of the owner first.
+        supported_modules: The calls that the evidence supports, most likely first; empty if it supports none.
         supported_tags: Their tags.
-        kind: How the attribution came about, as the document has it.
-        confidence: How sure the finding is, from 0 to 1.
-        reason: The evidence in words.
+        kind: The kind of attribution in the document.
+        confidence: The confidence of the finding, from 0 to 1.
+        reason: A description of the evidence.
     """
 
     node: str
@@ -49,15 +49,15 @@ class Case(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing a rule found.
+    """A finding of a rule.
 
     Attributes:
         rule: The rule's id.
-        severity: How bad it is.
-        message: What was found.
-        fix: What to do about it.
-        node: The node it is about, where it is about one.
-        case: The attribution in question, for findings of contamination.
+        severity: Its severity.
+        message: The problem.
+        fix: The next step.
+        node: The id of the node, if it is about one.
+        case: The wrong owner, for contamination.
     """
 
     rule: str
@@ -69,7 +69,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RuleReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rule's run: how many findings, or why it did not run."""
+    """The number of findings of a rule, or why it was skipped."""
 
     id: str
     title: str
@@ -95,9 +95,9 @@ class ValidationReport(msgspec.Struct, frozen=True):
 
     Attributes:
         file: The file.
-        nodes: How many nodes it has.
-        rules: What was checked.
-        findings: What was found, in the order of the rules.
+        nodes: The number of nodes.
+        rules: The checked rules.
+        findings: The findings, in the order of the rules.
     """
 
     file: str
@@ -107,7 +107,7 @@ class ValidationReport(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> int:
-        """How many findings are errors."""
+        """The number of errors."""
         return sum(finding.severity is Severity.ERROR for finding in self.findings)
 
     @property
@@ -121,14 +121,14 @@ class ValidationReport(msgspec.Struct, frozen=True):
         return tuple(finding.case for finding in self.findings if finding.case is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report as JSON."""
         printed = PrintedValidation(self.file, self.nodes, self.rules, self.findings, self.errors, self.is_valid)
         content: dict[str, Any] = msgspec.to_builtins(printed)
         return content
 
 
 class PrintedValidation(msgspec.Struct, frozen=True):
-    """A report as it is printed: with what follows from it."""
+    """The JSON of a `ValidationReport`, with derived fields."""
 
     file: str
     nodes: int
@@ -140,5 +140,5 @@ class PrintedValidation(msgspec.Struct, frozen=True):
 
 
 def validation_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport validate --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport validate --format json``."""
     return json_schema("modelexport validation", PrintedValidation)

@@ -1,4 +1,4 @@
-"""From a PyTorch model to a graph and the evidence of who ran each of its nodes. Needs torch."""
+"""Export a PyTorch model to a graph, with evidence of the module call that ran each node. Needs torch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from modelexport.capture.dynamic_axes import (
     AUTO,
     BATCH,
     Axis,
-    Call,
     DynamicAxes,
+    ExampleCall,
     axes_by_input,
-    axes_torch_keeps,
+    axes_kept_by_torch,
     check_axes,
     describe_axes,
     dynamic_shapes,
     find_axes,
-    tied_axes,
-    widened,
+    merge_equal_axes,
+    with_sizes_above_one,
 )
 from modelexport.capture.exporter_names import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS
-from modelexport.capture.flow_boundaries import TracedSide, find_boundaries, find_crossings
+from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors
 from modelexport.capture.model_library import can_export, is_transformers_model
+from modelexport.capture.module_stack import StackEntry, call_index, read_module_stack
 from modelexport.capture.module_tree import qualified_name, read_module_tree
 from modelexport.capture.program_modules import (
     ExportedProgramModule,
     model_of_program,
-    module_stack,
     program_of,
     refuse_program,
 )
@@ -42,14 +42,16 @@ __all__ = [
     "TORCHSCRIPT",
     "TRANSFORMERS",
     "Axis",
-    "Call",
+    "CallTensors",
     "Capture",
     "DynamicAxes",
+    "ExampleCall",
     "ExportedProgramModule",
     "Specialization",
-    "TracedSide",
+    "StackEntry",
     "axes_by_input",
-    "axes_torch_keeps",
+    "axes_kept_by_torch",
+    "call_index",
     "can_export",
     "check_axes",
     "check_forward",
@@ -59,18 +61,18 @@ __all__ = [
     "explain_failure",
     "find_axes",
     "find_boundaries",
-    "find_crossings",
+    "find_crossing_tensors",
     "find_data_reads",
     "in_one_line",
     "is_transformers_model",
+    "merge_equal_axes",
     "model_of_program",
-    "module_stack",
     "program_of",
     "qualified_name",
+    "read_module_stack",
     "read_module_tree",
     "recorded_warnings",
     "refuse_program",
     "root_cause",
-    "tied_axes",
-    "widened",
+    "with_sizes_above_one",
 ]

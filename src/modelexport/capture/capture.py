@@ -1,4 +1,4 @@
-"""Capture: a graph, and for each of its nodes the evidence of who ran it. What every exporter gives."""
+"""Capture: an exported graph, with the module call that ran each node where the exporter recorded it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from modelexport.storage import ExporterFile
 
 @dataclasses.dataclass(frozen=True)
 class Capture:
-    """What one exporter made of one model.
+    """The result of one exporter for one model.
 
     Attributes:
-        exporter: Who made the graph.
-        model: The graph as the exporter leaves it.
-        file: The file as the exporter wrote it, where writing `model` would not give the same bytes.
-        traced: The graph before optimization, or the final one itself where nothing was optimized.
-        recorded: The attribution of each node of `traced` for which there is evidence; the rest is reasoned later.
+        exporter: The name of the exporter.
+        model: The graph that the exporter returned or wrote.
+        file: The file as the exporter wrote it, where serializing `model` would not give the same bytes.
+        original_graph: The graph before optimization; `model` itself where it was not optimized.
+        recorded: The attributions of the nodes of `original_graph` for which there is evidence. The owners of the other
+            nodes are inferred later.
         tree: The modules of the model.
-        calls: The module calls; their boundary tensors are those of `traced`.
-        traced_as: The form in which the model was traced: ``fx`` or ``jit``.
-        describe: Writes out what was traced, for people.
-        axis_sizes: The tensors of `traced` that hold the size of a dynamic axis, each with the axis' name.
-        recorded_finally: The attribution of nodes of `model` themselves, where the exporter recorded that too.
-        notes: What a user should know of the capture.
+        calls: The module calls; their boundary tensors are tensors of `original_graph`.
+        graph_kind: The kind of graph that `graph_text` prints: ``fx``, ``jit`` or ``eager``.
+        graph_text: Returns the traced graph as text, with the call of each node.
+        recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
+        dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
+        notes: Fallbacks and lost evidence that the user should know of.
     """
 
     exporter: str
     model: ir.Model
-    traced: ir.Model
+    original_graph: ir.Model
     recorded: Mapping[ir.Node, Attribution]
     tree: ModuleTree
     calls: CallTree
-    traced_as: str
-    describe: Callable[[], str]
+    graph_kind: str
+    graph_text: Callable[[], str]
     file: ExporterFile | None = None
-    recorded_finally: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
-    axis_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
+    dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Where a model reads values out of its tensors into Python: what tracing fixes to the example inputs.
+"""Find where a model's code reads tensor values into Python, which tracing replaces by constants.
 
-Seen while PyTorch runs the model. The tracer's own warnings cannot tell a value from a size, and there are reads that
-it does not warn of (`torch.equal`, a tensor as an index of a list).
+PyTorch runs the model for this. The tracer's own warnings do not distinguish a value from a size, and some reads cause
+no warning (`torch.equal`, a tensor as an index of a list).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
-from modelexport.torch_support import buffers_restored, fused_layers_off
-from modelexport.torch_support.private import dispatch_mode, hold_memory, leaves_of, memory_of, tensors_among
+from modelexport.torch_support import buffers_restored, mha_fast_path_disabled
+from modelexport.torch_support.private import dispatch_mode, leaves_of, storage_id, storage_reference, tensors_among
 
-# Functions that copy values out of a tensor without an operator that a trace could have.
-_COPYING = (
+# Functions that copy values out of a tensor without an operator that a dispatch mode sees.
+_COPYING_FUNCTIONS = (
     torch.Tensor.tolist,
     torch.Tensor.numpy,
     torch.Tensor.__array__,
@@ -33,84 +33,84 @@ _COPYING = (
 def find_data_reads(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[SourcePlace, ...] | None:
-    """Run the model once, and find where its Python code gets values that depend on the inputs or on chance.
+    """Run the model once, and find where its Python code reads values that depend on the inputs or on random numbers.
 
     Args:
-        model: The model; its buffers are put back.
+        model: The model; its buffers are restored.
         args: Its positional example inputs; they are copied.
         kwargs: Its example inputs by keyword; they are copied.
 
     Returns:
-        The places in the order they first ran; None where the model does not run under watch.
+        The source lines in the order in which they first ran; None where this run of the model failed.
     """
-    watch = _Watch(module_paths(model))
+    watch = _DependenceWatch(module_paths(model))
     try:
-        given, named = copy.deepcopy((args, dict(kwargs)))
-        watch.mark((given, named))
+        copied_args, copied_kwargs = copy.deepcopy((args, dict(kwargs)))
+        watch.mark((copied_args, copied_kwargs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(buffers_restored(model))
-            stack.enter_context(fused_layers_off())
+            stack.enter_context(mha_fast_path_disabled())
             stack.enter_context(torch.no_grad())
             stack.enter_context(_CopyWatch(watch))
             stack.enter_context(dispatch_mode(watch.run))
-            model(*given, **named)
-    except Exception:  # noqa: BLE001  the export has succeeded: this run only tells more about it
+            model(*copied_args, **copied_kwargs)
+    except Exception:  # noqa: BLE001  the export has succeeded without this run
         return None
     return tuple(watch.places)
 
 
-class _Watch:
-    """Follows what is computed from the inputs, and notes the operators that turn it into Python values."""
+class _DependenceWatch:
+    """Tracks the tensors that depend on the inputs, and records operators that return their values to Python."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         self.places: dict[SourcePlace, None] = {}
         self._paths = paths
-        # While these are held, no other memory gets the same identity.
+        # By the id of their memory. The objects keep that id from being used again.
         self._dependent: dict[int, object] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator, and follow what it computes."""
+        """Run an operator, and mark its results where they depend on the inputs."""
         dependent = self.is_dependent((args, kwargs)) or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         result = func(*args, **kwargs)
         if dependent:
             self.mark(result)
             if any(isinstance(leaf, bool | int | float | complex) for leaf in leaves_of(result)):
-                self.note()
+                self.record_read()
         return result
 
     def mark(self, values: object) -> None:
-        """These tensors depend on the inputs from now on."""
+        """Record that these tensors depend on the inputs."""
         for tensor in tensors_among(values):
-            identity = memory_of(tensor)
+            identity = storage_id(tensor)
             # A wrapper around other tensors, or one of an unusual layout, has no memory of its own.
             self._dependent[id(tensor) if identity is None else identity] = (
-                tensor if identity is None else hold_memory(tensor)
+                tensor if identity is None else storage_reference(tensor)
             )
 
     def is_dependent(self, values: object) -> bool:
         """Whether one of these tensors depends on the inputs."""
         return any(
-            (id(tensor) if (identity := memory_of(tensor)) is None else identity) in self._dependent
+            (id(tensor) if (identity := storage_id(tensor)) is None else identity) in self._dependent
             for tensor in tensors_among(values)
         )
 
-    def note(self) -> None:
-        """A value has been read where the model is now."""
+    def record_read(self) -> None:
+        """Record that the running source line reads a value."""
         place = find_place(running_frames(sys._getframe(1)), self._paths)
         if place is not None:
             self.places[place] = None
 
 
 class _CopyWatch(TorchFunctionMode):
-    """Sees the functions that copy values out of tensors."""
+    """Records calls of functions that copy values out of tensors."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, watch: _DependenceWatch) -> None:
         super().__init__()
         self._watch = watch
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _COPYING and self._watch.is_dependent(args):
-            self._watch.note()
+        if func in _COPYING_FUNCTIONS and self._watch.is_dependent(args):
+            self._watch.record_read()
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Why a model cannot be exported: the example inputs do not fit it, it returns no tensor, or an exporter fails."""
+"""Explain why a model cannot be exported: wrong example inputs, no tensor as a result, or a failing exporter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modelexport.errors import (
     UnusableOptionError,
 )
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     CopyOnWrite,
     buffers_restored,
     copied_inputs,
@@ -34,14 +34,14 @@ from modelexport.torch_support.private import leaves_of, tensors_among
 from modelexport.torch_support.private_export import data_dependence_errors, is_fake
 
 _LONGEST_REASON = 300
-# How many of the example inputs a message describes.
-_DESCRIBED = 6
-# Colours for terminals, which torch puts into its messages.
+# The number of example inputs that a message describes.
+_MAX_DESCRIBED = 6
+# Terminal colours in torch's messages.
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse inputs that `forward` has no arguments for.
+    """Check that the inputs bind to the arguments of `forward`.
 
     Raises:
         InputError: Too many, too few, or unknown arguments.
@@ -63,34 +63,34 @@ def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
 def check_forward(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool = False
 ) -> tuple[str, ...]:
-    """Run the model once on the example inputs, as PyTorch runs it, and leave everything as it was.
+    """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
-    Exporters run a model on tensors without values, which takes types and layouts that PyTorch does not, and they
-    fail with hundreds of lines where the inputs do not fit.
+    Exporters run a model on fake tensors, which accept types and layouts that eager mode does not. Where the inputs do
+    not fit, their errors are hundreds of lines long.
 
     Args:
         model: The model.
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
-        training: Run it in the mode it is in, instead of evaluation mode.
+        training: Run it in its current mode instead of evaluation mode.
 
     Returns:
-        Notes for the user: why it was not run, and what the graph will take otherwise than PyTorch.
+        Notes for the user: why it was not run, and which inputs differ in the graph.
 
     Raises:
-        InputError: It fails, or returns nothing that a graph could return.
+        InputError: It fails, or returns no tensor.
     """
     tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
     if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
-        # The one is not traced but read. The other gets its weights when it is first called, which is not undone.
+        # An exported program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
         return ()
     if any(is_fake(tensor) for tensor in tensors):
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
         result = _run(model, args, kwargs, training=training)
-    except (NotImplementedError, MemoryError, torch.OutOfMemoryError) as error:
-        return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
     except (Exception, SystemExit) as error:
+        if _is_about_this_machine(error):
+            return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
         raise InputError(_explain_rejection(model, args, kwargs, error)) from error
     _check_result(model, result)
     sparse = [name for name, tensor in _named_inputs(model, args, kwargs) if tensor.layout is not torch.strided]
@@ -98,64 +98,68 @@ def check_forward(
 
 
 def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> Any:
-    """What the model returns.
+    """Return the result of the model.
 
-    Where it fails it runs once more with the user's gradient mode and unwatched: what is to be known is whether PyTorch
-    can run it at all.
+    Where it fails it runs once more with the user's gradient mode and without copy-on-write: the question is whether
+    PyTorch can run it at all.
     """
     written = CopyOnWrite(model)
 
-    def run() -> Any:
-        given, named = copied_inputs(args, kwargs)
-        return model(*given, **named)
+    def run(*contexts: contextlib.AbstractContextManager[object]) -> Any:
+        copied_args, copied_kwargs = copied_inputs(args, kwargs)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(TORCH_LOCK)
+            stack.callback(written.restore)
+            stack.enter_context(preserved_state(model))
+            stack.enter_context(buffers_restored(model))
+            if not training:
+                stack.enter_context(evaluation_mode(model))
+            for context in contexts:
+                stack.enter_context(context)
+            return model(*copied_args, **copied_kwargs)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(TURN)
-        stack.callback(written.restore)
-        stack.enter_context(preserved_state(model))
-        stack.enter_context(buffers_restored(model))
-        if not training:
-            stack.enter_context(evaluation_mode(model))
-        # What is compiled, and control flow, would be compiled to be run.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            with torch.no_grad(), written:
-                return run()
-        except Exception:  # noqa: BLE001  raised below if it was not the way it was run
-            return run()
+    try:
+        return run(torch.no_grad(), written)
+    except Exception:  # noqa: BLE001  raised below if it fails again
+        # Without copy-on-write, torch would compile compiled modules and control flow for this run.
+        return run(torch.compiler.set_stance("force_eager"))
+
+
+def _is_about_this_machine(error: BaseException) -> bool:
+    """Whether an operator has no kernel here, or memory is short: torch exports a model without running it."""
+    if isinstance(error, NotImplementedError | MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _explain_rejection(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException
 ) -> str:
-    given = list(_named_inputs(model, args, kwargs))
-    described = [f"{name} {_described(tensor)}" for name, tensor in given[:_DESCRIBED]]
-    inputs = ", ".join([*described, "…"] if len(given) > _DESCRIBED else described)
-    said = f"{type(model).__name__}.forward fails on the example inputs{f' ({inputs})' if inputs else ''}: "
-    said += in_one_line(error) + _place_of(error, model)
-    taken = {tensor.dtype for _, tensor in given if tensor.is_floating_point()}
+    named = list(_named_inputs(model, args, kwargs))
+    described = [f"{name} {_described(tensor)}" for name, tensor in named[:_MAX_DESCRIBED]]
+    inputs = ", ".join([*described, "…"] if len(named) > _MAX_DESCRIBED else described)
+    message = f"{type(model).__name__}.forward fails on the example inputs{f' ({inputs})' if inputs else ''}: "
+    message += in_one_line(error) + _innermost_module(error, model)
+    types = {tensor.dtype for _, tensor in named if tensor.is_floating_point()}
     weights = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if taken and weights and taken.isdisjoint(weights):
-        return f"{said}. Its weights are {_types(weights)} and the inputs {_types(taken)}: give both in one type"
-    return f"{said}. Check their shapes, types and values: PyTorch itself cannot run the model on them"
+    if types and weights and types.isdisjoint(weights):
+        return f"{message}. Its weights are {_types(weights)} and the inputs {_types(types)}: use one type for both"
+    return f"{message}. Check their shapes, types and values: PyTorch itself cannot run the model on them"
 
 
-def _place_of(error: BaseException, model: torch.nn.Module) -> str:
-    """The innermost module that was running."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
-        if paths.get(id(module)):
-            found = f", in {paths[id(module)]}: {type(module).__name__}({_extra(module)})"
-        trace = trace.tb_next
-    return found
+def _innermost_module(error: BaseException, model: torch.nn.Module) -> str:
+    """Return the innermost module that was running, as text."""
+    place = find_place(raising_frames(error.__traceback__), module_paths(model))
+    if place is None or not place.module:
+        return ""
+    module = model.get_submodule(place.module)
+    return f", in {place.module}: {type(module).__name__}({_extra(module)})"
 
 
 def _extra(module: Any) -> str:
     try:
         return str(module.extra_repr())
-    except Exception:  # noqa: BLE001  it is the user's, and only for the message
+    except Exception:  # noqa: BLE001  user code, and only for the message
         return ""
 
 
@@ -163,16 +167,16 @@ def _named_inputs(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterable[tuple[str, torch.Tensor]]:
     try:
-        given: Mapping[str, Any] = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        arguments: Mapping[str, Any] = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        given = {**{f"#{number + 1}": value for number, value in enumerate(args)}, **kwargs}
-    for name, value in given.items():
+        arguments = {**{f"#{number + 1}": value for number, value in enumerate(args)}, **kwargs}
+    for name, value in arguments.items():
         yield from tensors_in(value, name)
 
 
 def _described(tensor: torch.Tensor) -> str:
-    place = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {_types([tensor.dtype])}{place}"
+    device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {_types([tensor.dtype])}{device}"
 
 
 def _types(types: Iterable[torch.dtype]) -> str:
@@ -180,9 +184,9 @@ def _types(types: Iterable[torch.dtype]) -> str:
 
 
 def _check_result(model: torch.nn.Module, result: object) -> None:
-    """Refuse a model of which a graph would have no outputs: exporters write one, and call it valid."""
+    """Check that the graph will have outputs: exporters write a graph without any."""
     leaves = leaves_of(result)
-    # A size is a number in PyTorch, and may be a tensor in the graph.
+    # A number such as a size can be a tensor in the graph.
     if any(isinstance(leaf, torch.Tensor | np.ndarray | np.generic | int | float | complex) for leaf in leaves):
         return
     if any(True for _ in tensors_in(result, "")):
@@ -196,11 +200,17 @@ def _check_result(model: torch.nn.Module, result: object) -> None:
 
 
 def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error: Exception) -> ModelExportError:
-    """The error to raise for a failed export of a model that PyTorch runs on the example inputs."""
+    """Return the error to raise for a failed export of a model that PyTorch runs on the example inputs.
+
+    Raises:
+        ModelExportError: `error` itself, where it is an error of this package that needs no explanation.
+    """
     if isinstance(error, UnusableOptionError):
         return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
     if isinstance(error, UnsupportedLibraryError):
-        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may do without it")
+        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may not need it")
+    if isinstance(error, ModelExportError):
+        raise error
     found = find_data_dependence(error)
     if found is not None:
         place = find_place(raising_frames(found.__traceback__), module_paths(model))
@@ -209,19 +219,19 @@ def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error:
             strategy,
             f"the {exporter} exporter cannot capture code that depends on the values of tensors{where}: "
             f"{in_one_line(found)}.",
-            "Write it with torch.cond or tensor operations; strategy 'htp' fixes it to what the example inputs give",
+            "Rewrite it with torch.cond or tensor operations; strategy 'htp' exports only what the example inputs run",
             None if place is None else str(place),
         )
     return StrategyIncompatibleError(
         strategy,
         f"the {exporter} exporter failed with {in_one_line(root_cause(error))}.",
-        "PyTorch runs the model on these inputs, so it is the exporter that cannot take it: "
-        "see the error's cause for torch's own report",
+        "PyTorch runs the model on these inputs, so the exporter does not support it: "
+        "see the cause of this error for torch's own report",
     )
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first exception of a chain: torch wraps what went wrong in several layers of advice."""
+    """Return the first exception of a chain of causes: torch wraps errors several times."""
     seen = {id(error)}
     while True:
         cause = error.__cause__
@@ -232,9 +242,9 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def find_data_dependence(error: BaseException) -> BaseException | None:
-    """The exception of a chain that says that the model's code depends on the values of tensors, if there is one.
+    """Return the exception of a chain that torch raises for code that depends on the values of tensors, if any.
 
-    Its types are for control flow by values, for operators with a Python value as result, and for sizes that depend on
+    There are types for control flow by values, for operators that return a Python value, and for sizes that depend on
     values.
     """
     found: BaseException | None = error
@@ -244,13 +254,13 @@ def find_data_dependence(error: BaseException) -> BaseException | None:
         if isinstance(found, kinds):
             return found
         seen.add(id(found))
-        # torch's strict capture raises again what it caught, without the cause.
+        # torch's strict mode raises another exception without setting the cause.
         found = found.__cause__ or found.__context__
     return None
 
 
 def in_one_line(error: BaseException) -> str:
-    """What an exception says, short enough to be part of a sentence."""
+    """Return type and message of an exception in one line, shortened to be part of a sentence."""
     text = " ".join(_ESCAPE_SEQUENCE.sub("", str(error)).split())
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON].rstrip() + " …"

@@ -1,4 +1,4 @@
-"""Which axes of the inputs may have other sizes: named by hand, or found by running the model with them."""
+"""Dynamic axes of the inputs: named by the user, or found by running the model with other sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from modelexport.errors import InputError
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     buffers_restored,
     copied_inputs,
     evaluation_mode,
@@ -24,53 +24,54 @@ from modelexport.torch_support.private import leaves_of, leaves_with_keys, map_l
 
 AUTO = "auto"
 BATCH = "batch"
-# How much larger or smaller an axis is tried; both of a pair must do.
+# The changes of size that are tried for an axis; forward must run with both of a pair.
 _LARGER, _SMALLER = (1, 3), (-1, -2)
 _STEPS = (_LARGER, _SMALLER)
+# The size that replaces 1 in trials.
 _INSTEAD_OF_ONE = 3
 
-# What a caller says: `AUTO`, or for each input the name of the dimension by the number of the axis.
+# The option `dynamic`: `AUTO`, or for each input the name of the dimension by axis.
 DynamicAxes = str | Mapping[str, Mapping[int, str]]
-# An axis of a tensor among the inputs: the tensor's name, and the axis' number.
+# The name of an input tensor, and the number of the axis.
 Axis = tuple[str, int]
 _Shapes = list[tuple[str, tuple[int, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of a model: its arguments as forward's signature binds them, and the tensors inside by name."""
+class ExampleCall:
+    """A call of a model with example inputs."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def bound(self) -> dict[str, Any]:
-        """The arguments by the names of forward's parameters."""
+        """Return the arguments by the names of forward's parameters."""
         return dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors among the arguments, each under the way to it."""
-        return {_written(way): leaf for way, leaf in leaves_with_keys(self.bound()) if isinstance(leaf, torch.Tensor)}
+        """Return the tensors in the arguments by name: the keys that lead to a tensor, joined with dots."""
+        return {_joined(keys): leaf for keys, leaf in leaves_with_keys(self.bound()) if isinstance(leaf, torch.Tensor)}
 
-    def resized(self, sizes: Mapping[Axis, int]) -> Call:
-        """The call with other sizes: what is there is repeated, or the end of it left out."""
+    def resized(self, sizes: Mapping[Axis, int]) -> ExampleCall:
+        """Return the call with other sizes: elements are repeated, or those at the end are left out."""
         changed: dict[int, torch.Tensor] = {}
         for (name, axis), size in sizes.items():
             original = self.tensors()[name]
             tensor = changed.get(id(original), original)
-            taken = torch.arange(size, device=tensor.device) % tensor.shape[axis]
-            changed[id(original)] = tensor.index_select(axis, taken)
+            indices = torch.arange(size, device=tensor.device) % tensor.shape[axis]
+            changed[id(original)] = tensor.index_select(axis, indices)
         return self.replaced(changed)
 
-    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> Call:
-        """The call with other tensors, by the identity of those that were there."""
+    def replaced(self, tensors: Mapping[int, torch.Tensor]) -> ExampleCall:
+        """Return the call with other tensors, by the `id()` of the tensors that they replace."""
         args, kwargs = map_leaves(lambda leaf: tensors.get(id(leaf), leaf), (self.args, self.kwargs))
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def result_shapes(self) -> _Shapes | None:
-        """The shapes of what the model returns, by name; None where forward fails."""
+        """Return the names and shapes of the model's results; None where forward fails."""
         with (
-            TURN,
+            TORCH_LOCK,
             preserved_state(self.model),
             evaluation_mode(self.model),
             buffers_restored(self.model),
@@ -79,99 +80,99 @@ class Call:
             args, kwargs = copied_inputs(self.args, self.kwargs)
             try:
                 result = self.model(*args, **kwargs)
-            except Exception:  # noqa: BLE001  whatever a forward raises at a size it was not made for
+            except Exception:  # noqa: BLE001  forward may raise anything for a size that it does not support
                 return None
             return [(name, tuple(tensor.shape)) for name, tensor in named_results(result)]
 
 
-def _written(way: Iterable[object]) -> str:
-    return ".".join(map(str, way))
+def _joined(keys: Iterable[object]) -> str:
+    return ".".join(map(str, keys))
 
 
-def check_axes(named: object, call: Call) -> dict[Axis, str]:
-    """The axes that are named by hand: for each input the name of the dimension by the number of the axis.
+def check_axes(named: object, call: ExampleCall) -> dict[Axis, str]:
+    """Return the axes that the user named: for each input the name of the dimension by axis.
 
     Raises:
-        InputError: They are said in another form, there is no such axis, or it is named twice.
+        InputError: The option has another form, an axis does not exist, or it is named twice.
     """
     tensors = call.tensors()
     found: dict[Axis, str] = {}
-    for name, axis, dimension in _said(named):
-        said = f"the dynamic axis {name}:{axis}={dimension}"
+    for name, axis, dimension in _named_axes(named):
+        described = f"the dynamic axis {name}:{axis}={dimension}"
         if name not in tensors:
-            raise InputError(f"{said}: there is no input {name!r}; the inputs are {', '.join(tensors) or 'none'}")
+            raise InputError(f"{described}: there is no input {name!r}; the inputs are {', '.join(tensors) or 'none'}")
         rank = tensors[name].dim()
         if not -rank <= axis < rank:
-            raise InputError(f"{said}: {name} has {f'the axes 0 to {rank - 1}' if rank else 'no axes'}")
-        place = (name, axis % rank)
-        if place in found:
-            raise InputError(f"{said}: axis {axis} of {name} is named twice")
+            raise InputError(f"{described}: {name} has {f'the axes 0 to {rank - 1}' if rank else 'no axes'}")
+        positive = (name, axis % rank)
+        if positive in found:
+            raise InputError(f"{described}: axis {axis} of {name} is named twice")
         if not dimension.isidentifier():
-            raise InputError(f"{said}: {dimension!r} is no name for a dimension; take letters, digits and _")
-        found[place] = dimension
+            raise InputError(f"{described}: {dimension!r} is not a valid dimension name; use letters, digits and _")
+        found[positive] = dimension
     return found
 
 
-def _said(named: object) -> Iterator[tuple[str, int, str]]:
-    """Input, axis and dimension of each axis that is named."""
+def _named_axes(named: object) -> Iterator[tuple[str, int, str]]:
+    """Yield input, axis and dimension name of each named axis."""
     for name, axes in named.items() if isinstance(named, Mapping) else [("", named)]:
         for axis, dimension in axes.items() if isinstance(axes, Mapping) else [(axes, None)]:
             if not (isinstance(name, str) and isinstance(axis, int) and isinstance(dimension, str)):
                 raise InputError(
-                    f"dynamic={named!r} names no axes: give {AUTO!r}, or the dimensions by input and axis, as in "
+                    f"dynamic={named!r} does not name axes: pass {AUTO!r}, or the dimensions by input and axis, as in "
                     "{'input_ids': {0: 'batch', 1: 'length'}}"
                 )
             yield name, axis, dimension
 
 
-def find_axes(call: Call) -> dict[Axis, str]:
-    """The axes that may have other sizes, found by running the model with them; what changes together shares a name.
+def find_axes(call: ExampleCall) -> dict[Axis, str]:
+    """Find the dynamic axes by running the model with other sizes; axes that must change together share a name.
 
-    Axes of one number and size are tried together, of them those apart that can change alone, and what cannot change so
-    alone or with all others of its size. An axis is taken where forward runs at two other sizes and returns tensors of
-    the same names and ranks, whose sizes grow with it or stay.
+    First the axes with equal number and size are tried, each alone and the rest together; then all remaining axes of
+    equal size. An axis is dynamic where forward runs with two other sizes and returns tensors of the same names and
+    ranks, whose sizes change in the same direction or not at all.
     """
-    call = _without_ones(_with_telling_values(call))
+    call = _without_ones(_with_varied_values(call))
     sizes = _sizes(call)
     trial = _Trial(call, sizes)
     left, groups = list(sizes), list[tuple[Axis, ...]]()
 
-    def by_place(axis: Axis) -> tuple[int, ...]:
+    def by_number_and_size(axis: Axis) -> tuple[int, ...]:
         return (axis[1], sizes[axis])
 
     def by_size(axis: Axis) -> tuple[int, ...]:
         return (sizes[axis],)
 
-    for key in (by_place, by_size):
+    for key in (by_number_and_size, by_size):
         for _, together in itertools.groupby(sorted(left, key=key), key=key):
             groups += trial.split(tuple(together))
         left = [axis for axis in left if not any(axis in group for group in groups)]
     return _named(groups, sizes)
 
 
-def _sizes(call: Call) -> dict[Axis, int]:
+def _sizes(call: ExampleCall) -> dict[Axis, int]:
     return {(name, axis): size for name, t in call.tensors().items() for axis, size in enumerate(t.shape) if size}
 
 
-def _with_telling_values(call: Call) -> Call:
-    """The call with one entry changed where all are equal: a mask that masks nothing may go unused."""
+def _with_varied_values(call: ExampleCall) -> ExampleCall:
+    """Return the call with one element changed in integer tensors of equal elements: forward may skip such a mask."""
     changed = {}
     for tensor in call.tensors().values():
         same = not tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all())
         if same:
-            telling = tensor.clone(memory_format=torch.contiguous_format)
-            telling.view(-1)[-1] = int(not telling.view(-1)[-1])
-            changed[id(tensor)] = telling
-    told = call.replaced(changed)
-    return told if told.result_shapes() is not None else call
+            varied = tensor.clone(memory_format=torch.contiguous_format)
+            varied.view(-1)[-1] = int(not varied.view(-1)[-1])
+            changed[id(tensor)] = varied
+    result = call.replaced(changed)
+    return result if result.result_shapes() is not None else call
 
 
-def _without_ones(call: Call) -> Call:
-    """The call with larger sizes where one was and forward takes more: one fits anything, and so it tells nothing."""
+def _without_ones(call: ExampleCall) -> ExampleCall:
+    """Return the call with larger sizes instead of 1 where forward accepts them: 1 broadcasts to any other size."""
     usual = call.result_shapes()
     for number in sorted({axis for (_, axis), size in _sizes(call).items() if size == 1}):
-        ones = [place for place, size in _sizes(call).items() if place[1] == number and size == 1]
-        # With what else is as the axis is tried: a batch of one may stand beside others that are larger.
+        ones = [axis for axis, size in _sizes(call).items() if axis[1] == number and size == 1]
+        # All axes of one number together, while the other sizes stay.
         more = call.resized(dict.fromkeys(ones, _INSTEAD_OF_ONE))
         found = more.result_shapes()
         if usual is not None and found is not None and _follows(usual, found, larger=True):
@@ -182,16 +183,16 @@ def _without_ones(call: Call) -> Call:
 class _Trial:
     """Runs of the model at other sizes."""
 
-    def __init__(self, call: Call, sizes: Mapping[Axis, int]) -> None:
+    def __init__(self, call: ExampleCall, sizes: Mapping[Axis, int]) -> None:
         self._call = call
         self._sizes = sizes
         self._usual = call.result_shapes()
 
     def split(self, group: tuple[Axis, ...]) -> list[tuple[Axis, ...]]:
-        """The group as it changes: those that go their own ways, and the others together; nothing where it cannot."""
+        """Return the parts of the group that can change: axes that can change alone, and the rest together."""
         if len(group) == 1:
             return [group] if any(self._runs(group, steps) for steps in _STEPS) else []
-        # What is longer than it need be may only be cut off: alone is what can be shorter too.
+        # A larger size may just be cut off by forward: an axis that changes alone must also accept smaller sizes.
         alone = [(axis,) for axis in group if self._runs((axis,), _LARGER) and self._runs((axis,), _SMALLER)]
         rest = tuple(axis for axis in group if (axis,) not in alone)
         together = [rest] if rest and any(self._runs(rest, steps) for steps in _STEPS) else []
@@ -211,7 +212,7 @@ class _Trial:
 
 
 def _follows(usual: _Shapes, found: _Shapes, larger: bool) -> bool:
-    """Whether results have the same names and ranks, and no axis that went the other way."""
+    """Whether the results have the same names and ranks, and no size changed in the other direction."""
     if [(name, len(shape)) for name, shape in usual] != [(name, len(shape)) for name, shape in found]:
         return False
     pairs = [pair for (_, old), (_, new) in zip(usual, found, strict=True) for pair in zip(old, new, strict=True)]
@@ -219,7 +220,7 @@ def _follows(usual: _Shapes, found: _Shapes, larger: bool) -> bool:
 
 
 def _named(groups: list[tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> dict[Axis, str]:
-    """A name for each axis: `batch` for the first axes where they change together or are all there is of them."""
+    """Return a name for each axis: `batch` for the axes 0 where they change together, or where only one changes."""
     first = [group for group in groups if all(axis == 0 for _, axis in group)]
     batches = {group for group in first if len(first) == 1 or len(group) > 1}
     names: dict[Axis, str] = {}
@@ -230,48 +231,48 @@ def _named(groups: list[tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> dict[Ax
     return {axis: names[axis] for axis in sizes if axis in names}
 
 
-def widened(call: Call, axes: Iterable[Axis]) -> Call:
-    """The call with two where one was on these axes: of a single one torch takes it that there is always one."""
+def with_sizes_above_one(call: ExampleCall, axes: Iterable[Axis]) -> ExampleCall:
+    """Return the call with size 2 instead of 1 on these axes: torch treats a size of 1 as constant."""
     tensors = call.tensors()
     sizes = {(name, axis): 2 for name, axis in axes if tensors[name].shape[axis] == 1}
     return call.resized(sizes) if sizes else call
 
 
-def dynamic_shapes(call: Call, axes: Mapping[Axis, Any]) -> dict[str, Any]:
-    """The axes as `torch.export` takes them: in the structure of the arguments, in the order they are passed.
+def dynamic_shapes(call: ExampleCall, axes: Mapping[Axis, Any]) -> dict[str, Any]:
+    """Return the axes as `torch.export` takes them: in the structure of the arguments, in the order of the call.
 
-    `torch.export` matches the shapes to arguments by name, but `torch.onnx` names the axes by position: the graph's
-    inputs, which are in the order of the call, against the entries of this dict.
+    `torch.export` matches the shapes with arguments by name, but `torch.onnx` names the axes by position: it pairs the
+    graph's inputs, which are in the order of the call, with the entries of this dict.
     """
 
-    def of_leaf(way: tuple[object, ...], leaf: object) -> dict[int, Any] | None:
+    def of_leaf(keys: tuple[object, ...], leaf: object) -> dict[int, Any] | None:
         if not isinstance(leaf, torch.Tensor):
             return None
-        name = _written(way)
+        name = _joined(keys)
         return {axis: dimension for (of, axis), dimension in axes.items() if of == name} or None
 
     shapes = dict(map_leaves_with_keys(of_leaf, call.bound()))
     positional = inspect.signature(call.model.forward).bind_partial(*call.args).arguments
-    # Those that `**kwargs` collects are one entry, under its name, which no argument has.
+    # Arguments collected by `**kwargs` are one entry, with the name of that parameter.
     return {name: shapes[name] for name in (*positional, *call.kwargs, *shapes) if name in shapes}
 
 
 def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
-    """The axes as callers say them, and as the TorchScript exporter takes them."""
+    """Return the axes in the form of the option `dynamic`, which is also that of the TorchScript exporter."""
     found: dict[str, dict[int, str]] = {}
     for (name, axis), dimension in axes.items():
         found.setdefault(name, {})[axis] = dimension
     return found
 
 
-def axes_torch_keeps(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str] | None:
-    """Those of the axes that `torch.export` leaves open when it may fix them; None where it cannot export the model."""
+def axes_kept_by_torch(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str] | None:
+    """Return the axes that `torch.export` keeps dynamic with `Dim.AUTO`; None where it cannot export the model."""
     wanted = dynamic_shapes(call, dict.fromkeys(axes, torch.export.Dim.AUTO))
-    with TURN, preserved_state(call.model), evaluation_mode(call.model), torch.no_grad():
+    with TORCH_LOCK, preserved_state(call.model), evaluation_mode(call.model), torch.no_grad():
         args, kwargs = copied_inputs(call.args, call.kwargs)
         try:
             program = torch.export.export(call.model, args, kwargs, dynamic_shapes=wanted, strict=False)
-        except Exception:  # noqa: BLE001  torch has many ways to refuse
+        except Exception:  # noqa: BLE001  torch raises many kinds of errors
             return None
     inputs = [
         node.meta["val"]
@@ -291,15 +292,15 @@ def axes_torch_keeps(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str] | 
     }
 
 
-def tied_axes(call: Call, axes: Mapping[Axis, str]) -> dict[Axis, str]:
-    """The axes with one name for all of one number and size: what forward lets differ, an exporter may not."""
+def merge_equal_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str]:
+    """Return the axes with one name for all of equal number and size, for exporters that need them equal."""
     sizes = _sizes(call)
     names: dict[tuple[int, int], str] = {}
     return {axis: names.setdefault((axis[1], sizes[axis]), name) for axis, name in axes.items()}
 
 
-def describe_axes(axes: Mapping[Axis, str], call: Call) -> str:
-    """The axes in a few words."""
+def describe_axes(axes: Mapping[Axis, str], call: ExampleCall) -> str:
+    """Return the inputs with dynamic axes and their shapes as text."""
     tensors = call.tensors()
     return ", ".join(_described(tensors[name], name, axes) for name in dict.fromkeys(name for name, _ in axes))
 

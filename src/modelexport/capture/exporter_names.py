@@ -1,4 +1,4 @@
-"""The names of the exporters: what callers write as ``exporter=``, known without importing any of them."""
+"""The names of the exporters, for the option ``exporter``. Importing them imports no exporter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Boundaries from data flow, for exporters that do not tell which tensors a call was given and returned.
+"""Boundary tensors from data flow, where the exporter does not record the inputs and outputs of calls.
 
-A value that a call's nodes make and others read leaves the call; one that others make and it reads enters it. Which
-argument or field a tensor is, is said only where shape and type leave no choice.
+A value that a node inside a call produces and a node outside consumes leaves the call; one that a node outside produces
+and a node inside consumes enters it. A tensor is matched with an argument or result only where shape and type leave one
+possibility.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, 
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedSide:
-    """What a call was given and returned: names, shapes and types."""
+class CallTensors:
+    """The inputs and outputs of a call: names, shapes and types."""
 
     inputs: list[tuple[str, TensorInfo]]
     outputs: list[tuple[str, TensorInfo]]
@@ -27,56 +28,56 @@ def find_boundaries(
     graph: ir.Graph,
     owners: Mapping[ir.Node, CallId],
     calls: CallTree,
-    sides: Mapping[CallId, TracedSide],
+    tensors: Mapping[CallId, CallTensors],
     infos: Mapping[str, TensorInfo],
 ) -> CallTree:
-    """`calls` with their boundaries.
+    """Return `calls` with their boundary tensors.
 
     Args:
         graph: The graph.
-        owners: The call of each node for which it is known.
+        owners: The recorded call of each node.
         calls: The calls.
-        sides: What each call was given and returned.
+        tensors: The inputs and outputs of each call.
         infos: Shape and type of the graph's tensors by name, where known.
     """
-    entering, leaving = find_crossings(graph, owners, calls)
+    entering, leaving = find_crossing_tensors(graph, owners, calls)
     return CallTree(
         {
             call.id: ModuleCall(
                 call.path,
                 call.index,
                 call.parent,
-                inputs=_assign(sides[call.id].inputs, entering.get(call.id, []), infos),
-                outputs=_assign(sides[call.id].outputs, leaving.get(call.id, []), infos),
+                inputs=_assign(tensors[call.id].inputs, entering.get(call.id, []), infos),
+                outputs=_assign(tensors[call.id].outputs, leaving.get(call.id, []), infos),
             )
-            if call.id in sides
+            if call.id in tensors
             else call
             for call in calls
         }
     )
 
 
-def find_crossings(
+def find_crossing_tensors(
     graph: ir.Graph, owners: Mapping[ir.Node, CallId], calls: CallTree
 ) -> tuple[dict[CallId, list[str]], dict[CallId, list[str]]]:
-    """For each call the tensors that enter it and those that leave it, in the order of the graph."""
+    """Return the tensors that enter and those that leave each call, in the order of the graph."""
     entering: dict[CallId, dict[str, None]] = {}
     leaving: dict[CallId, dict[str, None]] = {}
     chains = {call.id: set(calls.chain(call.id)) for call in calls}
     outputs = {value.name for value in graph.outputs}
     inputs = {value.name for value in graph.inputs}
     for node in graph:
-        made_in = chains.get(owners[node], set()) if node in owners else set()
+        inside_of = chains.get(owners[node], set()) if node in owners else set()
         for value in node.outputs:
             if value.name is None:
                 continue
-            readers = [owners[use.node] for use in value.uses() if use.node in owners]
-            outside = made_in if value.name in outputs else set()
-            for reader in readers:
-                outside = outside | (made_in - chains[reader])
-            for call in outside:
+            consumers = [owners[use.node] for use in value.uses() if use.node in owners]
+            left = inside_of if value.name in outputs else set()
+            for consumer in consumers:
+                left = left | (inside_of - chains[consumer])
+            for call in left:
                 leaving.setdefault(call, {})[value.name] = None
-        for value in _read(node):
+        for value in _consumed_values(node):
             if value.name is None or node not in owners:
                 continue
             producer = value.producer()
@@ -84,16 +85,17 @@ def find_crossings(
                 continue
             if producer is not None and (producer not in owners or not producer.inputs):
                 continue
-            above = chains[owners[producer]] if producer is not None else set()
-            for call in chains[owners[node]] - above:
+            around = chains[owners[producer]] if producer is not None else set()
+            for call in chains[owners[node]] - around:
                 entering.setdefault(call, {})[value.name] = None
     return {call: list(names) for call, names in entering.items()}, {c: list(names) for c, names in leaving.items()}
 
 
-def _read(node: ir.Node) -> list[ir.Value]:
+def _consumed_values(node: ir.Node) -> list[ir.Value]:
     values = [value for value in node.inputs if value is not None]
-    for _, body in subgraphs_of(node):
-        values.extend(v for inner in body.all_nodes() for v in inner.inputs if v is not None and v.graph is not body)
+    for _, subgraph in subgraphs_of(node):
+        inputs = (value for inner in subgraph.all_nodes() for value in inner.inputs if value is not None)
+        values.extend(value for value in inputs if value.graph is not subgraph)
     return values
 
 
@@ -104,8 +106,8 @@ def _assign(
         return (BoundaryTensor(named[0][0], tensors[0], named[0][1]),)
     found = []
     for name, info in named:
-        alike = [tensor for tensor in tensors if infos.get(tensor) == info]
-        rivals = [other for _, other in named if other == info]
-        sure = len(alike) == len(rivals) == 1 and all(tensor in infos for tensor in tensors)
-        found.append(BoundaryTensor(name, alike[0] if sure else None, info))
+        candidates = [tensor for tensor in tensors if infos.get(tensor) == info]
+        same_info = [other for _, other in named if other == info]
+        is_unique = len(candidates) == len(same_info) == 1 and all(tensor in infos for tensor in tensors)
+        found.append(BoundaryTensor(name, candidates[0] if is_unique else None, info))
     return tuple(found)

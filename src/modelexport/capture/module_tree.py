@@ -1,4 +1,4 @@
-"""nn.Module to ModuleTree: what every module has, and nothing that only some have."""
+"""Read the module tree of a model, from attributes that every `nn.Module` has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelexport.torch_support.private import children_of
 
 
 def read_module_tree(model: torch.nn.Module) -> ModuleTree:
-    """The modules of `model`; one reachable by several names has the first as path, the rest as aliases."""
+    """Return the modules of `model`; a module with several names has the first as its path, the others as aliases."""
     paths: dict[int, str] = {}
     modules: dict[str, torch.nn.Module] = {}
     aliases: dict[str, list[str]] = {}
@@ -21,11 +21,11 @@ def read_module_tree(model: torch.nn.Module) -> ModuleTree:
             modules[path] = module
         else:
             aliases.setdefault(path, []).append(name)
-    holders: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     signatures: dict[object, tuple[ForwardArgument, ...]] = {}
     return ModuleTree(
         {
-            path: _read_module(path, module, aliases.get(path, []), holders, signatures)
+            path: _read_module(path, module, aliases.get(path, []), first_names, signatures)
             for path, module in modules.items()
         }
     )
@@ -35,17 +35,17 @@ def _read_module(
     path: str,
     module: torch.nn.Module,
     aliases: list[str],
-    holders: dict[int, str],
+    first_names: dict[int, str],
     signatures: dict[object, tuple[ForwardArgument, ...]],
 ) -> ModuleInfo:
-    # Most modules share their forward with others of their class.
+    # Modules of one class share their forward, which is inspected once.
     function = getattr(module.forward, "__func__", module.forward)
     if function not in signatures:
         signatures[function] = tuple(read_forward_arguments(module))
     tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(recurse=False):
         full = f"{path}.{name}" if path else name
-        first = holders.setdefault(id(parameter), full)
+        first = first_names.setdefault(id(parameter), full)
         if first != full:
             tied[name] = first
     return ModuleInfo(
@@ -62,12 +62,12 @@ def _read_module(
 
 
 def qualified_name(cls: type) -> str:
-    """The class's name with the Python module that defines it."""
+    """Return the class's name with the Python module that defines it."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def read_forward_arguments(module: torch.nn.Module) -> list[ForwardArgument]:
-    """The arguments of the module's `forward`; none where Python cannot tell (scripted or built-in ones)."""
+    """Return the arguments of the module's `forward`; none where it has no signature (scripted or built-in)."""
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
@@ -87,6 +87,6 @@ def _read_tensor(tensor: torch.Tensor) -> TensorInfo:
     try:
         shape = tuple(int(size) for size in tensor.shape)
     except RuntimeError:
-        # A lazy module's parameter has no shape before the first forward pass.
+        # A parameter of a lazy module has no shape before the first forward pass.
         shape = ()
     return TensorInfo(shape=shape, dtype=str(tensor.dtype).removeprefix("torch."))

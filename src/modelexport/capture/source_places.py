@@ -1,4 +1,4 @@
-"""Places in a model's source code: the line that is running, and the module whose call it belongs to."""
+"""Lines of a model's source code, with the module call that ran them."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class SourcePlace:
 
 
 def module_paths(model: torch.nn.Module) -> dict[int, str]:
-    """The path of each module of the model by the module's identity."""
+    """Return the path of each module of the model by the module's `id()`."""
     return {id(module): path for path, module in model.named_modules()}
 
 
 def running_frames(innermost: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    """A frame and its callers, each with the line that it is at."""
+    """Yield a frame and its callers, each with its current line."""
     while innermost is not None:
         yield innermost, innermost.f_lineno
         innermost = innermost.f_back
 
 
 def raising_frames(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The frames that an exception passed through, the innermost first."""
+    """Return the frames of a traceback, the innermost first."""
     found = []
     while traceback is not None:
         found.append((traceback.tb_frame, traceback.tb_lineno))
@@ -60,9 +60,9 @@ def raising_frames(traceback: TracebackType | None) -> list[tuple[FrameType, int
 
 
 def find_place(frames: Iterable[tuple[FrameType, int]], paths: Mapping[int, str]) -> SourcePlace | None:
-    """The innermost line of the model's own code, with the innermost module call; None where the model does not run.
+    """Return the innermost line of the model's own code with the innermost module call; None if no module is running.
 
-    Where only modules of torch run, it is the line of the innermost one.
+    Where only modules of torch are running, it is the line of the innermost one.
 
     Args:
         frames: Frames with their current line, the innermost first.
@@ -72,7 +72,7 @@ def find_place(frames: Iterable[tuple[FrameType, int]], paths: Mapping[int, str]
     innermost: tuple[str, int] | None = None
     for frame, number in frames:
         code = frame.f_code
-        # What `module(...)` runs, the module being its first argument.
+        # `module(...)` calls this function with the module as the first argument.
         path = paths.get(id(frame.f_locals.get(code.co_varnames[0]))) if code.co_name == _CALL else None
         if path is not None:
             return SourcePlace(*(line or innermost or (code.co_filename, number)), path)
@@ -84,7 +84,7 @@ def find_place(frames: Iterable[tuple[FrameType, int]], paths: Mapping[int, str]
 
 
 def is_of_model(file: str) -> bool:
-    """Whether a source file can be part of a model: it is not torch's, ours or Python's own."""
+    """Whether a source file can be part of a model: it is not in torch, this package or Python's standard library."""
     if file.startswith(_OUTSIDE):
         return False
     return not file.startswith(_STANDARD_LIBRARY) or file.startswith(_INSTALLED)

@@ -1,7 +1,7 @@
-"""What a trace fixed to the example inputs, and the notes on it.
+"""Specializations of a trace: values that depend on the inputs and became constants, and the notes on them.
 
-A trace has the operators that ran for the example inputs. What Python code computed from their values is a constant in
-it: torch calls that a specialization.
+A trace has the operators that ran for the example inputs. Values that Python code computed from these inputs are
+constants in it, which torch calls specialization.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from modelexport.capture.source_places import SourcePlace
 from modelexport.capture.tracer_warnings import TracerWarning
 
-_MOST_NOTES = 20
+_MAX_NOTES = 20
 _BY_INPUTS = "tracing fixed a value that depends on the inputs"
 _PERHAPS_BY_INPUTS = "tracing fixed a value that may depend on the inputs"
-_UNWARNED = "tracing fixed a value that depends on the inputs, unless this line is not run while tracing"
+_READ_WITHOUT_WARNING = "tracing fixed a value that depends on the inputs, unless this line is not run while tracing"
 _NOT_BY_INPUTS = "tracing fixed a size, or a value that does not depend on the inputs"
 
 
 @dataclasses.dataclass(frozen=True)
 class Specialization:
-    """What one capture fixed, and what else the exporter warned of.
+    """The specializations of one capture, and the other warnings of the exporter.
 
     Attributes:
-        warned: What the tracer warned of.
-        reads: Where the model reads values that depend on the inputs into Python; None where that is not known.
+        warned: The warnings of the exporter.
+        reads: The source lines that read values which depend on the inputs into Python; None where not known.
     """
 
     warned: tuple[TracerWarning, ...]
@@ -33,27 +33,26 @@ class Specialization:
 
     @property
     def by_inputs(self) -> tuple[SourcePlace, ...]:
-        """Where the tracer met a value that depends on the inputs, or may."""
+        """The source lines for which the tracer warned of a value that depends on the inputs, or may depend on them."""
         read = None if self.reads is None else {_line(place) for place in self.reads}
-        places = (warning.place for warning in self.warned if warning.fixes_value)
-        known = (place for place in places if place is not None)
-        return tuple(dict.fromkeys(place for place in known if read is None or _line(place) in read))
+        return tuple(dict.fromkeys(p for p in self._warned_places() if read is None or _line(p) in read))
 
     @property
-    def anywhere(self) -> tuple[SourcePlace, ...]:
-        """All places where something may have been fixed, those of `by_inputs` first."""
-        places = (warning.place for warning in self.warned if warning.fixes_value)
-        known = (place for place in places if place is not None)
-        return tuple(dict.fromkeys((*self.by_inputs, *(self.reads or ()), *known)))
+    def all_places(self) -> tuple[SourcePlace, ...]:
+        """All source lines where a value may have become a constant, those of `by_inputs` first."""
+        return tuple(dict.fromkeys((*self.by_inputs, *(self.reads or ()), *self._warned_places())))
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model is known to read nothing, and the tracer had nothing to warn of."""
+        """Whether the model is known to read no values, and the tracer did not warn of constants."""
         return self.reads == () and not any(warning.fixes_value for warning in self.warned)
 
+    def _warned_places(self) -> list[SourcePlace]:
+        return [warning.place for warning in self.warned if warning.fixes_value and warning.place is not None]
+
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the capture."""
-        return _in_few_lines(_by_importance(self))
+        """Return the notes for the user, the most important first."""
+        return _group_by_line(_by_importance(self))
 
 
 def _by_importance(found: Specialization) -> Iterator[tuple[str, str, SourcePlace | None]]:
@@ -64,7 +63,7 @@ def _by_importance(found: Specialization) -> Iterator[tuple[str, str, SourcePlac
             yield _PERHAPS_BY_INPUTS if found.reads is None else _BY_INPUTS, warning.text, warning.place
     for place in found.reads or ():
         if _line(place) not in by_inputs:
-            yield _UNWARNED, "", place
+            yield _READ_WITHOUT_WARNING, "", place
     for warning in found.warned:
         if not warning.fixes_value:
             yield "torch warns", warning.text, warning.place
@@ -73,14 +72,14 @@ def _by_importance(found: Specialization) -> Iterator[tuple[str, str, SourcePlac
             yield _NOT_BY_INPUTS, warning.text, warning.place
 
 
-def _in_few_lines(found: Iterable[tuple[str, str, SourcePlace | None]]) -> tuple[str, ...]:
-    """One note for each thing that is said of a line, however many modules run it; the first of them."""
+def _group_by_line(found: Iterable[tuple[str, str, SourcePlace | None]]) -> tuple[str, ...]:
+    """Return one note for each message and source line, however many modules run it; at most `_MAX_NOTES`."""
     places: dict[tuple[str, str, tuple[str, int] | None], list[SourcePlace | None]] = {}
     for kind, text, place in found:
         places.setdefault((kind, text, None if place is None else _line(place)), []).append(place)
     notes = [_note(kind, text, same) for (kind, text, _), same in places.items()]
-    if len(notes) > _MOST_NOTES:
-        return (*notes[:_MOST_NOTES], f"and {len(notes) - _MOST_NOTES} more warnings of the exporter")
+    if len(notes) > _MAX_NOTES:
+        return (*notes[:_MAX_NOTES], f"and {len(notes) - _MAX_NOTES} more warnings of the exporter")
     return tuple(notes)
 
 

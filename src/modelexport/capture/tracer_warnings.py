@@ -1,4 +1,4 @@
-"""What exporters warn of while they capture a model, with the source line and the module that it is about."""
+"""Warnings of exporters during a capture, with the source line and the module of the model that they refer to."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import torch
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
 from modelexport.torch_support.private_jit import is_tracer_warning
 
-# Packages whose warnings are about the model. What torch and other libraries warn of when a model merely runs is not
-# about the export.
+# Packages whose warnings are about the export. Other warnings of torch and other libraries also appear when the model
+# just runs.
 _EXPORTERS = ("torch.export", "torch._export", "torch.onnx", "transformers.exporters")
-# Where exporters run an operator of the model: what it warns of is not theirs.
+# Functions in which an exporter runs an operator of the model: its warnings are not about the export.
 _RUN_OPERATORS = ("__torch_function__", "__torch_dispatch__")
-# Warnings for those who maintain the exporters' code.
-_FOR_MAINTAINERS = (
+# Warnings for the developers of the exporters.
+_FOR_DEVELOPERS = (
     DeprecationWarning,
     PendingDeprecationWarning,
     FutureWarning,
@@ -37,9 +37,9 @@ class TracerWarning:
     """A warning of an exporter.
 
     Attributes:
-        text: What it says, in one line.
-        place: The line of the model's code that it is about, where one ran.
-        fixes_value: Whether it says that the graph has a value of the example inputs in place of what computes it.
+        text: The message in one line.
+        place: The running line of the model's code, if any.
+        fixes_value: Whether a value computed from the example inputs becomes a constant of the graph.
     """
 
     text: str
@@ -48,12 +48,12 @@ class TracerWarning:
 
 
 class TracerWarnings:
-    """The warnings of one capture, each once for each place."""
+    """The warnings of one capture, each once for each source line."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         self._paths = paths
         self._thread = threading.get_ident()
-        self._others = warnings.showwarning
+        self._show_elsewhere = warnings.showwarning
         self._found: dict[TracerWarning, None] = {}
 
     def __iter__(self) -> Iterator[TracerWarning]:
@@ -68,9 +68,9 @@ class TracerWarnings:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        """Keep a warning: takes the place of `warnings.showwarning`."""
+        """Record a warning; replaces `warnings.showwarning`."""
         if threading.get_ident() != self._thread:
-            self._others(message, category, filename, lineno, file, line)
+            self._show_elsewhere(message, category, filename, lineno, file, line)
             return
         frames = [*running_frames(sys._getframe(1))]
         fixes_value = is_tracer_warning(category)
@@ -78,24 +78,24 @@ class TracerWarnings:
             return
         text = " ".join(str(message).split()).removeprefix("# ")
         if fixes_value:
-            # What follows is torch's general advice.
+            # The rest of the message is torch's general advice.
             text = text.partition(". ")[0]
         self._found[TracerWarning(text[:_LONGEST_TEXT], find_place(frames, self._paths), fixes_value)] = None
 
 
 @contextlib.contextmanager
 def recorded_warnings(model: torch.nn.Module) -> Iterator[TracerWarnings]:
-    """Keep the warnings of exporters that capture the model within the context; show none of them."""
+    """Record the warnings of exporters that capture the model within the context, and print none of them."""
     with warnings.catch_warnings():
         found = TracerWarnings(module_paths(model))
-        # Each time: whether one was shown before in this process must not decide.
+        # Always: Python shows a warning only once in a process by default.
         warnings.simplefilter("always")
         warnings.showwarning = found.show
         yield found
 
 
 def _is_about_export(category: type[Warning], frames: Sequence[FrameType]) -> bool:
-    if issubclass(category, _FOR_MAINTAINERS):
+    if issubclass(category, _FOR_DEVELOPERS):
         return False
     issuer = next(frame for frame in frames if frame.f_globals is not vars(warnings))
     if issuer.f_code.co_name in _RUN_OPERATORS:

@@ -1,1 +1,1 @@
-"""The command line: one file a command, each parsing, making one library call and printing."""
+"""The command line: one module per command; each parses options, calls the library once and prints the result."""

@@ -1,4 +1,4 @@
-"""`modelexport analyze`: what a model file is made of, by module and by class, and what is not exact about it."""
+"""`modelexport analyze`: statistics of a file by module and by class, and the nodes that are not exact."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from modelexport.analysis.query import AnalysisReport, RankedModule
 
 _KINDS = ("exact", "fused", "merged", "folded", "inferred")
-# How many operations a line or a cell names.
-_NAMED = 8
+# A line or a cell lists at most this many operators.
+_MAX_OPERATORS = 8
 
 
 class AnalysisFormat(enum.StrEnum):
-    """How an analysis is shown."""
+    """The formats of an analysis."""
 
     HUMAN = "human"
     JSON = "json"
@@ -59,7 +59,7 @@ def analyze(
     report: ReportFile,
     out: Output,
 ) -> None:
-    """Show what a file is made of: nodes, operations and parameters by module and by class.
+    """Count the nodes, operators and parameters of a file, by module and by class.
 
     Reads files of modelexport, with or without their sidecar, and files of torch's own exporters. JSON and CSV have
     every module; with --show-resolution-details, CSV lists nodes instead.
@@ -86,7 +86,7 @@ def analyze(
 
 
 def render(found: AnalysisReport, form: AnalysisFormat, width: int, *, limit: int, detailed: bool) -> str:
-    """An analysis as text in one of the forms."""
+    """An analysis as text in one of the formats."""
     if form is AnalysisFormat.JSON:
         return json_text(msgspec.to_builtins(found))
     if form is AnalysisFormat.CSV:
@@ -114,12 +114,12 @@ def _overview(found: AnalysisReport) -> Iterator[str]:
     yield f"modules: {len(found.modules):,}, at most {found.deepest} levels deep; {found.calls:,} calls"
     yield f"parameters: {found.parameters:,} ({_bytes(found.parameter_bytes)})"
     weights = found.weights
-    where = f", {weights.external:,} of them in files of their own" if weights.external else ""
+    where = f", {weights.external:,} of them external" if weights.external else ""
     yield f"weights in the file: {weights.tensors:,} tensors, {_bytes(weights.bytes)}{where}"
     tags = found.tags
     repeated = f"{tags.of_repeated_calls:,} of repeated calls"
     yield f"tags: {tags.distinct:,} different, at most {tags.deepest} segments, {repeated}"
-    yield f"operations: {_counts(found.operations, _NAMED)}"
+    yield f"operations: {_counts(found.operations, _MAX_OPERATORS)}"
 
 
 def _largest(found: AnalysisReport, limit: int) -> Iterator[Section]:
@@ -156,7 +156,7 @@ def _everything(found: AnalysisReport) -> Iterator[Section]:
             m.parameter_bytes,
             *(m.kinds.get(kind, 0) for kind in _KINDS),
             m.lowest_confidence,
-            _counts(m.operations, _NAMED),
+            _counts(m.operations, _MAX_OPERATORS),
         )
         for m in found.modules
     )
@@ -196,7 +196,7 @@ def _resolution(found: AnalysisReport) -> Iterator[Section]:
     inexact = found.nodes - found.kinds.get("exact", 0)
     if found.resolution is None:
         if inexact:
-            yield Section("Not exact", (f"{inexact:,} of {found.nodes:,} nodes; --show-resolution-details says why",))
+            yield Section("Not exact", (f"{inexact:,} of {found.nodes:,} nodes; --show-resolution-details lists them",))
         return
     lines = []
     for detail in found.resolution:

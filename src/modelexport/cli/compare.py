@@ -1,4 +1,4 @@
-"""`modelexport compare`: what differs between two model files, by module and structure."""
+"""`modelexport compare`: the differences between two model files, by module and structure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ComparisonFormat(enum.StrEnum):
-    """How a comparison is shown."""
+    """The formats of a comparison."""
 
     HUMAN = "human"
     JSON = "json"
@@ -49,9 +49,9 @@ def compare(
     report: ReportFile,
     out: Output,
 ) -> None:
-    """Compare two files: what was added, removed and changed in each module.
+    """Compare two files: the nodes added, removed and changed in each module.
 
-    Nodes are matched by module and structure, not by name. Names, and which tool wrote a file, make no difference.
+    Nodes are matched by module and structure, not by name. Names and metadata are ignored.
     Exits with 0 if nothing else differs, and with 1 if something does.
 
     Examples:
@@ -76,7 +76,7 @@ def compare(
 
 
 def render(found: Comparison, form: ComparisonFormat, limit: int, width: int) -> str:
-    """A comparison as text in one of the forms."""
+    """A comparison as text in one of the formats."""
     if form is ComparisonFormat.JSON:
         return json_text(msgspec.to_builtins(found))
     title = f"{Path(found.before.file).name} compared with {Path(found.after.file).name}"
@@ -96,7 +96,7 @@ def _sections(found: Comparison, limit: int) -> list[Section]:
         limited("Nodes that differ", _NODE_HEADERS, map(_node_row, found.changes), limit),
         limited("Tags that own more or fewer nodes", ("before", "after", "tag"), tags, limit),
         limited("Weights that differ", ("what", "before", "after", "how"), weights, limit),
-        limited("Weights with other values", ("before", "after", "largest difference"), _contents(found), limit),
+        limited("Weights with different values", ("before", "after", "largest difference"), _contents(found), limit),
         _fields("Inputs and outputs", found.interface, limit),
         _fields("Operator sets", found.opsets, limit),
         _fields("Metadata", found.metadata, limit),
@@ -106,10 +106,10 @@ def _sections(found: Comparison, limit: int) -> list[Section]:
 def _verdict(found: Comparison) -> list[str]:
     counts = found.nodes
     kept = f"{counts.same:,} the same, {counts.changed:,} changed"
-    moved = f"{counts.moved:,} with another owner, {counts.renamed:,} under another name"
+    moved = f"{counts.moved:,} with a different owner, {counts.renamed:,} renamed"
     lines = [
         "the same" if found.same else f"different: {', '.join(found.differences)}",
-        "same topology" if found.same_topology else "another topology",
+        "same topology" if found.same_topology else "different topology",
         f"nodes: {kept}, {counts.added:,} added, {counts.removed:,} removed, {moved}",
     ]
     first = found.first_difference
@@ -117,16 +117,14 @@ def _verdict(found: Comparison) -> list[str]:
         places = [f"{_node_text(at)} (node {at.position})" for at in (first.before, first.after) if at is not None]
         lines.append(f"first difference: {first.kind} in {first.module or ROOT}: {' → '.join(places)}")
     elif not found.same_topology:
-        lines.append("first difference: an output of the model comes from another node")
+        lines.append("first difference: an output of the model has a different producer")
     if not found.same_order:
-        lines.append("the nodes that both have stand in another order")
+        lines.append("matched nodes are in a different order")
     for side, summary in (("before", found.before), ("after", found.after)):
         if summary.hierarchy != "sidecar":
             lines.append(f"{side}: {summary.missing}; owners from: {summary.hierarchy}")
         if summary.unowned and summary.hierarchy != "none":
-            lines.append(
-                f"{side}: {counted(summary.unowned, 'node')} without an owner, counted with the modules around"
-            )
+            lines.append(f"{side}: {counted(summary.unowned, 'node')} without a recorded owner; the owner is inferred")
     if found.contents is None:
         lines.append("values of large weights: not compared (--weights)")
     else:

@@ -1,4 +1,4 @@
-"""`modelexport export`: a model from the command line to an ONNX file with its hierarchy."""
+"""`modelexport export`: export a model to an ONNX file with its hierarchy."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def export(
     inputs: InputOptions,
     strategy: Annotated[
         str,
-        typer.Option(help="Where owners come from: auto, fx, htp or usage_based.", rich_help_panel=_TAGS),
+        typer.Option(help="How owners are determined: auto, fx, htp or usage_based.", rich_help_panel=_TAGS),
     ] = "auto",
     torch_nn_exceptions: TorchNnExceptionsOption = None,
     simple_resolution: Annotated[
         bool,
         typer.Option(
             "--no-enable-advanced-resolution",
-            help="Do not infer from data flow who owns nodes that no module call is recorded for.",
+            help="Do not infer missing owners of nodes from data flow.",
             rich_help_panel=_TAGS,
         ),
     ] = False,
@@ -49,22 +49,20 @@ def export(
     boundary: Annotated[
         list[str] | None,
         typer.Option(
-            help="A module that this inference must not cross: its path, or class:Name; repeat for more.",
+            help="A module boundary that this inference must not cross: a path, or class:Name; repeat for more.",
             rich_help_panel=_TAGS,
         ),
     ] = None,
     exporter: Annotated[
         str | None,
-        typer.Option(
-            help="Which exporter makes the graph: dynamo, transformers or torchscript.", rich_help_panel=_GRAPH
-        ),
+        typer.Option(help="The exporter: dynamo, transformers or torchscript.", rich_help_panel=_GRAPH),
     ] = None,
     opset: Annotated[int | None, typer.Option(help="The ONNX opset version.", rich_help_panel=_GRAPH)] = None,
     optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.", rich_help_panel=_GRAPH)] = True,
     dynamic: Annotated[
         list[str] | None,
         typer.Option(
-            help="Axes that may have other sizes: auto, or name:axis=dimension; repeat for more.",
+            help="Dynamic axes: auto, or name:axis=dimension; repeat for more.",
             rich_help_panel=_GRAPH,
         ),
     ] = None,
@@ -72,8 +70,8 @@ def export(
         bool,
         typer.Option(
             "--allow-specialization",
-            help="Fall back to tracing where the model depends on values of its inputs: the file is right only for "
-            "inputs that take the same path as the example inputs.",
+            help="Fall back to tracing if control flow depends on input values: the file is correct only for inputs "
+            "that take the same path as the example inputs.",
             rich_help_panel=_GRAPH,
         ),
     ] = False,
@@ -81,7 +79,7 @@ def export(
         bool,
         typer.Option(
             "--stages",
-            help="Export what generate runs, each stage to a file: OUTPUT_prefill.onnx, …",
+            help="Export the stages of generate(), each to a file: OUTPUT_prefill.onnx, …",
             rich_help_panel=_GRAPH,
         ),
     ] = False,
@@ -91,11 +89,12 @@ def export(
     external_data: Annotated[
         bool | None,
         typer.Option(
-            help="Weights in a file of their own; by default only where they need it.", rich_help_panel=_FILES
+            help="Weights in a separate file; by default only if too large for one.",
+            rich_help_panel=_FILES,
         ),
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Leave out source paths and stack traces.", rich_help_panel=_FILES)
+        bool, typer.Option("--private", help="Omit source paths and stack traces.", rich_help_panel=_FILES)
     ] = False,
     fx_graph: Annotated[
         Path | None, typer.Option(help="Write the traced FX graph to this file.", rich_help_panel=_FILES)
@@ -107,7 +106,7 @@ def export(
     report: Annotated[
         Path | None, typer.Option(help="Also write a Markdown report to this file.", rich_help_panel=_FILES)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.", rich_help_panel=_FILES)] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel=_FILES)] = False,
     output_format: FormatOption = Format.HUMAN,
     out: Output,
 ) -> None:
@@ -190,31 +189,31 @@ def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, o
 
 
 def _check_stage_options(strategy: str, exporter: str | None, others: Mapping[str, object]) -> None:
-    """Refuse options that are for one graph.
+    """Reject options that apply to one graph only.
 
     Raises:
         InputError: One of them was given.
     """
     if strategy not in ("auto", "fx"):
-        raise InputError(f"--stages has no strategy {strategy}: the stages are exported with fx; leave --strategy out")
+        raise InputError(f"--stages has no strategy {strategy}: the stages are exported with fx; omit --strategy")
     if exporter not in (None, "transformers"):
-        raise InputError(f"--stages has no exporter {exporter}: transformers' own exports them; leave --exporter out")
+        raise InputError(f"--stages has no exporter {exporter}: transformers exports them; omit --exporter")
     given = [name for name, value in others.items() if value]
     if given:
-        raise InputError(f"{given[0]} is for one graph, and --stages writes several: leave one of the two out")
+        raise InputError(f"{given[0]} applies to one graph, but --stages writes several: omit one of the two")
 
 
 def _parse_dynamic(texts: Sequence[str] | None) -> str | dict[str, dict[int, str]] | None:
-    """What ``--dynamic`` says, as `export_model` takes it; None where it is not given.
+    """The value of ``--dynamic`` for `export_model`; None if it is not given.
 
     Raises:
-        InputError: One of them cannot be read or names an axis again, or axes are named beside ``auto``.
+        InputError: A value cannot be parsed, an axis is given twice, or axes are given together with ``auto``.
     """
     if not texts:
         return None
     if _AUTO in texts:
         if len(texts) > 1:
-            raise InputError("--dynamic auto finds the axes: name none beside it")
+            raise InputError("--dynamic auto determines the axes: give no others")
         return _AUTO
     found: dict[str, dict[int, str]] = {}
     for text in texts:
@@ -225,6 +224,6 @@ def _parse_dynamic(texts: Sequence[str] | None) -> str | dict[str, dict[int, str
             )
         axes = found.setdefault(match["name"], {})
         if int(match["axis"]) in axes:
-            raise InputError(f"--dynamic {text!r}: axis {match['axis']} of {match['name']} is named twice")
+            raise InputError(f"--dynamic {text!r}: axis {match['axis']} of {match['name']} is given twice")
         axes[int(match["axis"])] = match["dimension"]
     return found

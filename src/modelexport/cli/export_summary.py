@@ -1,4 +1,4 @@
-"""What an export tells: a few lines for people, and a Markdown report."""
+"""The summary of an export: a few lines of text, and a Markdown report."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def summary_lines(result: ExportResult, model: str) -> list[str]:
-    """What was done, and what to do next."""
+    """The result of an export, and the next steps."""
     return [*_counts(result), *(f"wrote {shown_path(path)}" for path in result.files), *next_steps(result, model)]
 
 
 def stage_lines(name: str, result: ExportResult) -> list[str]:
-    """What was done for one stage of generating."""
+    """The result of one stage of generate()."""
     counts, *_ = _counts(result)
     return [f"{name}: {counts}", *(f"  wrote {shown_path(path)}" for path in result.files)]
 
 
 def next_steps(result: ExportResult, model: str) -> list[str]:
-    """Commands that ask the file what it holds, and check it."""
+    """Commands that show the module tree of the file, and verify it."""
     file = shown_path(result.onnx_path)
     return [
         f"next: {command_line('tree', file)}",
@@ -34,7 +34,7 @@ def next_steps(result: ExportResult, model: str) -> list[str]:
 
 
 def shown_path(path: Path) -> str:
-    """A path as short as it can be written from here."""
+    """A path relative to the working folder, if it is inside of it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -50,7 +50,7 @@ def _counts(result: ExportResult) -> list[str]:
 
 
 def markdown_report(model: str, result: ExportResult) -> str:
-    """What an export did, for people who were not there."""
+    """A Markdown report of an export."""
     from modelexport.analysis.query import count_modules
 
     document = result.document

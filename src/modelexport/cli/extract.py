@@ -16,7 +16,7 @@ from modelexport.errors import InputError
 from modelexport.storage import check_target
 
 if TYPE_CHECKING:
-    from modelexport.analysis.extraction import DescribedSubmodel
+    from modelexport.analysis.extraction import SubmodelSummary
 
 
 def extract(
@@ -39,14 +39,14 @@ def extract(
         ),
     ] = None,
     select: SelectOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.", rich_help_panel="Output")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel="Output")] = False,
     output_format: FormatOption = Format.HUMAN,
     out: Output,
 ) -> None:
     """Extract a module as an ONNX model of its own.
 
-    Its inputs are the arguments of the module's forward, its outputs what forward returns. A module that cannot be
-    extracted, for example because the optimizer fused it with its neighbours, is refused with the reason. --select
+    Its inputs are the arguments of the module's forward, its outputs the results of forward. A module that cannot be
+    extracted, for example because the optimizer fused it with its neighbors, is refused with the reason. --select
     extracts every call that a selector picks, and lists them in manifest.json.
 
     Examples:
@@ -69,12 +69,12 @@ def extract(
 
 
 def _extract_one(file: Path, target: str, output: Path, force: bool, out: Output, output_format: Format) -> None:
-    from modelexport.analysis.extraction import Extractor, WrittenSubmodel, describe_submodel, write_submodel
+    from modelexport.analysis.extraction import Extractor, WrittenSubmodel, summarize_submodel, write_submodel
 
     with out.working(f"reading {file}"):
         submodel = Extractor(file).extract(target)
         files = write_submodel(submodel, output, overwrite=force)
-    described = describe_submodel(submodel)
+    described = summarize_submodel(submodel)
     if output_format is Format.JSON:
         written = WrittenSubmodel(**msgspec.structs.asdict(described), files=tuple(str(path) for path in files))
         out.json(msgspec.to_builtins(written))
@@ -103,7 +103,7 @@ def _extract_many(file: Path, selector: str, folder: Path, force: bool, out: Out
         raise typer.Exit(FINDINGS)
 
 
-def _lines(described: DescribedSubmodel, file: str = "") -> list[str]:
+def _lines(described: SubmodelSummary, file: str = "") -> list[str]:
     where = f" -> {file}" if file else ""
     lines = [f"{described.call or ROOT}: {counted(described.node_count, 'node')}{where}"]
     for side, ports in (("input", described.inputs), ("output", described.outputs)):

@@ -1,4 +1,4 @@
-"""`modelexport inspect`: what a model is like, and which strategies an export would try for it."""
+"""`modelexport inspect`: the characteristics of a model, and the strategies that an export would try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def inspect(
     report: ReportFile,
     out: Output,
 ) -> None:
-    """Show what a model is like, and which strategies an export would try.
+    """Show the characteristics of a model, and the strategies that an export would try.
 
     Examples:
 
@@ -29,10 +29,10 @@ def inspect(
     """
     form = report.form(output_format, Format)
     report.check()
-    from modelexport.strategies import overlook
+    from modelexport.strategies import describe_model
 
     with out.running_model():
-        found = overlook(model, loading.load(model, out).model)
+        found = describe_model(model, loading.load(model, out).model)
     if form is Format.JSON:
         report.write(json_text(msgspec.to_builtins(found)), out)
         return

@@ -1,4 +1,4 @@
-"""The `modelexport` command: the table of subcommands, and the one place that turns errors into messages."""
+"""The `modelexport` command: the table of subcommands, and the conversion of errors to messages."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from modelexport.errors import ModelExportError
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
-# What a shell shows for a program that wrote to a closed pipe: 128 and the number of SIGPIPE.
+# The exit code of a program that wrote to a closed pipe: 128 plus the number of SIGPIPE.
 _CLOSED_PIPE = 141
-# typer gives no name to the base of its errors about arguments.
+# typer does not export the base class of its usage errors.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _LIBRARIES = ("torch", "onnx", "onnxruntime", "transformers")
 
-# Each command by panel: its name, which is also that of its module and function, and the first line of its help.
+# The commands by help panel. A name is also that of the module and the function; the text is the first line of help.
 # Modules are imported only when their command runs.
 _COMMANDS = {
     "Export": {
         "export": "Export a model to ONNX with every node attributed to the module call it came from.",
-        "inspect": "Show what a model is like, and which strategies an export would try.",
+        "inspect": "Show the characteristics of a model, and the strategies that an export would try.",
     },
-    "Look": {
+    "Query": {
         "tree": "Show the module tree of a file with node and parameter counts.",
-        "analyze": "Show what a file is made of: nodes, operations and parameters by module and by class.",
-        "select": "List the nodes that a selector picks, in the form that a tool takes.",
+        "analyze": "Count the nodes, operators and parameters of a file, by module and by class.",
+        "select": "List the nodes that a selector picks, in the format of other tools.",
         "schema": "Print the JSON Schema of the sidecar file or of a command's JSON.",
     },
     "Check": {
-        "validate": "Check a file: ONNX rules, tags, the three stores, and who owns each node.",
-        "verify": "Compare every module of a file with PyTorch, and say where errors come from.",
-        "compare": "Compare two files: what was added, removed and changed in each module.",
+        "validate": "Check a file: ONNX validity, tags, the three stores, and the owner of each node.",
+        "verify": "Compare every module of a file with PyTorch, and locate the source of errors.",
+        "compare": "Compare two files: the nodes added, removed and changed in each module.",
     },
     "Change": {
         "extract": "Extract a module as an ONNX model of its own.",
         "tag": "Add the hierarchy to an ONNX file that another tool exported.",
         "retag": "Restore the hierarchy of a file that another tool rewrote.",
-        "repair": "Restore missing stores of the hierarchy from those that are left.",
+        "repair": "Restore missing stores of the hierarchy from the others.",
     },
 }
 
@@ -63,12 +63,12 @@ class _LazyGroup(TyperGroup):
                 self.add_command(TyperCommand(name, help=line, rich_help_panel=panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command itself, in place of the line of help that stood for it."""
+        """Import the command that replaces the placeholder with its line of help."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, None if name is None or found is None else _load_command(name), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. typer would end with code 130 and no message where the user interrupts it."""
+        """Run a command. typer would exit with code 130 and no message if the user interrupts it."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -112,7 +112,7 @@ def _common(
     version: bool = typer.Option(
         False,
         "--version",
-        help="Print the versions of modelexport and of what it works with.",
+        help="Print the versions of modelexport and of the libraries it uses.",
         callback=_show_version,
         is_eager=True,
     ),
@@ -122,14 +122,14 @@ def _common(
 
 
 def run() -> None:
-    """Run the command line and exit: 0 good, 1 findings, 2 wrong use or bad input, 130 interrupted."""
-    # Read here, because the error may come from a subcommand's own arguments.
+    """Run the command line and exit: 0 success, 1 findings, 2 usage error or bad input, 130 interrupted."""
+    # Read here: parsing a subcommand's arguments can fail.
     debug = "--debug" in sys.argv
     for stream in (sys.stdout, sys.stderr):
-        # Names in a model may have letters that the terminal does not have.
+        # Names in a model can have characters that the encoding of the terminal does not have.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # Its messages quote names of the model, escape sequences included.
+    # Its messages contain names from the model, escape sequences included.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     try:
         code = app(standalone_mode=False)
@@ -144,7 +144,7 @@ def run() -> None:
     except BrokenPipeError:
         _end_closed_pipe()
     except SystemExit as ended:
-        # rich and typer turn a closed pipe into exit code 1, which is ours for findings.
+        # rich and typer convert a closed pipe to exit code 1, our code for findings.
         if isinstance(ended.__context__, BrokenPipeError):
             _end_closed_pipe()
         raise

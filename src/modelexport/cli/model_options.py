@@ -1,4 +1,4 @@
-"""The options of every command that runs a model: how it is loaded, and which inputs it runs on."""
+"""Options of commands that run a model: loading, example inputs, run limits."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def _option(kind: Any, panel: str, text: str, *names: str) -> Any:
 
 
 class ModelLoading:
-    """How the model that a command names is loaded: the values of `LoadOptions`, which comes with torch."""
+    """The options for loading a model, as `LoadOptions` takes them, which needs torch."""
 
     OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
         "task": (
-            _option(str | None, "Model", "What the model is for: text-classification, or AutoModelForCausalLM, ..."),
+            _option(str | None, "Model", "The task of the model: text-classification, or AutoModelForCausalLM, ..."),
             None,
         ),
         "revision": (_option(str | None, "Model", "A branch, tag or commit of a model on the hub."), None),
         "trust_remote_code": (
-            _option(bool, "Model", "Let Python code that comes with the model run.", "--trust-remote-code"),
+            _option(bool, "Model", "Allow Python code that comes with the model to run.", "--trust-remote-code"),
             False,
         ),
-        "dtype": (_option(str | None, "Model", "The type of the weights: float32, float16, bfloat16."), None),
+        "dtype": (_option(str | None, "Model", "The data type of the weights: float32, float16, bfloat16."), None),
         "attn_implementation": (
-            _option(str | None, "Model", "How transformers computes attention: eager, sdpa."),
+            _option(str | None, "Model", "The attention implementation of transformers: eager, sdpa."),
             None,
         ),
         "random_weights": (
-            _option(bool, "Model", "Generate random weights, the same each time; none are read.", "--random-weights"),
+            _option(bool, "Model", "Random weights with a fixed seed; no weights are read.", "--random-weights"),
             False,
         ),
     }
@@ -62,14 +62,14 @@ class ModelLoading:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The options that were given, as they are written."""
+        """The names of the given options."""
         return tuple(written(name) for name, value in self._values.items() if value)
 
     def load(self, reference: str, out: Output) -> SourcedModel:
         """The model, with the notes of its source on stderr.
 
         Raises:
-            ModelSourceError: The reference leads to no model.
+            ModelSourceError: The model cannot be loaded.
         """
         from modelexport.sources.loaders import LoadOptions, load_model
 
@@ -80,7 +80,7 @@ class ModelLoading:
 
 
 class InputOptions:
-    """Which inputs a model runs on."""
+    """The options for example inputs."""
 
     OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
         "input_shape": (
@@ -89,15 +89,15 @@ class InputOptions:
         ),
         "inputs": (_option(Path | None, "Inputs", "An .npz or .json file with the inputs by name."), None),
         "input_text": (
-            _option(list[str] | None, "Inputs", "A text for the model's own tokenizer; repeat for more."),
+            _option(list[str] | None, "Inputs", "A text for the model's tokenizer; repeat for more."),
             None,
         ),
         "input_image": (
-            _option(list[Path] | None, "Inputs", "An image file for its own image processor; repeat for more."),
+            _option(list[Path] | None, "Inputs", "An image file for the model's image processor; repeat for more."),
             None,
         ),
         "input_audio": (
-            _option(list[Path] | None, "Inputs", "A sound file for its own feature extractor; repeat for more."),
+            _option(list[Path] | None, "Inputs", "An audio file for the model's feature extractor; repeat for more."),
             None,
         ),
     }
@@ -107,26 +107,26 @@ class InputOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The options that were given, as they are written."""
+        """The names of the given options."""
         return tuple(written(name) for name, value in self._values.items() if value)
 
     def check(self) -> None:
-        """Find out before anything is loaded whether options exclude each other.
+        """Check, before anything is loaded, that options do not exclude each other.
 
         Raises:
-            InputError: They do.
+            InputError: Two options exclude each other.
         """
-        ways = [("inputs",), ("input_shape",), ("input_text", "input_image", "input_audio")]
-        used = [[written(name) for name in way if self._values[name]] for way in ways]
+        groups = [("inputs",), ("input_shape",), ("input_text", "input_image", "input_audio")]
+        used = [[written(name) for name in group if self._values[name]] for group in groups]
         given = [names[0] for names in used if names]
         if len(given) > 1:
             raise InputError(f"{given[0]} and {given[1]} both give example inputs: use one of them")
 
     def choose(self, sourced: SourcedModel, out: Output) -> Any:
-        """The example inputs, with a note where some were synthesized.
+        """The example inputs, with a note if some were synthesized.
 
         Raises:
-            InputError: Those that are given cannot be used, or none can be synthesized.
+            InputError: The given inputs cannot be used, or no inputs can be synthesized.
         """
         from modelexport.sources.inputs import choose_inputs
 
@@ -144,7 +144,7 @@ class InputOptions:
 
 
 class RunLimitOptions:
-    """What one run of a file in onnxruntime may take."""
+    """The options for the limits of a run in onnxruntime."""
 
     OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
         "timeout": (
@@ -170,7 +170,7 @@ class RunLimitOptions:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The options that were given, as they are written."""
+        """The names of the given options."""
         return tuple(written(name) for name, value in self._values.items() if value != self.OPTIONS[name][1])
 
     @property

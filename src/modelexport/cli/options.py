@@ -12,7 +12,8 @@ from typer.models import ArgumentInfo, OptionInfo
 
 SELECTOR_HELP = "Module paths, tags, class:, op:, and/or/not; docs/selectors.md explains them."
 SelectOption = Annotated[
-    str | None, typer.Option("--select", metavar="SELECTOR", help=f"Only what a selector picks. {SELECTOR_HELP}")
+    str | None,
+    typer.Option("--select", metavar="SELECTOR", help=f"Only what this selector picks. {SELECTOR_HELP}"),
 ]
 LimitOption = Annotated[
     int | None,
@@ -20,7 +21,7 @@ LimitOption = Annotated[
 ]
 TorchNnExceptionsOption = Annotated[
     str | None,
-    typer.Option(help="torch.nn classes that show in tags: A,B,C, or all, or none.", rich_help_panel="Owners and tags"),
+    typer.Option(help="torch.nn classes that are in tags: A,B,C, or all, or none.", rich_help_panel="Owners and tags"),
 ]
 
 
@@ -82,7 +83,7 @@ def _types(annotation: Any) -> tuple[Any, ...]:
 
 
 def written(option: str) -> str:
-    """An option as users write it."""
+    """The command-line name of an option."""
     return f"--{option.replace('_', '-')}"
 
 

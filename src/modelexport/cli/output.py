@@ -1,4 +1,4 @@
-"""The one sink of every command: results on stdout or in a file, everything else on stderr."""
+"""The output of all commands: results on stdout or in a file, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOT = "(root)"
 FINDINGS = 1
 _PANEL = "Output"
-FORMAT_DEFAULT = "By default human, or as the name of -o says."
+FORMAT_DEFAULT = "By default human, or by the file extension of -o."
 _SUFFIXES = {
     "": "human",
     ".txt": "human",
@@ -42,10 +42,10 @@ _SUFFIXES = {
     ".sarif": "sarif",
 }
 _SECONDS_BETWEEN_LINES = 5.0
-# Lines in files and pipes are as long as they need to be; rich wants a number.
+# Lines in files and pipes have no limit, but rich needs a number.
 _UNLIMITED = 1_000_000
 _ROWS_ON_A_TERMINAL = 20
-_TALKATIVE = ("torch.onnx", "torch._export", "onnxscript", "onnx_ir", "transformers")
+_VERBOSE_LOGGERS = ("torch.onnx", "torch._export", "onnxscript", "onnx_ir", "transformers")
 
 
 class Format(enum.StrEnum):
@@ -58,7 +58,7 @@ class Format(enum.StrEnum):
 FormatOption = Annotated[
     Format, typer.Option("--format", help="For people, or JSON for programs.", rich_help_panel=_PANEL)
 ]
-# For reports, which -o writes to a file: its name may decide.
+# For reports, which -o writes to a file: its extension can determine the format.
 ReportFormatOption = Annotated[
     Format | None,
     typer.Option("--format", help=f"For people, or JSON for programs. {FORMAT_DEFAULT}", rich_help_panel=_PANEL),
@@ -67,11 +67,11 @@ Form = TypeVar("Form", bound=enum.StrEnum)
 
 
 class Output:
-    """Where a command prints, and how much.
+    """The output of a command.
 
     Args:
         quiet: Print neither progress nor notes, and no summary of the files written.
-        verbose: Print also what libraries log and warn about.
+        verbose: Also print the log messages and warnings of libraries.
         debug: Show the traceback of an error; `main.run` does that.
     """
 
@@ -92,7 +92,7 @@ class Output:
             Annotated[
                 bool,
                 typer.Option(
-                    "--verbose", "-v", help="Show also what libraries log and warn about.", rich_help_panel=_PANEL
+                    "--verbose", "-v", help="Also show log messages and warnings of libraries.", rich_help_panel=_PANEL
                 ),
             ],
             False,
@@ -107,29 +107,29 @@ class Output:
         self.quiet, self.verbose, self.debug = quiet, verbose, debug
 
     def summary(self, lines: Iterable[str]) -> None:
-        """What a command that writes files did; the files themselves are its result."""
+        """Print a summary of a command that writes files; the files are its result."""
         if not self.quiet:
             write_stdout("".join(f"{printable(line)}\n" for line in lines))
 
     def json(self, content: Any) -> None:
-        """A result for programs."""
+        """Print a result as JSON."""
         write_stdout(json_text(content))
 
     def note(self, text: str) -> None:
-        """Something worth knowing that is not the result."""
+        """Print a note that is not part of the result."""
         if not self.quiet:
             message(text)
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Show on a terminal that something is being done."""
+        """Show the current activity on a terminal."""
         with Activity(quiet=self.quiet) as activity:
             activity.show(text)
             yield
 
     @contextlib.contextmanager
     def running_model(self) -> Iterator[Activity]:
-        """Load and run a model: what it prints goes to stderr, and libraries are quiet unless asked for."""
+        """Load and run a model: its stdout goes to stderr, and libraries are quiet unless `verbose` is set."""
         if not self.verbose:
             silence_libraries()
         with contextlib.redirect_stdout(sys.stderr), Activity(quiet=self.quiet) as activity:
@@ -137,7 +137,7 @@ class Output:
 
 
 class ReportFile:
-    """Where a report goes: stdout, or the file of ``-o``.
+    """The destination of a report: stdout, or the file of ``-o``.
 
     Args:
         output: The file.
@@ -163,7 +163,7 @@ class ReportFile:
         self._target: Path | None = None
 
     def check(self, *taken: Path) -> None:
-        """Find out before any work is done whether the file can be written.
+        """Check, before any work is done, that the file can be written.
 
         Raises:
             InputError: It cannot, or it is one of the files in `taken`.
@@ -174,10 +174,10 @@ class ReportFile:
             self._target = check_text_target(self.path, force=self._force, taken=taken)
 
     def form(self, given: Form | None, forms: type[Form]) -> Form:
-        """The format to write: the one that was given, else the one that the name of the file says.
+        """The format to write: the given one, else the one of the file extension.
 
         Raises:
-            InputError: The name says none of those that there are.
+            InputError: The extension is not that of a supported format.
         """
         if given is not None or self.path is None:
             return given or forms("human")
@@ -185,7 +185,7 @@ class ReportFile:
         name = known.get(self.path.suffix.lower())
         if name is None:
             suffixes = ", ".join(suffix for suffix in known if suffix)
-            raise InputError(f"{self.path}: its name does not say the format. Use {suffixes}, or give --format.")
+            raise InputError(f"{self.path}: unknown file extension. Use {suffixes}, or give --format.")
         return forms(name)
 
     def write(self, text: str, out: Output) -> None:
@@ -203,19 +203,19 @@ class ReportFile:
         out.note(f"wrote {self._target}")
 
     def rows(self, limit: int | None) -> int:
-        """How many rows of a table to show, 0 for all: what was asked for, else few on a terminal and all elsewhere."""
+        """The number of rows to show, 0 for all: the given limit, else a few on a terminal and all elsewhere."""
         if limit is not None:
             return limit
         return 0 if self.width == _UNLIMITED else _ROWS_ON_A_TERMINAL
 
     @property
     def width(self) -> int:
-        """The width that text is laid out for: the terminal's, and no limit for files and pipes."""
+        """The width of text: that of the terminal; unlimited for files and pipes."""
         return _UNLIMITED if self.path is not None else stdout_width()
 
 
 class Activity:
-    """What is being done, on stderr: in place on a terminal, now and then a line elsewhere.
+    """Progress on stderr: a status line on a terminal, a line every few seconds elsewhere.
 
     Args:
         quiet: Show nothing.
@@ -237,7 +237,7 @@ class Activity:
             self._status = None
 
     def show(self, text: str) -> None:
-        """What is being done now; only a terminal shows it."""
+        """Show the current activity, on a terminal only."""
         from rich.text import Text
 
         if self._quiet or not self._console.is_terminal:
@@ -250,12 +250,12 @@ class Activity:
             self._status.update(shown)
 
     def log(self, text: str) -> None:
-        """What was done: a line that stays."""
+        """Print a line that stays."""
         if not self._quiet:
             self._console.print(printable(text), markup=False)
 
     def step(self, event: ProgressEvent) -> None:
-        """A step of an export began or ended."""
+        """Show that a step of an export began or ended."""
         step = f"{event.number}/{event.total} {event.step:<9}"
         if event.finished:
             self.__exit__()
@@ -264,9 +264,9 @@ class Activity:
             self.show(step)
 
     def count(self, done: int, total: int, name: str) -> None:
-        """One of many things of the same kind is being done."""
+        """Show how many of all calls were compared."""
         now = time.monotonic()
-        # Loading the model is not counted: it is over when the first call is compared.
+        # The time starts at the first call, after the model was loaded.
         if self._started is None:
             self._started = self._last = now
         if done == total:
@@ -280,14 +280,14 @@ class Activity:
 
 
 def silence_libraries() -> None:
-    """Exporters log and warn about themselves; what matters to users reaches them as our errors and notes."""
-    for name in _TALKATIVE:
+    """Silence log messages and warnings of libraries; errors and notes of ours contain what users need."""
+    for name in _VERBOSE_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
 
 
 def message(text: str) -> None:
-    """A line for people on stderr."""
+    """Print a line on stderr."""
     _stderr_console().print(printable(text), markup=False)
 
 
@@ -295,7 +295,7 @@ def write_stdout(text: str) -> None:
     """Print a result.
 
     Raises:
-        StorageError: stdout takes no more; a closed pipe is a BrokenPipeError, which ends the command silently.
+        StorageError: stdout cannot be written; a closed pipe is a BrokenPipeError, which ends the command silently.
     """
     try:
         sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""A report as sections of text and tables, rendered as text, Markdown, CSV or one HTML file that loads nothing."""
+"""Reports of sections with text and tables, rendered as text, Markdown, CSV or a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ th { background: #f0f3f6; } td.number { text-align: right; font-variant-numeric:
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
-# What makes a spreadsheet take a cell for a formula, their wide forms included.
+# A spreadsheet reads a cell that starts with one of these as a formula; full-width forms included.
 _FORMULA = frozenset("=+-@\t\r\uff1d\uff0b\uff0d\uff20")
-_LONGEST_CELL = 400
+_MAX_CELL_LENGTH = 400
 _GAP = 2
-# What has a meaning in Markdown.
+# The special characters of Markdown.
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$^-])")
 
 
@@ -39,12 +39,12 @@ class Section(msgspec.Struct, frozen=True):
     """A part of a report.
 
     Attributes:
-        title: Its title; without one it has neither a title nor an indent.
+        title: Its title; a section without a title is not indented.
         lines: Lines of text.
         headers: The columns of a table.
         rows: Its rows.
-        left_out: How many further rows are not shown.
-        optional: Columns that are left out, in this order, where the table is wider than the terminal.
+        left_out: The number of rows that are not shown.
+        optional: Columns to omit, in this order, if the table is wider than the terminal.
     """
 
     title: str
@@ -58,14 +58,14 @@ class Section(msgspec.Struct, frozen=True):
 def limited(
     title: str, headers: tuple[str, ...], rows: Iterable[Sequence[Cell]], limit: int, optional: tuple[str, ...] = ()
 ) -> Section:
-    """A table of the first `limit` rows, which says how many more there are; 0 is no limit."""
+    """A table of the first `limit` rows and the number of further rows; 0 is no limit."""
     everything = tuple(tuple(row) for row in rows)
     shown = everything[: limit or None]
     return Section(title, (), headers, shown, len(everything) - len(shown), optional)
 
 
 def as_text(title: str, sections: Sequence[Section], width: int) -> str:
-    """For people: no line is longer than `width`, which for files and pipes has no limit."""
+    """A report as plain text, with lines of at most `width` characters."""
     text = _line(title, 0, width) if title else ""
     dropped: dict[str, None] = {}
     for section in sections:
@@ -78,7 +78,7 @@ def as_text(title: str, sections: Sequence[Section], width: int) -> str:
             dropped |= dict.fromkeys(left_out)
         text += "".join(_line(words, indent, width) for words in _rest(section))
     if dropped:
-        words = f"columns without room here: {', '.join(dropped)} (--format json has all)"
+        words = f"columns omitted to fit the width: {', '.join(dropped)} (--format json has all)"
         text += f"\n{_line(words, 0, width)}"
     return text
 
@@ -94,14 +94,14 @@ def _line(text: str, indent: int, width: int) -> str:
 
 
 def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[str]]:
-    """The lines of a table, and the columns that it has no room for."""
+    """The lines of a table, and the columns that were omitted to fit the width."""
     columns = []
     for position, header in enumerate(section.headers):
         cells = [row[position] for row in section.rows]
         numeric = not any(isinstance(cell, str) for cell in cells)
-        columns.append((header, [_cut(printable(_number(cell))) for cell in cells], numeric))
+        columns.append((header, [_shortened(printable(_number(cell))) for cell in cells], numeric))
     widths = {header: max(map(len, (header, *texts))) for header, texts, _ in columns}
-    # A column without any content tells nothing.
+    # Empty columns are not shown.
     shown = {header for header, texts, _ in columns if any(texts)}
     dropped = []
     for header in section.optional:
@@ -110,7 +110,7 @@ def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[st
             dropped.append(header)
     chosen = [column for column in columns if column[0] in shown]
     if indent + sum(widths[name] + _GAP for name in shown) - _GAP <= width:
-        # What fits is aligned here: rich takes half a millisecond for a row, and files have thousands of modules.
+        # A table that fits is aligned here: rich needs half a millisecond per row, and files have thousands of modules.
         lines = zip(*([header, *texts] for header, texts, _ in chosen), strict=True)
         sides = [(widths[header], numeric) for header, _, numeric in chosen]
         return "".join(f"{' ' * indent}{_aligned(line, sides)}\n" for line in lines), dropped
@@ -135,28 +135,28 @@ def _number(cell: Cell) -> str:
     return f"{cell:.2f}" if isinstance(cell, float) else cell_text(cell)
 
 
-def _cut(text: str) -> str:
-    # Every row is padded to the widest cell: one name of a megabyte would make each row a megabyte.
-    return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}…"
+def _shortened(text: str) -> str:
+    # Every row is padded to the widest cell: with a name of a megabyte, each row would be a megabyte.
+    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[:_MAX_CELL_LENGTH]}…"
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    """For files and comments: no name becomes a link, a mark-up or HTML."""
-    lines = [f"# {_marked(title)}"]
+    """A report as Markdown, with names escaped: no name becomes a link, markup or HTML."""
+    lines = [f"# {_markdown_text(title)}"]
     for section in sections:
-        lines += ["", f"## {_marked(section.title)}", ""]
-        lines += [f"- {_marked(line)}" for line in section.lines]
+        lines += ["", f"## {_markdown_text(section.title)}", ""]
+        lines += [f"- {_markdown_text(line)}" for line in section.lines]
         if section.rows:
             lines += [""] if section.lines else []
             rows = [section.headers, tuple("---" for _ in section.headers)]
             lines += ["| " + " | ".join(rows[0]) + " |", "|" + "|".join(rows[1]) + "|"]
-            lines += ["| " + " | ".join(_marked(cell_text(cell)) for cell in row) + " |" for row in section.rows]
+            lines += ["| " + " | ".join(_markdown_text(cell_text(cell)) for cell in row) + " |" for row in section.rows]
         lines += ["", *_rest(section)] if section.left_out else []
     return "".join(f"{line}\n" for line in lines)
 
 
 def as_html(title: str, sections: Sequence[Section]) -> str:
-    """One file: no script, nothing loaded, and a policy that forbids both."""
+    """A report as one HTML file without scripts and external resources, and a policy that forbids both."""
     return "".join(f"{line}\n" for line in _html_lines(title, sections))
 
 
@@ -176,7 +176,7 @@ def _html_lines(title: str, sections: Sequence[Section]) -> Iterator[str]:
 
 
 def as_csv(headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table as RFC 4180 has it; a text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    """A table as CSV (RFC 4180); text that a spreadsheet would run as a formula gets an apostrophe as prefix."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(headers)
@@ -193,7 +193,7 @@ def _rest(section: Section) -> list[str]:
     return [f"… and {section.left_out:,} more"] if section.left_out else []
 
 
-def _marked(text: str) -> str:
+def _markdown_text(text: str) -> str:
     marked = _MARKDOWN.sub(r"\\\1", html.escape(printable(text), quote=False))
-    # Otherwise addresses and names of people become links.
+    # Otherwise URLs and @names become links.
     return marked.replace("://", ":&#47;&#47;").replace("www.", "www&#46;").replace("@", "&#64;")

@@ -1,4 +1,4 @@
-"""`modelexport repair`: missing stores of the hierarchy, restored from those that are left."""
+"""`modelexport repair`: restore missing stores of the hierarchy from the others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ def repair(
     target: WrittenFile,
     out: Output,
 ) -> None:
-    """Restore missing stores of the hierarchy from those that are left.
+    """Restore missing stores of the hierarchy from the others.
 
-    A sidecar that belongs to the graph knows most: the metadata of the nodes is written from it. Without one, the
-    sidecar is written from the metadata of the nodes.
+    The source is the sidecar, if it describes this graph. Otherwise it is the metadata of the nodes.
 
     Examples:
 
@@ -41,7 +40,7 @@ def repair(
     out.summary(
         [
             f"repaired from the {report.origin}",
-            *(f"not known: {missing}" for missing in report.missing),
+            *(f"missing: {missing}" for missing in report.missing),
             *(f"wrote {shown_path(path)}" for path in report.files),
             f"next: {command_line('validate', shown_path(report.files[0]))}",
         ]

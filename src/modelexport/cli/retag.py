@@ -1,4 +1,4 @@
-"""`modelexport retag`: the hierarchy of a model that another tool has rewritten."""
+"""`modelexport retag`: restore the hierarchy of a file that another tool rewrote."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from modelexport.errors import InputError
 if TYPE_CHECKING:
     from modelexport.analysis.retagging import RetagReport
 
-# Where fewer of the tensors kept their name, a tool has renamed them.
-_FEW_KEPT = 0.25
+# If a smaller fraction of tensors kept their names, the tool probably renamed them.
+_LOW_KEPT_FRACTION = 0.25
 
 
 def retag(
@@ -27,7 +27,7 @@ def retag(
         Path,
         typer.Argument(help="An ONNX file that an optimizer, quantizer or converter wrote.", show_default=False),
     ],
-    tagged: Annotated[Path, typer.Option("--from", help="The file it was made from, with its hierarchy.")],
+    tagged: Annotated[Path, typer.Option("--from", help="The file it was created from, with its hierarchy.")],
     by_value: Annotated[
         bool, typer.Option("--by-value", help="Match tensors by value, not by name: runs both files once.")
     ] = False,
@@ -36,7 +36,7 @@ def retag(
         typer.Option(help="For --by-value, an input as name=1x16 or name=1x16:int64; repeat for more."),
     ] = None,
     inputs: Annotated[
-        Path | None, typer.Option(help="For --by-value, an .npz file with the inputs by name; synthesized without.")
+        Path | None, typer.Option(help="For --by-value, an .npz file with the inputs by name; synthesized by default.")
     ] = None,
     limits: RunLimitOptions,
     output_format: FormatOption = Format.HUMAN,
@@ -45,9 +45,9 @@ def retag(
 ) -> None:
     """Restore the hierarchy of a file that another tool rewrote.
 
-    Optimizers and quantizers drop metadata, fuse nodes and add new ones. Tensors that both graphs have show which
-    module calls each node computes; a fused node lists them all. Where a tool has renamed the tensors too, --by-value
-    runs both files in onnxruntime and matches tensors by value.
+    Optimizers and quantizers drop metadata, fuse nodes and add new ones. The owners follow from the tensors that both
+    graphs have; a fused node lists all its module calls. If a tool renamed the tensors too, --by-value runs both files
+    in onnxruntime and matches tensors by value.
 
     Examples:
 
@@ -62,7 +62,7 @@ def retag(
     if inputs is not None and input_shape:
         raise InputError("--inputs and --input-shape both give example inputs: use one of them")
     if not by_value and (inputs is not None or input_shape):
-        raise InputError("--inputs and --input-shape are what --by-value runs the files on: give it too")
+        raise InputError("--inputs and --input-shape are only for --by-value: give it too")
     target.check(file)
     from modelexport.analysis.retagging import fill_shapes
     from modelexport.analysis.retagging import retag as retag_file
@@ -83,8 +83,8 @@ def retag(
         out.json(report.as_dict())
     else:
         out.summary(_lines(report, tagged))
-    if not by_value and report.tensors_kept < _FEW_KEPT * report.tensors_before:
-        out.note("note: few tensors kept their names; where a tool renames them, --by-value matches them by value")
+    if not by_value and report.tensors_kept < _LOW_KEPT_FRACTION * report.tensors_before:
+        out.note("note: few tensors kept their names; if the tool renamed them, --by-value matches them by value")
 
 
 def _lines(report: RetagReport, tagged: Path) -> list[str]:
@@ -92,7 +92,7 @@ def _lines(report: RetagReport, tagged: Path) -> list[str]:
     by_value = ", matched by value" if report.by_value else ""
     return [
         f"{counted(len(report.document.nodes), 'node')}: {kinds}",
-        f"{report.tensors_kept:,} of {report.tensors_before:,} tensors are still there{by_value}",
+        f"{report.tensors_kept:,} of {report.tensors_before:,} tensors were kept{by_value}",
         *(f"wrote {shown_path(path)}" for path in report.files),
         f"next: {command_line('compare', tagged, shown_path(report.files[0]))}",
     ]

@@ -1,4 +1,4 @@
-"""`modelexport schema`: the JSON Schemas of the sidecar and of what commands print."""
+"""`modelexport schema`: the JSON Schemas of the sidecar and of the output of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from modelexport.cli.output import Output, ReportFile, json_text
 
-# The function that gives the schema of what each command prints. Modules are imported when they are asked.
+# The function that returns each schema. Its module is imported only when needed.
 _SCHEMAS = {
     "sidecar": "hierarchy:document_schema",
     "analyze": "analysis.query:analysis_schema",
@@ -32,7 +32,7 @@ SchemaName = enum.StrEnum("SchemaName", {name.upper(): name for name in _SCHEMAS
 def schema(
     *,
     name: Annotated[
-        SchemaName, typer.Argument(help="The sidecar, or the command whose JSON is meant.")
+        SchemaName, typer.Argument(help="The sidecar, or a command with JSON output.")
     ] = SchemaName.SIDECAR,  # type: ignore[attr-defined]  # from the table
     report: ReportFile,
     out: Output,
@@ -47,5 +47,5 @@ def schema(
     """
     report.check()
     module, _, function = _SCHEMAS[name.value].partition(":")
-    made: dict[str, Any] = getattr(importlib.import_module(f"modelexport.{module}"), function)()
-    report.write(json_text(made), out)
+    content: dict[str, Any] = getattr(importlib.import_module(f"modelexport.{module}"), function)()
+    report.write(json_text(content), out)

@@ -1,4 +1,4 @@
-"""`modelexport select`: the nodes that a selector picks, in the forms that other tools take."""
+"""`modelexport select`: the nodes that a selector picks, in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SelectionFormat(enum.StrEnum):
-    """In which form a selection is printed."""
+    """The formats of a selection."""
 
     HUMAN = "human"
     JSON = "json"
@@ -29,7 +29,7 @@ class SelectionFormat(enum.StrEnum):
     NNCF = "nncf"
 
 
-# The argument by which each tool takes the names of nodes.
+# The argument of each tool for the names of nodes.
 _ARGUMENTS = {
     SelectionFormat.ORT_EXCLUDE: "nodes_to_exclude",
     SelectionFormat.ORT_BLOCK_LIST: "node_block_list",
@@ -49,22 +49,22 @@ def select(
     ] = None,
     owners_only: Annotated[
         bool,
-        typer.Option("--owners-only", help="Leave out nodes that a selected module only contributed to (fused ones)."),
+        typer.Option("--owners-only", help="Omit (fused) nodes that a selected module only contributed to."),
     ] = False,
     output_format: Annotated[
         SelectionFormat | None,
         typer.Option(
             "--format",
-            help=f"Names, JSON with everything, or what a tool takes. {FORMAT_DEFAULT}",
+            help=f"Names, JSON with all fields, or the format of a tool. {FORMAT_DEFAULT}",
             rich_help_panel="Output",
         ),
     ] = None,
     report: ReportFile,
     out: Output,
 ) -> None:
-    """List the nodes that a selector picks, in the form that a tool takes.
+    """List the nodes that a selector picks, in the format of other tools.
 
-    The forms for tools are JSON objects of the tool's own arguments: ort-exclude for onnxruntime's quantize_static and
+    The formats for tools are JSON objects with arguments of the tool: ort-exclude for onnxruntime's quantize_static and
     quantize_dynamic, ort-block-list for its float16 conversion, olive for a quantization pass of Olive, nncf for
     nncf.IgnoredScope. A selector that picks nothing is an error.
 
@@ -98,22 +98,22 @@ def _as_text(selection: Selection, output_format: SelectionFormat) -> str:
         return "".join(f"{printable(name)}\n" for name in names)
     arguments: dict[str, object] = {_ARGUMENTS[output_format]: names}
     if output_format is SelectionFormat.OLIVE:
-        # Its own preparation fuses nodes first, and what is excluded by a name that is gone is quantized in silence.
+        # Its preprocessing would fuse nodes first, and then silently quantize nodes whose excluded names are gone.
         arguments = {"type": "OnnxQuantization", "quant_preprocess": False, **arguments}
     return json_text(arguments)
 
 
 def _notes(selection: Selection, output_format: SelectionFormat) -> list[str]:
-    notes = [f"nothing here is {term!r}" for term in selection.unmatched]
+    notes = [f"nothing matches {term!r}" for term in selection.unmatched]
     nested = sum(node.nested for node in selection.nodes)
     if nested and output_format is SelectionFormat.NNCF:
         notes.append(f"{counted(nested, 'node')} in subgraphs and functions left out: NNCF does not quantize there")
     through = sum(node.through == "contributor" for node in selection.nodes)
     if through:
         notes.append(
-            f"{through} of the {len(selection.nodes)} nodes belong to other modules and do work of the selected ones "
-            "too (--owners-only leaves them out)"
+            f"{through} of the {len(selection.nodes)} nodes belong to other modules, but the selected ones "
+            "contributed to them (--owners-only omits them)"
         )
     if selection.origin != "sidecar":
-        notes.append(f"there is no sidecar; modules are known from {selection.origin}")
+        notes.append(f"there is no sidecar; the hierarchy was read from {selection.origin}")
     return notes

@@ -1,4 +1,4 @@
-"""`modelexport tag`: the hierarchy of an ONNX file that another tool exported."""
+"""`modelexport tag`: add the hierarchy to an ONNX file that another tool exported."""
 
 from __future__ import annotations
 

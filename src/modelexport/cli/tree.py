@@ -46,7 +46,7 @@ def tree(
             "export the model with modelexport export"
         )
     if loaded.document is None:
-        out.note(f"note: {loaded.missing}; shown from the tags in the file")
+        out.note(f"note: {loaded.missing}; the tree is that of the tags in the file")
     if form is Format.JSON:
         report.write(json_text(msgspec.to_builtins(_printed(loaded, depth, everything))), out)
     elif loaded.document is not None:
@@ -57,16 +57,16 @@ def tree(
 
 
 class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
-    """A module tree as it is printed.
+    """The JSON of a module tree.
 
     Attributes:
-        schema_version: The version of this form.
+        schema_version: The version of this format.
         file: The file.
-        strategy: The strategy that made the hierarchy; like the next three None without a sidecar.
-        coverage: The part of the nodes that has an owner.
+        strategy: The strategy of the export. It and the next three are None without a sidecar.
+        coverage: The fraction of nodes that have an owner.
         kinds: Nodes by kind of attribution.
-        modules: The modules, each behind the one around it.
-        tags: Nodes by the tag they carry.
+        modules: The modules, parents before their children.
+        tags: Nodes by tag.
     """
 
     schema_version: int = 1
@@ -79,7 +79,7 @@ class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tree_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport tree --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport tree --format json``."""
     return json_schema("modelexport tree", PrintedTree)
 
 
@@ -140,8 +140,8 @@ def _tag_tree(counts: dict[str, int], depth: int | None) -> Tree:
         segments = tuple(tag.split("/", most + 1)[1 : most + 1])
         for length in range(1, len(segments) + 1):
             inside[segments[:length]] += counts[tag]
-    for way, nodes in inside.items():
-        label = Text(printable(way[-1]), style="bold", overflow="fold")
+    for path, nodes in inside.items():
+        label = Text(printable(path[-1]), style="bold", overflow="fold")
         label.append(f"  {counted(nodes, 'node')}", style="cyan")
-        branches[way] = branches[way[:-1]].add(label)
+        branches[path] = branches[path[:-1]].add(label)
     return top

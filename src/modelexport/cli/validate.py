@@ -1,4 +1,4 @@
-"""`modelexport validate`: a model file and its hierarchy against the table of rules."""
+"""`modelexport validate`: check a model file and its hierarchy against the validation rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 class ValidationFormat(enum.StrEnum):
-    """How findings are shown."""
+    """The formats of findings."""
 
     HUMAN = "human"
     JSON = "json"
@@ -37,10 +37,10 @@ def validate(
     inputs: InputOptions,
     limits: RunLimitOptions,
     check_contamination: Annotated[
-        bool, typer.Option("--check-contamination", help="Also judge the owner of every node.")
+        bool, typer.Option("--check-contamination", help="Also check the owner of every node.")
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help=f"Judge owners by tensor values against this model: {MODEL_HELP}")
+        str | None, typer.Option(help=f"Check owners by tensor values against this model: {MODEL_HELP}")
     ] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="A file that must have the same graph, apart from our metadata.")
@@ -56,9 +56,10 @@ def validate(
     report: ReportFile,
     out: Output,
 ) -> None:
-    """Check a file: ONNX rules, tags, the three stores, and who owns each node.
+    """Check a file: ONNX validity, tags, the three stores, and the owner of each node.
 
-    Exits with 1 when there are errors. docs/commands/validate.md lists the rules; modelexport repair restores missing stores.
+    Exits with 1 when there are errors. docs/commands/validate.md lists the rules; modelexport repair restores missing
+    stores.
 
     Examples:
 
@@ -76,23 +77,27 @@ def validate(
     inputs.check()
     form = report.form(output_format, ValidationFormat)
     report.check(file)
-    from modelexport.analysis.validation import validate as validate_file
+    from modelexport.analysis.validation import ValidatedFile, validate_opened
 
     with out.working(f"checking {file}"):
-        found = validate_file(file, check_contamination=check_contamination and model is None, baseline=baseline)
-    if model is not None:
-        from modelexport.verification import judge_attributions
+        subject = ValidatedFile(file, baseline, weights=model is not None)
+        # Without a document there are no owners to check: the report then says that the rule was skipped.
+        by_value = model is not None and subject.document is not None
+        found = validate_opened(subject, check_contamination=check_contamination and not by_value)
+    if model is not None and by_value:
+        from modelexport.verification import validate_owners_by_value
 
         with out.running_model():
             sourced = loading.load(model, out)
-            found = judge_attributions(file, sourced.model, inputs.choose(sourced, out), found, limits=limits.limits)
+            example = inputs.choose(sourced, out)
+            found = validate_owners_by_value(subject, sourced.model, example, found, limits=limits.limits)
     report.write(render(found, form, report.width), out)
     if not found.is_valid:
         raise typer.Exit(FINDINGS)
 
 
 def render(found: ValidationReport, form: ValidationFormat, width: int) -> str:
-    """A validation as text in one of the forms."""
+    """A validation as text in one of the formats."""
     if form is ValidationFormat.JSON:
         return json_text(found.as_dict())
     if form is ValidationFormat.SARIF:
@@ -111,7 +116,7 @@ def _lines(found: ValidationReport) -> Iterator[Text]:
             case = finding.case
             yield _text(f"    has: {', '.join(case.tags)}")
             yield _text(f"    evidence supports: {', '.join(case.supported_tags) or 'none of the calls near it'}")
-            yield _text(f"    {case.kind}, {case.confidence:.2f} sure: {case.reason}", "dim")
+            yield _text(f"    {case.kind}, confidence {case.confidence:.2f}: {case.reason}", "dim")
     for fix in dict.fromkeys(f"{finding.rule}: {finding.fix}" for finding in found.findings):
         yield _text(f"fix {fix}", "dim")
     for rule in found.rules:

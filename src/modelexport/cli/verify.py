@@ -24,7 +24,7 @@ _TOLERANCE = re.compile(r"(?:(?P<kind>rtol|atol)=)?(?P<number>[0-9]*\.?[0-9]+(?:
 
 
 class VerificationFormat(enum.StrEnum):
-    """How a verification is shown."""
+    """The formats of a verification."""
 
     HUMAN = "human"
     JSON = "json"
@@ -46,7 +46,7 @@ def verify(
         typer.Option(help="rtol=1e-3,atol=1e-5 is the default, more for 16-bit floats; a number alone is rtol."),
     ] = None,
     memory: Annotated[
-        int, typer.Option(min=1, help="MiB of module inputs and outputs to hold at a time; less means more runs.")
+        int, typer.Option(min=1, help="MiB of module inputs and outputs to keep at a time; less means more runs.")
     ] = 1024,
     limit: LimitOption = None,
     output_format: Annotated[
@@ -60,7 +60,7 @@ def verify(
     report: ReportFile,
     out: Output,
 ) -> None:
-    """Compare every module of a file with PyTorch, and say where errors come from.
+    """Compare every module of a file with PyTorch, and locate the source of errors.
 
     Each module call runs in onnxruntime on the inputs that the PyTorch module got. Its outputs differ from PyTorch's by
     the error that the module introduces; the same tensors of the full ONNX run differ from its outputs by the error
@@ -112,7 +112,7 @@ def _parse_tolerance(text: str | None) -> dict[str, float]:
     for part in text.split(",") if text is not None else ():
         match = _TOLERANCE.fullmatch(part.strip())
         if match is None:
-            raise InputError(f"--tolerance {text!r} cannot be read: write rtol=1e-3,atol=1e-5")
+            raise InputError(f"--tolerance {text!r} cannot be parsed: write rtol=1e-3,atol=1e-5")
         limits[match["kind"] or "rtol"] = float(match["number"])
     return limits
 
@@ -136,7 +136,7 @@ def _text(found: VerificationReport, limit: int, width: int) -> str:
         lines.append(f"the whole model does not run in onnxruntime: {found.whole_run_error}")
     lines.append(found.summary())
     if not found.passed and not found.findings and not found.whole_run_error:
-        lines.append("nothing could be compared, so nothing is proven")
+        lines.append("nothing could be compared, so nothing is verified")
     table = Section("", (), _HEADERS, rows, optional=_OPTIONAL)
     return as_text("", [table, Section("", tuple(lines))], width)
 

@@ -1,4 +1,4 @@
-"""The options of commands that rewrite an ONNX file: where to, and whether files may be replaced."""
+"""Options of commands that rewrite an ONNX file: the output file, and whether to replace files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PANEL = "Output"
 
 
 class WrittenFile:
-    """The file that a command writes: another one, or the one it read.
+    """The file that a command writes: a new one, or the one it read.
 
     Args:
-        output: The file; None replaces the one that was read, which needs `force`.
-        force: Whether to replace files that exist.
+        output: The file; None replaces the input file, which needs `force`.
+        force: Whether to replace existing files.
     """
 
     OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
@@ -36,7 +36,7 @@ class WrittenFile:
             None,
         ),
         "force": (
-            Annotated[bool, typer.Option("--force", help="Replace files that exist.", rich_help_panel=_PANEL)],
+            Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel=_PANEL)],
             False,
         ),
     }
@@ -45,10 +45,10 @@ class WrittenFile:
         self.path, self.force = output, force
 
     def check(self, file: Path) -> None:
-        """Find out before any work is done whether `file` can be read and the result written.
+        """Check, before any work is done, that `file` can be read and the result written.
 
         Raises:
-            InputError: One of them cannot.
+            InputError: One of them cannot be.
         """
         if not file.is_file():
             raise InputError(f"{file} is not a file: give the path of an ONNX model")

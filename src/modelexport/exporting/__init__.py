@@ -1,4 +1,4 @@
-"""The export path as a list of steps: export a model, tag a finished file, export generation stages."""
+"""Export a model, tag a finished ONNX file, export the stages of a generating model."""
 
 from __future__ import annotations
 

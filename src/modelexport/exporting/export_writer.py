@@ -1,4 +1,4 @@
-"""Writes a tagged model to its files: the graph, its weights where they need a file of their own, and the sidecar."""
+"""Writes a tagged model to its files: the graph, a separate file of large weights, and the sidecar."""
 
 from __future__ import annotations
 
@@ -15,34 +15,40 @@ import torch
 from modelexport.errors import ContractError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import HierarchyDocument, encode_document
-from modelexport.storage import ExporterFile, data_file_name, save_inline, sidecar_path, stage_files
+from modelexport.storage import ExporterFile, data_file_name, external_tensors, save_inline, sidecar_path, stage_files
 
-# Weights beyond this lie in a file of their own unless the caller says otherwise: an ONNX file ends at 2 GB.
+# Larger weights go to a separate file unless the caller says otherwise: protobuf files are limited to 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
-# Beyond this torch does so whatever the caller says: the graph needs room in the file too.
-_LARGEST_INLINE_BYTES = 3 * 2**29
+# Larger weights always go to a separate file, as in torch: the graph has to fit into the 2 GB too.
+_MAX_INLINE_BYTES = 3 * 2**29
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagged:
-    """A model with its document in it, ready to be written."""
+class TaggedModel:
+    """A model with its document in its metadata, ready to write.
+
+    Attributes:
+        model: The model; with `file`, the skeleton of that file.
+        document: The document.
+        file: The exporter's own file, where its bytes cannot be written from the graph.
+    """
 
     model: ir.Model | onnx.ModelProto
     document: HierarchyDocument
     file: ExporterFile | None = None
 
 
-def write_artifact(
-    tagged: Tagged, target: Path, *, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
+def write_export(
+    tagged: TaggedModel, target: Path, *, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
 ) -> tuple[Path, ...]:
-    """Write all files or none; gives those that were written.
+    """Write all files or none, and return their paths.
 
     Args:
         tagged: The model with its document.
-        target: Where the graph goes; the others lie beside it.
-        external_data: Weights in a file of their own; None does so only where they need it.
-        overwrite: Replace files that are there.
-        options: Those of `torch.onnx.export`, some of which are about the file.
+        target: The path of the graph; the other files are next to it.
+        external_data: Store weights in a separate file; None does so only where their size requires it.
+        overwrite: Replace existing files.
+        options: The arguments of `torch.onnx.export`, some of which concern the file.
 
     Raises:
         StorageError: The files could not be written.
@@ -65,7 +71,7 @@ def _write_model(model: ir.Model, path: Path, external_data: bool | None, option
     as_inputs = options.get("keep_initializers_as_inputs", False)
     if external_data is None:
         external_data = size > _EXTERNAL_DATA_BYTES
-    if included and not as_inputs and not external_data and size <= _LARGEST_INLINE_BYTES:
+    if included and not as_inputs and not external_data and size <= _MAX_INLINE_BYTES:
         save_inline(model, path)
         return
     torch.onnx.ONNXProgram(model, None).save(
@@ -76,10 +82,10 @@ def _write_model(model: ir.Model, path: Path, external_data: bool | None, option
     )
 
 
-def _write_file(tagged: Tagged, path: Path, external_data: bool | None) -> None:
-    """Write the exporter's own file with its nodes tagged, its weights beside it if asked for or if they are large."""
+def _write_file(tagged: TaggedModel, path: Path, external_data: bool | None) -> None:
+    """Write the exporter's own file with its nodes tagged, and large weights to a separate file."""
     if tagged.file is None or not isinstance(tagged.model, onnx.ModelProto):
-        raise ContractError("there is no file to write the tagged nodes into")
+        raise ContractError("a model skeleton without the exporter's file: please report this")
     with path.open("wb") as file:
         file.writelines(tagged.file.pieces(tagged.model))
     if external_data or (external_data is None and tagged.file.size > _EXTERNAL_DATA_BYTES):
@@ -88,19 +94,24 @@ def _write_file(tagged: Tagged, path: Path, external_data: bool | None) -> None:
 
 
 def _name_data_file(staged: Path, target: Path) -> str | None:
-    """Give the data file that torch wrote a name made of its content, and tell the model.
+    """Rename the data file that torch wrote after its content, in the model too; returns the new name.
 
-    So a graph can never be found beside weights that are not its own.
+    So a graph never reads the weights of another export. A data file that no tensor uses is removed: torch writes an
+    empty one for a model whose weights are all small enough to be inline.
     """
     written = staged.with_name(f"{staged.name}.data")
     if not written.exists():
+        return None
+    proto = onnx.load_model(staged, load_external_data=False)
+    external = [tensor for _, tensor in external_tensors(proto)]
+    if not external:
+        written.unlink()
         return None
     with written.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     name = data_file_name(target, digest)
     written.rename(written.with_name(name))
-    proto = onnx.load_model(staged, load_external_data=False)
-    for tensor in proto.graph.initializer:
+    for tensor in external:
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = name

@@ -1,4 +1,4 @@
-"""tag_file: the hierarchy of a finished ONNX file, whoever made it, from the model that it was made of."""
+"""`tag_file`: add the hierarchy of a model to an ONNX file that any exporter wrote of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from modelexport.exporting.result import ExportResult
 from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
 from modelexport.hierarchy import HierarchyDocument, ModuleTree, TagView
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.storage import FinishedFile, build_document, check_target, read_finished, sidecar_path, write_finished
+from modelexport.storage import UntaggedFile, build_document, check_target, read_untagged, sidecar_path, write_tagged
 from modelexport.strategies import AttemptReport, UsageBasedStrategy
-from modelexport.torch_support import TURN, evaluation_mode, normalize_inputs, preserved_state
+from modelexport.torch_support import TORCH_LOCK, evaluation_mode, normalize_inputs, preserved_state
 
 if TYPE_CHECKING:
-    from modelexport.capture.by_value import Usage
+    from modelexport.capture.by_value import ValueMatch
 
 STRATEGY = UsageBasedStrategy.name
 STEPS = ("check", "read", "run", "document", "write")
@@ -41,55 +41,56 @@ def tag_file(
     limits: RunLimits = DEFAULT_RUN_LIMITS,
     progress: Observer | None = None,
 ) -> ExportResult:
-    """Tag an ONNX file that another tool made: every node with the module call that computes what it computes.
+    """Tag an ONNX file that another tool exported: every node with the module call that computes the same values.
 
-    The model and the file run once each on the example inputs; what they compute is matched by value. The file's own
-    content stays as it is: take our metadata away with `strip_hierarchy`, and it is the file that was given. Weights
-    in files of their own stay there, and are copied along where the output goes to another folder.
+    The model and the file run once each on the example inputs, and their tensors are matched by value. The file's own
+    content does not change: without our metadata (`strip_hierarchy`) it is the original file. Weights in external data
+    files stay there, and are copied where the output is in another folder.
 
     Args:
         onnx_path: The file.
         model: The model it was exported from, with the same weights.
         example_inputs: A tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
-        output_path: Where to write the tagged file; None replaces the file itself.
-        torch_nn_exceptions: The torch.nn classes that show in tags: names, ``"all"`` or ``"none"``.
-        include: Patterns on qualified class names that show in tags in any case.
-        exclude: Patterns on qualified class names that do not.
-        training: Run the model in the mode it is in, instead of evaluation mode.
-        overwrite: Replace files that exist.
-        limits: What one run of the file may take.
+        output_path: The tagged file to write; None replaces the file itself.
+        torch_nn_exceptions: The torch.nn classes that appear in tags: names, ``"all"`` or ``"none"``.
+        include: Patterns of qualified class names that always appear in tags.
+        exclude: Patterns of qualified class names that never appear in tags.
+        training: Run the model in its current mode instead of evaluation mode.
+        overwrite: Replace existing files.
+        limits: The limits of one run of the file.
         progress: Called with a `ProgressEvent` when a step begins and ends.
 
     Raises:
-        InputError: The file, the model, its inputs or the path cannot be used as given, or don't belong together.
+        InputError: The file, the model, its inputs or the path cannot be used as given, or the file was not
+            exported from the model.
         FileFormatError: The file is not an ONNX model.
         StrategyIncompatibleError: onnxruntime is missing, or cannot run the file.
         StorageError: The files could not be written.
     """
-    # Imported here so that an export does without it.
-    from modelexport.capture.by_value import attribute_by_usage, check_onnxruntime
+    # Imported here so that an export loads faster.
+    from modelexport.capture.by_value import attribute_by_value, check_onnxruntime
 
-    steps = Pipeline(STEPS, progress)
-    with steps.step("check"):
+    pipeline = Pipeline(STEPS, progress)
+    with pipeline.step("check"):
         target = check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
         check_onnxruntime()
-    with steps.step("read") as note:
-        given = read_finished(onnx_path, target, overwrite=overwrite)
-        note.detail = f"{len(nodes_with_ids(given.graph))} nodes"
-    with steps.step("run") as note:
+    with pipeline.step("read") as step:
+        file = read_untagged(onnx_path, target, overwrite=overwrite)
+        step.detail = f"{len(nodes_with_ids(file.graph))} nodes"
+    with pipeline.step("run") as step:
         tree = read_module_tree(model)
-        with TURN, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
-            usage = attribute_by_usage(given.graph, model, tree, args, kwargs, limits)
-        _check_same_model(usage, given.path, model)
-        note.detail = f"{len(usage.calls)} calls, {usage.matched} of {usage.telling} tensors known by value"
-    with steps.step("document"):
-        document = _document(given, tree, usage, view)
-    with steps.step("write"):
-        files = write_finished(given, document, target, overwrite=overwrite)
+        with TORCH_LOCK, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
+            match = attribute_by_value(file.graph, model, tree, args, kwargs, limits)
+        _check_same_model(match, file.path, model)
+        step.detail = f"{len(match.calls)} calls, {match.describe_agreement()}"
+    with pipeline.step("document"):
+        document = _document(file, tree, match, view)
+    with pipeline.step("write"):
+        files = write_tagged(file, document, target, overwrite=overwrite)
     attempt = AttemptReport(STRATEGY, document.exporter, "it tags files from any exporter")
-    return ExportResult(target, sidecar_path(target), files, document, (attempt,), tuple(steps.reports))
+    return ExportResult(target, sidecar_path(target), files, document, (attempt,), tuple(pipeline.reports))
 
 
 def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -101,23 +102,23 @@ def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...
     return args, kwargs
 
 
-def _check_same_model(usage: Usage, file: Path, model: torch.nn.Module) -> None:
-    if not usage.agrees:
+def _check_same_model(match: ValueMatch, path: Path, model: torch.nn.Module) -> None:
+    if not match.agrees:
         raise InputError(
-            f"{file} does not compute what {type(model).__name__} computes on these inputs: {usage.matched} of its "
-            f"{usage.telling} tensors have values that the model made. Give the model that the file was exported "
-            "from, with the same weights and in the same mode; a quantized file has values of its own"
+            f"{path} does not compute what {type(model).__name__} computes on these inputs: "
+            f"{match.describe_agreement()}. Give the model that the file was exported from, with the same weights and "
+            "in the same mode; a quantized file computes different values"
         )
 
 
-def _document(given: FinishedFile, tree: ModuleTree, usage: Usage, view: TagView) -> HierarchyDocument:
+def _document(file: UntaggedFile, tree: ModuleTree, match: ValueMatch, view: TagView) -> HierarchyDocument:
     return build_document(
         strategy=STRATEGY,
-        exporter=given.producer,
-        graph_hash=graph_hash(given.graph),
+        exporter=file.producer,
+        graph_hash=graph_hash(file.graph),
         view=view,
         tree=tree,
-        calls=usage.calls,
-        nodes=[(identity, operation(node), usage.attributions[node]) for identity, node in nodes_with_ids(given.graph)],
-        graph_tensors=tensors_with_ids(given.graph),
+        calls=match.calls,
+        nodes=[(node_id, operation(node), match.attributions[node]) for node_id, node in nodes_with_ids(file.graph)],
+        graph_tensors=tensors_with_ids(file.graph),
     )

@@ -1,4 +1,4 @@
-"""export_stages: a model that generates as several ONNX files, one for each stage, all of them or none."""
+"""`export_stages`: export a generating model as one ONNX file per stage, all of them or none."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from modelexport.exporting.progress import Observer
 from modelexport.exporting.result import ExportResult, ProgressEvent
 from modelexport.storage import Staging, check_target, data_files, stage_files
 from modelexport.strategies import CaptureRequest, FxStrategy, Strategy, StrategyRegistry
-from modelexport.torch_support import TURN, buffers_restored, evaluation_mode, normalize_inputs, preserved_state
+from modelexport.torch_support import TORCH_LOCK, buffers_restored, evaluation_mode, normalize_inputs, preserved_state
 
 if TYPE_CHECKING:
     from modelexport.capture.fx import Stage
 
-# Options of export_model that have no meaning here, with why.
+# Options of export_model that stages do not support, with the reason.
 _REFUSED = {
     "strategy": "the stages are exported with strategy 'fx'",
     "exporter": "the stages are exported with transformers' own exporter",
     "registry": "the stages are exported with strategy 'fx'",
     "training": "a model generates in evaluation mode",
-    "dynamic_shapes": "each stage has inputs of its own; dynamic=False fixes all axes",
-    "dynamic_axes": "each stage has inputs of its own; dynamic=False fixes all axes",
-    "input_names": "each stage has inputs of its own",
-    "output_names": "each stage has outputs of its own",
-    "kwargs": "the example inputs are given by name",
-    "fx_graph_path": "each stage has a graph of its own",
+    "dynamic_shapes": "each stage has its own inputs; dynamic=False fixes all axes",
+    "dynamic_axes": "each stage has its own inputs; dynamic=False fixes all axes",
+    "input_names": "each stage has its own inputs",
+    "output_names": "each stage has its own outputs",
+    "kwargs": "example inputs are a dict of keyword arguments already",
+    "fx_graph_path": "each stage has its own graph",
     "jit_graph_path": "the stages are not traced by TorchScript",
 }
 
@@ -40,7 +40,7 @@ _REFUSED = {
 @final
 @dataclasses.dataclass(frozen=True)
 class _StageStrategy(Strategy):
-    """`fx` with transformers' own exporter, which also takes modules inside of its models."""
+    """`fx` with transformers' own exporter, which also exports submodules of transformers models."""
 
     name: ClassVar[str] = FxStrategy.name
     dynamic: bool
@@ -56,7 +56,7 @@ class _StageStrategy(Strategy):
 
 
 def stage_path(output_path: Path, stage: str) -> Path:
-    """Where a stage is written: ``model_prefill.onnx`` for ``model.onnx``."""
+    """The path of a stage: ``model_prefill.onnx`` for ``model.onnx``."""
     return output_path.with_name(f"{output_path.stem}_{stage}{output_path.suffix}")
 
 
@@ -70,50 +70,50 @@ def export_stages(
     progress: Observer | None = None,
     **options: Any,
 ) -> dict[str, ExportResult]:
-    """Export what a transformers model runs when it generates, each stage as an ONNX file with its own hierarchy.
+    """Export the stages that a transformers model runs in `generate`, each as an ONNX file with its own hierarchy.
 
-    The stages are those of transformers' own decomposition (the first forward over the prompt, and one over the cache),
-    and whatever else `generate` runs before them, such as an encoder. Each graph is the one that
-    `transformers.exporters` writes for that stage. All files are written, or none.
+    The stages are those of transformers' own decomposition (the forward pass over the prompt, and one with a cache),
+    and what `generate` runs before them, such as an encoder. Each graph is the one that `transformers.exporters`
+    writes for that stage. All files are written, or none.
 
     Args:
-        model: A model of transformers' classes that generates.
-        example_inputs: What its `generate` takes, by name; a single tensor is taken for the model's main input.
+        model: A transformers model that generates.
+        example_inputs: The arguments of its `generate`, by name; a single tensor is the model's main input.
         output_path: ``model.onnx`` writes ``model_prefill.onnx`` and so on, each with its sidecar.
-        dynamic: Let every axis vary that can; an axis of size 1 in the example inputs cannot. Otherwise all sizes
-            are those of the example, so that the cache cannot grow.
+        dynamic: Make every axis dynamic that can be; an axis of size 1 in the example inputs cannot. Otherwise all
+            sizes are those of the example inputs, and the cache cannot grow.
         overwrite: Replace existing files.
         progress: Called with a `ProgressEvent` when a step of a stage begins and ends.
-        **options: What `export_model` takes besides: `optimize`, `opset_version`, `torch_nn_exceptions`, `private`, …
+        **options: Other options of `export_model`: `optimize`, `opset_version`, `torch_nn_exceptions`, `private`, …
 
     Returns:
-        The result of each stage by its name, in the order they run.
+        The result of each stage by name, in the order they run.
 
     Raises:
         InputError: The model has no stages, or the inputs, an option or a path cannot be used as given.
         ExportError: A stage could not be exported.
         StorageError: The files could not be written.
     """
-    # Imported here so that an export does without it.
+    # Imported here so that other exports load faster.
     from modelexport.capture.fx import decompose
 
     for name in options:
         if name in _REFUSED:
-            raise InputError(f"option {name!r} cannot be given for stages: {_REFUSED[name]}")
-    # Where it says the name, which is not written itself: only the folder matters yet.
+            raise InputError(f"option {name!r} is not supported for stages: {_REFUSED[name]}")
+    # Nothing is written to this path itself: it only provides the folder and the name.
     target = check_target(Path(output_path), force=True, sidecar=False)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
-    with TURN, preserved_state(model), evaluation_mode(model), buffers_restored(model):
+    with TORCH_LOCK, preserved_state(model), evaluation_mode(model), buffers_restored(model):
         stages = decompose(model, _generate_inputs(model, example_inputs))
     targets = [check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
     registry = StrategyRegistry((_StageStrategy(dynamic),))
     with stage_files(targets[-1], force=overwrite) as staging:
         staged = {}
         for number, (stage, final_path) in enumerate(zip(stages, targets, strict=True)):
-            tell = _shifted(progress, stage.name, number, len(stages)) if progress is not None else None
+            observer = _stage_observer(progress, stage.name, number, len(stages)) if progress is not None else None
             path = staging.path(final_path.name)
-            staged[stage.name] = _export_stage(stage, path, registry=registry, progress=tell, **options)
+            staged[stage.name] = _export_stage(stage, path, registry=registry, progress=observer, **options)
         results = {name: _moved(result, target.parent) for name, result in staged.items()}
         _commit(staging, targets, [file for result in results.values() for file in result.files])
     return results
@@ -125,7 +125,7 @@ def _generate_inputs(model: torch.nn.Module, example_inputs: object) -> dict[str
     if len(args) == 1 and isinstance(main, str) and main not in kwargs:
         return {main: args[0], **kwargs}
     if args:
-        raise InputError(f"{len(args)} example inputs without names: give a dict of what generate takes, by name")
+        raise InputError(f"{len(args)} example inputs without names: give a dict of the arguments of generate")
     return kwargs
 
 
@@ -139,9 +139,9 @@ def _export_stage(stage: Stage, path: Path, **options: Any) -> ExportResult:
 
 
 def _commit(staging: Staging, targets: list[Path], files: list[Path]) -> None:
-    """Put all files in place at once, and remove weights of earlier exports."""
+    """Move all files to their targets at once, and remove the weights of earlier exports."""
     model = targets[-1]
-    # Weights before the graphs that need them.
+    # Weights before the graphs that refer to them.
     files.sort(key=lambda file: file.suffix != ".data")
     outdated = {file for target in targets for file in data_files(target)}.difference(files)
     others = {file.name: file for file in files if file != model}
@@ -149,7 +149,7 @@ def _commit(staging: Staging, targets: list[Path], files: list[Path]) -> None:
 
 
 def _moved(result: ExportResult, folder: Path) -> ExportResult:
-    """The result with its files where they will be."""
+    """The result with the final paths of its files."""
     return dataclasses.replace(
         result,
         onnx_path=folder / result.onnx_path.name,
@@ -158,9 +158,11 @@ def _moved(result: ExportResult, folder: Path) -> ExportResult:
     )
 
 
-def _shifted(progress: Observer, stage: str, number: int, count: int) -> Callable[[ProgressEvent], object]:
-    def tell(event: ProgressEvent) -> object:
-        place, total = number * len(STEPS) + event.number, count * len(STEPS)
-        return progress(dataclasses.replace(event, step=f"{stage} {event.step}", number=place, total=total))
+def _stage_observer(progress: Observer, stage: str, number: int, count: int) -> Callable[[ProgressEvent], object]:
+    """An observer that counts the steps of a stage among those of all stages."""
 
-    return tell
+    def notify(event: ProgressEvent) -> object:
+        position, total = number * len(STEPS) + event.number, count * len(STEPS)
+        return progress(dataclasses.replace(event, step=f"{stage} {event.step}", number=position, total=total))
+
+    return notify

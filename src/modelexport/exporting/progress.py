@@ -1,4 +1,4 @@
-"""Runs named steps one after the other: tells observers, and keeps what each took."""
+"""The steps of a pipeline: reports progress to an observer, and measures the time and memory of each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Observer = Callable[[ProgressEvent], object]
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held so far; 0 where the platform does not tell."""
+    """The peak memory of this process so far; 0 on platforms that do not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -22,15 +22,15 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class StepNote:
-    """Lets a step say a word about its result."""
+class RunningStep:
+    """The step that runs now; it may set a `detail` about its result."""
 
     def __init__(self) -> None:
         self.detail = ""
 
 
 class Pipeline:
-    """A fixed sequence of steps; `step` is entered once for each, in order."""
+    """A fixed sequence of steps. Enter `step` once for each, in order."""
 
     def __init__(self, steps: tuple[str, ...], observer: Observer | None) -> None:
         self._names = steps
@@ -38,19 +38,19 @@ class Pipeline:
         self.reports: list[StepReport] = []
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[StepNote]:
-        """Run the next step, which must be `name`."""
+    def step(self, name: str) -> Iterator[RunningStep]:
+        """Run the next step, which must have this name."""
         number = len(self.reports)
         if self._names[number] != name:
             raise ValueError(f"step {name!r} is out of order: {self._names[number]!r} comes next")
-        self._tell(ProgressEvent(name, number + 1, len(self._names), finished=False))
-        note = StepNote()
+        self._notify(ProgressEvent(name, number + 1, len(self._names), finished=False))
+        running = RunningStep()
         start = time.perf_counter()
-        yield note
+        yield running
         seconds = time.perf_counter() - start
-        self.reports.append(StepReport(name, seconds, peak_memory_bytes(), note.detail))
-        self._tell(ProgressEvent(name, number + 1, len(self._names), True, seconds, note.detail))
+        self.reports.append(StepReport(name, seconds, peak_memory_bytes(), running.detail))
+        self._notify(ProgressEvent(name, number + 1, len(self._names), True, seconds, running.detail))
 
-    def _tell(self, event: ProgressEvent) -> None:
+    def _notify(self, event: ProgressEvent) -> None:
         if self._observer is not None:
             self._observer(event)

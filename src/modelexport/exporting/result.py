@@ -1,4 +1,4 @@
-"""What an export reports: a frozen record that is also a mapping."""
+"""The result of an export, its progress events, and their JSON form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProgressEvent:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What a step took: time, and the most memory the process had held by its end."""
+    """Time of a step, and the peak memory of the process at its end."""
 
     step: str
     seconds: float
@@ -53,7 +53,7 @@ class ExportSummary(msgspec.Struct, frozen=True):
 
 
 class PrintedExport(msgspec.Struct, frozen=True):
-    """An `ExportResult` in plain types, as commands print it."""
+    """The JSON form of an `ExportResult`."""
 
     summary: ExportSummary
     onnx_path: str
@@ -67,26 +67,26 @@ class PrintedExport(msgspec.Struct, frozen=True):
 
 
 class PrintedStages(msgspec.Struct, frozen=True):
-    """The exports of the stages of generating, by the stage's name."""
+    """The JSON form of the results of `export_stages`, by stage name."""
 
     stages: dict[str, PrintedExport]
     schema_version: int = 1
 
 
 def export_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport export --format json`` prints: for one file, and with --stages."""
+    """The JSON Schema of the output of ``modelexport export --format json``, with and without --stages."""
     return json_schema("modelexport export", PrintedExport, PrintedStages)
 
 
 def stages_as_dict(results: Mapping[str, ExportResult]) -> dict[str, Any]:
-    """The exports of the stages in plain types, ready for JSON."""
+    """The results of `export_stages` in plain types, ready for JSON."""
     printed = PrintedStages({name: result.printed() for name, result in results.items()})
     content: dict[str, Any] = msgspec.to_builtins(printed)
     return content
 
 
 def tagging_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport tag --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport tag --format json``."""
     return json_schema("modelexport tagging", PrintedExport)
 
 
@@ -110,14 +110,14 @@ class ExportResult(Mapping[str, Any]):
     """The outcome of an export.
 
     Attributes:
-        onnx_path: The model that was written.
-        sidecar_path: The document beside it.
-        files: All files that were written.
-        document: The hierarchy itself.
+        onnx_path: The ONNX file.
+        sidecar_path: The sidecar next to it.
+        files: All written files.
+        document: The hierarchy document.
         attempts: The strategies that were tried.
         steps: Time and memory of each step.
-        dynamic_axes: What `dynamic` came to: for each input the name of the dimension by the number of the axis.
-        notes: What else is to be said.
+        dynamic_axes: The dynamic axes of the file: for each input the dimension names by axis index.
+        notes: Warnings and fallbacks that the user should know.
 
     As a mapping it has the same content in plain types: ``result["summary"]["success"]``.
     """
@@ -133,17 +133,17 @@ class ExportResult(Mapping[str, Any]):
 
     @property
     def strategy(self) -> str:
-        """The strategy that served."""
+        """The strategy that succeeded."""
         return self.document.strategy
 
     @property
     def coverage(self) -> float:
-        """The part of the nodes that has an owner: 1.0."""
+        """The fraction of nodes with an owner: always 1.0, since an export with an unowned node fails."""
         return self.document.coverage
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many nodes there are of each kind of attribution."""
+        """The number of nodes by kind of attribution."""
         return self.document.kinds
 
     def as_dict(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class ExportResult(Mapping[str, Any]):
         return content
 
     def printed(self) -> PrintedExport:
-        """The result as commands print it."""
+        """The JSON form of the result."""
         document = self.document
         summary = ExportSummary(
             success=True,

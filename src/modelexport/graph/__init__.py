@@ -1,17 +1,18 @@
-"""Questions about one ONNX graph: node ids, traversal, hash, value numbers, data flow, tensor fingerprints."""
+"""One ONNX graph: node ids, traversal, hash, value numbering, data flow, tensor fingerprints."""
 
 from __future__ import annotations
 
+from modelexport.graph.constants import same_constant
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
-from modelexport.graph.flow_graph import NOBODY, FlowGraph, InferredTypes, TensorType, read_flow, value_types
+from modelexport.graph.flow_graph import NO_NODE, FlowGraph, InferredTypes, TensorType, read_flow_graph, value_types
 from modelexport.graph.node_ids import nodes_with_ids, operation, proto_nodes_with_ids
 from modelexport.graph.tensors import GraphTensor, tensors_with_ids, weight_bytes
 from modelexport.graph.traversal import named_values, nodes_of, proto_subgraphs_of, subgraphs_of
 from modelexport.graph.value_numbering import ValueNumbers, attributes_key
 
 __all__ = [
-    "NOBODY",
+    "NO_NODE",
     "SMALL_TENSOR_BYTES",
     "Array",
     "Fingerprint",
@@ -29,7 +30,8 @@ __all__ = [
     "operation",
     "proto_nodes_with_ids",
     "proto_subgraphs_of",
-    "read_flow",
+    "read_flow_graph",
+    "same_constant",
     "subgraphs_of",
     "take_fingerprint",
     "tensors_with_ids",

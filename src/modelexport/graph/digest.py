@@ -31,7 +31,7 @@ def graph_hash(model: ir.Model | onnx.ModelProto, nodes: Iterable[tuple[str, onn
 
     Args:
         model: The model.
-        nodes: The result of `proto_nodes_with_ids`, if it is at hand.
+        nodes: The result of `proto_nodes_with_ids`, if already computed.
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in _proto_content(model, nodes) if isinstance(model, onnx.ModelProto) else _content(model):
@@ -54,16 +54,16 @@ def _content(model: ir.Model) -> Iterator[object]:
     for name, value in sorted(weights.items()):
         content = value if value.const_value is None else value.const_value
         yield name, None if content.dtype is None else int(content.dtype), [*map(str, content.shape or ())]
-    for identity, node in nodes_with_ids(model):
+    for node_id, node in nodes_with_ids(model):
         yield (
-            identity,
+            node_id,
             node.domain,
             node.op_type,
             node.overload,
             _names(node.inputs),
             _without_trailing_unnamed(_names(node.outputs)),
             [(name, attribute_text(attribute)) for name, attribute in sorted(node.attributes.items())],
-            [(name, _names(body.inputs), _names(body.outputs)) for name, body in subgraphs_of(node)],
+            [(name, _names(graph.inputs), _names(graph.outputs)) for name, graph in subgraphs_of(node)],
         )
 
 
@@ -76,17 +76,17 @@ def _proto_content(model: onnx.ModelProto, nodes: Iterable[tuple[str, onnx.NodeP
         yield (function.domain, function.name, function.overload), list(function.input), list(function.output)
     for name, tensor in sorted(weights.items()):
         yield name, tensor.data_type, [*map(str, tensor.dims)]
-    for identity, node in proto_nodes_with_ids(model) if nodes is None else nodes:
-        attributes, bodies = _proto_attributes(node) if node.attribute else ([], [])
+    for node_id, node in proto_nodes_with_ids(model) if nodes is None else nodes:
+        attributes, subgraphs = _proto_attributes(node) if node.attribute else ([], [])
         yield (
-            identity,
+            node_id,
             "" if node.domain == "ai.onnx" else node.domain,
             node.op_type,
             node.overload,
             list(node.input),
             _without_trailing_unnamed(list(node.output)),
             attributes,
-            bodies,
+            subgraphs,
         )
 
 
@@ -109,11 +109,11 @@ def _proto_attributes(node: onnx.NodeProto) -> tuple[list[tuple[str, str]], list
     """The texts of the attributes by name, and the signatures of their subgraphs."""
     attributes = {attribute.name: attribute for attribute in node.attribute}
     texts = [(name, _proto_attribute_text(attribute)) for name, attribute in sorted(attributes.items())]
-    bodies = [
-        (name, [value.name for value in body.input], [value.name for value in body.output])
-        for name, body in proto_subgraphs_of(node)
+    subgraphs = [
+        (name, [value.name for value in graph.input], [value.name for value in graph.output])
+        for name, graph in proto_subgraphs_of(node)
     ]
-    return texts, bodies
+    return texts, subgraphs
 
 
 def _proto_attribute_text(attribute: onnx.AttributeProto) -> str:

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: a few hundred bytes by which to know a tensor again after another runtime computed it."""
+"""Fingerprints of tensors: a few hundred bytes that identify a tensor, also as another runtime computes it."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _EXTREMES = 6
 _SAMPLE = 32
 # The features that do not depend on the order of the elements come first.
 _UNORDERED = _MOMENTS + 2 * _EXTREMES
-# Elements that are looked at together.
+# How many elements are summarized at a time.
 _CHUNK = 2**20
 _ROW = 64
 
-# Fewer distinct values than this say nothing: masks, padding and constants are equal by chance.
-_TELLING = 5
-# How far, as a part of its size, a number may be off, by bytes per element: runtimes sum in different orders.
+# Tensors with fewer distinct values (masks, padding, constants) are often equal without being the same tensor.
+_MIN_DISTINCT_VALUES = 5
+# The allowed error relative to the scale, by bytes per element: runtimes sum in different orders.
 _TOLERANCES = {1: 5e-2, 2: 2e-2, 4: 3e-4, 8: 3e-4}
 _EXACT = 1e-6
-# Of several tensors within the tolerance the closest is the right one, and those as close as noise makes them.
+# Of several tensors within the tolerance only the closest match, and those equally close within numerical noise.
 _NOISE = 1e-2
 _CLOSEST = 4.0
-# Numbers beyond these stand for infinity in masks; taken for numbers, they would drown the others.
-_BEYOND = {1: 3e2, 2: 3e4, 4: 1e15, 8: 1e15}
-_INFINITE = 1e30
-_UNDEFINED = 2e30
+# Numbers beyond these represent infinity in masks. As numbers they would dominate the moments.
+_INFINITE_FROM = {1: 3e2, 2: 3e4, 4: 1e15, 8: 1e15}
+_INFINITY = 1e30
+_NAN = 2e30
 _GOLDEN = 0.6180339887498949
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What is kept of a tensor.
+    """The fingerprint of a tensor.
 
     Attributes:
-        group: Class of the element type, number of elements, of undefined, of infinite and minus infinite ones.
+        group: Class of the element type, and the numbers of elements, of NaN, of infinities and of minus infinities.
         shape: The shape.
         features: Moments, extremes, and a sample of the elements in row-major order.
         scale: The root mean square.
-        tolerance: How far, as part of the scale, an equal tensor may be off.
-        telling: Whether equality means anything by itself.
+        tolerance: The allowed error relative to the scale.
+        is_distinctive: Whether equal values mean that it is the same tensor.
     """
 
     group: Group
@@ -54,27 +54,27 @@ class Fingerprint:
     features: npt.NDArray[np.float32]
     scale: float
     tolerance: float
-    telling: bool
+    is_distinctive: bool
 
     @property
     def is_operand(self) -> bool:
-        """Whether it is something to compute with: sizes and axes are whole numbers, options single ones."""
+        """Whether it may be an operand: not a size or an axis (an integer), and not an option (a scalar)."""
         return self.group[0] == "f" and self.group[1] > 1
 
     def same_values(self, other: Fingerprint) -> bool:
-        """Whether both hold the same numbers but for noise, in whatever layout."""
+        """Whether both have the same elements within tolerance, in any layout."""
         return self.group == other.group and self._distance(other, slice(0, _UNORDERED)) <= self._allowed(other)
 
     def same_order(self, other: Fingerprint) -> bool:
-        """Whether both hold the same numbers but for noise, in the same order whatever the shape."""
+        """Whether both have the same elements within tolerance, in the same row-major order and any shape."""
         return self.same_values(other) and self._distance(other, slice(_UNORDERED, None)) <= self._allowed(other)
 
     def same_layout(self, other: Fingerprint) -> bool:
-        """Whether both hold the same numbers but for noise, in the same order and shape."""
+        """Whether both have the same shape and the same elements within tolerance."""
         return self.shape == other.shape and self.same_order(other)
 
-    def is_moved(self, other: Fingerprint) -> bool:
-        """Whether one is the other, laid out anew or not: then the numbers are the same to the last bit."""
+    def is_copy(self, other: Fingerprint) -> bool:
+        """Whether both have exactly the same elements, in any layout: one was computed by moving the other's."""
         extremes = slice(_MOMENTS, _UNORDERED)
         return (
             self.group == other.group
@@ -91,11 +91,11 @@ class Fingerprint:
 
 
 def take_fingerprint(array: Array, itemsize: int | None = None, moved: Fingerprint | None = None) -> Fingerprint | None:
-    """The fingerprint of an array; None for one that is empty or holds no numbers.
+    """The fingerprint of an array; None if it is empty or not numeric.
 
     Args:
-        array: The numbers.
-        itemsize: Bytes of an element where it was computed, if the array was widened since.
+        array: The array.
+        itemsize: Bytes per element when it was computed, if the array was widened since.
         moved: The fingerprint of an array of which this one is a view with the same elements.
     """
     if array.size == 0 or array.dtype.kind not in "fiub":
@@ -104,7 +104,7 @@ def take_fingerprint(array: Array, itemsize: int | None = None, moved: Fingerpri
         kind, tolerance, beyond = "b" if array.dtype.kind == "b" else "i", _EXACT, np.inf
     else:
         width = min(itemsize or array.itemsize, 8)
-        kind, tolerance, beyond = "f", _TOLERANCES[width], _BEYOND[width]
+        kind, tolerance, beyond = "f", _TOLERANCES[width], _INFINITE_FROM[width]
     sample = _sample(array, beyond)
     if moved is not None:
         features = np.concatenate([moved.features[:_UNORDERED], sample.astype(np.float32)])
@@ -120,12 +120,12 @@ def take_fingerprint(array: Array, itemsize: int | None = None, moved: Fingerpri
         features=np.concatenate([moments, extremes, sample]).astype(np.float32),
         scale=scale,
         tolerance=tolerance,
-        telling=kind == "f" and _has_many_values(flat, sample, beyond),
+        is_distinctive=kind == "f" and _has_many_values(flat, sample, beyond),
     )
 
 
 def _summarize(flat: Array, beyond: float) -> tuple[Array, Array, tuple[int, int, int]]:
-    """Sums of powers, smallest and largest elements, and how many are undefined, infinite, minus infinite."""
+    """Sums of powers, smallest and largest elements, and the numbers of NaN, infinities and minus infinities."""
     sums = np.zeros(_MOMENTS)
     low, high = np.zeros(0), np.zeros(0)
     undefined = above = below = 0
@@ -147,7 +147,7 @@ def _summarize(flat: Array, beyond: float) -> tuple[Array, Array, tuple[int, int
 
 
 def _rows_of_smallest(part: Array) -> Array:
-    """The rows with the smallest minima, which hold the smallest elements: much faster to find than those."""
+    """The rows with the smallest minima: they contain the smallest elements, and are much faster to find."""
     if part.size <= _ROW * _EXTREMES:
         return part
     rows = part[: part.size // _ROW * _ROW].reshape(-1, _ROW)
@@ -162,22 +162,22 @@ def _smallest(part: Array) -> Array:
 def _sample(array: Array, beyond: float) -> Array:
     places = np.arange(min(array.size, _SAMPLE))
     if array.size > _SAMPLE:
-        # Spread evenly, in step with no axis.
+        # Spread evenly, without a period that matches an axis.
         places = (np.arange(1, _SAMPLE + 1) * _GOLDEN % 1.0 * array.size).astype(np.int64)
     elements = np.atleast_1d(array)
     taken = elements[np.unravel_index(places, elements.shape)].astype(np.float64)
     outside = np.abs(taken) >= beyond
-    taken[outside] = np.sign(taken[outside]) * _INFINITE
-    taken[np.isnan(taken)] = _UNDEFINED
+    taken[outside] = np.sign(taken[outside]) * _INFINITY
+    taken[np.isnan(taken)] = _NAN
     return np.concatenate([taken, np.zeros(_SAMPLE - taken.size)])
 
 
 def _has_many_values(flat: Array, sample: Array, beyond: float) -> bool:
     seen = sample[: flat.size]
-    if np.unique(seen[np.abs(seen) < beyond]).size >= _TELLING:
+    if np.unique(seen[np.abs(seen) < beyond]).size >= _MIN_DISTINCT_VALUES:
         return True
-    # What is mostly zeros shows little in a sample: look at the whole.
-    return flat.size > _SAMPLE and np.unique(flat[np.abs(flat) < beyond]).size >= _TELLING
+    # A sample of a mostly zero tensor has few values: check all elements.
+    return flat.size > _SAMPLE and np.unique(flat[np.abs(flat) < beyond]).size >= _MIN_DISTINCT_VALUES
 
 
 class ValueIndex:
@@ -198,7 +198,7 @@ class ValueIndex:
         }
 
     def find(self, wanted: Fingerprint) -> list[int]:
-        """The numbers of the fingerprints that hold the same values, in order; of near ones only the closest."""
+        """The positions of the fingerprints with the same values, in order; of several near ones only the closest."""
         if wanted.group not in self._groups:
             return []
         numbers, features, tolerances = self._groups[wanted.group]

@@ -1,23 +1,24 @@
-"""The data flow of a model as it lies in the file: who makes each tensor, who reads it, through bodies and functions.
+"""The data flow of an ONNX model: the producer and the consumers of each tensor, across subgraphs and functions.
 
-Built from the protos, without an intermediate representation: everything here is one pass over the nodes.
+Read from the protobuf messages, without an intermediate representation, in time linear in the number of nodes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 
 from modelexport.graph.node_ids import proto_nodes_with_ids
+from modelexport.graph.traversal import proto_subgraphs_of
 
-NOBODY = -1
+NO_NODE = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type as ONNX numbers it, and the axes, where they are known; None for an axis without a number."""
+    """The ONNX element type of a tensor and its shape: None if the rank is unknown, None for a symbolic axis."""
 
     element: int
     shape: tuple[int | None, ...] | None
@@ -25,169 +26,194 @@ class TensorType:
 
 @dataclasses.dataclass
 class FlowGraph:
-    """Nodes and tensors by number.
+    """Nodes and tensors of a model, each known by its number.
 
     Attributes:
-        ids: The nodes' identities.
-        reads: For each node the tensors it reads; one that holds bodies reads what their results are.
-        makes: For each node the tensors it makes.
-        holders: For each node the one whose body it stands in, or `NOBODY`.
-        bodies: For each node the graph it stands in: 0 is the main graph; None for a function, which has no place.
-        names: For each tensor its name.
-        numbers: The tensors of the main graph by name.
-        makers: For each tensor the node that makes it, or `NOBODY` for an input or a weight.
-        readers: For each tensor the nodes that read it.
-        inputs: The tensors that are inputs of the main graph.
-        results: The tensors that are outputs of the main graph.
-        weights: The tensors that are initializers.
-        formal: The tensors that are inputs of a body or function: who makes them is not in this graph.
-        constant: For each tensor whether it needs no input of the model.
-        types: For each tensor its type, where it is known.
+        node_ids: The id of each node.
+        node_inputs: The input tensors of each node. The outputs of its subgraphs count as inputs of the owning node.
+        node_outputs: The output tensors of each node.
+        owning_nodes: For each node the node whose subgraph contains it, or `NO_NODE`.
+        graph_numbers: For each node its graph: 0 is the main graph, 1 and above are subgraphs, None is a function.
+        tensor_names: The name of each tensor.
+        tensor_numbers: The tensors of the main graph by name.
+        producers: The node that produces each tensor, or `NO_NODE` for inputs and initializers.
+        consumers: The nodes that consume each tensor.
+        graph_inputs: The inputs of the main graph.
+        graph_outputs: The outputs of the main graph.
+        initializers: The initializers of all graphs.
+        subgraph_inputs: The inputs of subgraphs and functions; their producer is unknown.
+        is_constant: For each tensor whether it depends on no input of the model.
+        types: The types of the tensors, where known.
     """
 
-    ids: list[str] = dataclasses.field(default_factory=list)
-    reads: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
-    makes: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
-    holders: list[int] = dataclasses.field(default_factory=list)
-    bodies: list[int | None] = dataclasses.field(default_factory=list)
-    names: list[str] = dataclasses.field(default_factory=list)
-    numbers: dict[str, int] = dataclasses.field(default_factory=dict)
-    makers: list[int] = dataclasses.field(default_factory=list)
-    readers: list[list[int]] = dataclasses.field(default_factory=list)
-    inputs: set[int] = dataclasses.field(default_factory=set)
-    results: set[int] = dataclasses.field(default_factory=set)
-    weights: set[int] = dataclasses.field(default_factory=set)
-    formal: set[int] = dataclasses.field(default_factory=set)
-    constant: list[bool] = dataclasses.field(default_factory=list)
+    node_ids: list[str] = dataclasses.field(default_factory=list)
+    node_inputs: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    node_outputs: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    owning_nodes: list[int] = dataclasses.field(default_factory=list)
+    graph_numbers: list[int | None] = dataclasses.field(default_factory=list)
+    tensor_names: list[str] = dataclasses.field(default_factory=list)
+    tensor_numbers: dict[str, int] = dataclasses.field(default_factory=dict)
+    producers: list[int] = dataclasses.field(default_factory=list)
+    consumers: list[list[int]] = dataclasses.field(default_factory=list)
+    graph_inputs: set[int] = dataclasses.field(default_factory=set)
+    graph_outputs: set[int] = dataclasses.field(default_factory=set)
+    initializers: set[int] = dataclasses.field(default_factory=set)
+    subgraph_inputs: set[int] = dataclasses.field(default_factory=set)
+    is_constant: list[bool] = dataclasses.field(default_factory=list)
     types: dict[int, TensorType] = dataclasses.field(default_factory=dict)
 
 
-# Asked only where a file does not have the types of all its tensors.
+# Called only if the file lacks the type of a tensor.
 InferredTypes = Callable[[], onnx.GraphProto | None]
 
 
-def read_flow(model: onnx.ModelProto, inferred: InferredTypes | None = None) -> FlowGraph:
-    """The data flow of a model.
+def read_flow_graph(model: onnx.ModelProto, inferred: InferredTypes | None = None) -> FlowGraph:
+    """Read the data flow of a model.
+
+    The nodes of a graph need not be sorted.
 
     Args:
         model: The model; its weights need not be loaded.
-        inferred: Gives the graph's tensors with the types that shape inference finds; None takes the file's own alone.
+        inferred: Returns the graph's tensors with the types that shape inference finds; None uses only the types in
+            the file.
     """
-    flow = _Reader(model).read()
+    flow = _FlowReader(model).read()
     _add_types(flow, model, inferred or (lambda: None))
     return flow
 
 
-class _Reader:
-    """Walks the nodes in the order of `proto_nodes_with_ids`, with the tensors that are visible at each."""
+class _FlowReader:
+    """Visits the nodes in the order of `proto_nodes_with_ids`, with the tensors that are in scope at each."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
         self._flow = FlowGraph()
-        self._count = 0
+        self._subgraphs = 0
+        # The nodes that own subgraphs. Their outputs are never constant.
+        self._control_flow: set[int] = set()
 
     def read(self) -> FlowGraph:
         flow = self._flow
-        flow.ids = [identity for identity, _ in proto_nodes_with_ids(self._model)]
-        size = len(flow.ids)
-        flow.reads, flow.makes, flow.holders = [()] * size, [()] * size, [NOBODY] * size
-        flow.bodies = [None] * size
+        flow.node_ids = [node_id for node_id, _ in proto_nodes_with_ids(self._model)]
+        size = len(flow.node_ids)
+        flow.node_inputs, flow.node_outputs, flow.owning_nodes = [()] * size, [()] * size, [NO_NODE] * size
+        flow.graph_numbers = [None] * size
         graph = self._model.graph
-        top: dict[str, int] = {}
-        for weight in [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]:
-            flow.weights.add(self._tensor(weight, top, constant=True))
+        scope = flow.tensor_numbers
+        for name in [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]:
+            flow.initializers.add(self._add_tensor(name, scope))
         for value in graph.input:
-            if value.name not in top:
-                flow.inputs.add(self._tensor(value.name, top))
-        flow.numbers = top
-        number = self._walk(graph.node, top, 0, body=0)
-        flow.results = {top[value.name] for value in graph.output if value.name in top}
+            if value.name not in scope:
+                flow.graph_inputs.add(self._add_tensor(value.name, scope))
+        number = self._walk(graph.node, scope, 0, graph_number=0)
+        flow.graph_outputs = {scope[value.name] for value in graph.output if value.name in scope}
         for function in self._model.functions:
-            scope: dict[str, int] = {}
+            scope = {}
             for name in function.input:
-                flow.formal.add(self._tensor(name, scope))
-            number = self._walk(function.node, scope, number, body=None)
-        for node, tensors in enumerate(flow.reads):
+                flow.subgraph_inputs.add(self._add_tensor(name, scope))
+            number = self._walk(function.node, scope, number, graph_number=None)
+        for node, tensors in enumerate(flow.node_inputs):
             for tensor in dict.fromkeys(tensors):
-                flow.readers[tensor].append(node)
+                flow.consumers[tensor].append(node)
+        self._propagate_constants()
         return flow
 
-    def _tensor(self, name: str, scope: dict[str, int], *, maker: int = NOBODY, constant: bool = False) -> int:
+    def _add_tensor(self, name: str, scope: dict[str, int]) -> int:
         flow = self._flow
-        number = len(flow.names)
-        flow.names.append(name)
-        flow.makers.append(maker)
-        flow.readers.append([])
-        flow.constant.append(constant)
-        scope[name] = number
+        number = len(flow.tensor_names)
+        flow.tensor_names.append(name)
+        flow.producers.append(NO_NODE)
+        flow.consumers.append([])
+        scope.setdefault(name, number)
         return number
 
-    def _walk(self, nodes: object, top: dict[str, int], number: int, *, body: int | None) -> int:
-        # A stack rather than recursion: files nest as deeply as they like.
-        stack: list[_Level] = [_Level(iter(nodes), [top], NOBODY, (), body)]  # type: ignore[call-overload]
+    def _walk(
+        self, nodes: Iterable[onnx.NodeProto], scope: dict[str, int], number: int, *, graph_number: int | None
+    ) -> int:
+        # A stack rather than recursion: a file may nest subgraphs deeper than Python's stack.
+        stack = [_Level(self._with_outputs(nodes, scope), [scope], NO_NODE, (), graph_number)]
         while stack:
             level = stack[-1]
-            node = next(level.nodes, None)
+            node, outputs = next(level.nodes, (None, ()))
             if node is None:
                 stack.pop()
-                self._close(level)
+                self._leave(level)
                 continue
             current, number = number, number + 1
-            self._enter_node(node, current, level)
-            inner = [self._open(graph, current, level) for graph in _bodies(node)]
+            subgraphs = [graph for _, graph in proto_subgraphs_of(node)] if node.attribute else []
+            if subgraphs:
+                self._control_flow.add(current)
+            self._add_node(node, outputs, current, level)
+            inner = [self._enter(graph, current, level) for graph in subgraphs]
             stack.extend(reversed(inner))
         return number
 
-    def _enter_node(self, node: onnx.NodeProto, number: int, level: _Level) -> None:
+    def _with_outputs(
+        self, nodes: Iterable[onnx.NodeProto], scope: dict[str, int]
+    ) -> Iterator[tuple[onnx.NodeProto, tuple[int, ...]]]:
+        """Add the output tensors of all nodes of a graph before any node is visited: the nodes may be unsorted."""
+        return iter([(n, tuple(self._add_tensor(name, scope) for name in n.output if name)) for n in nodes])
+
+    def _add_node(self, node: onnx.NodeProto, outputs: tuple[int, ...], number: int, level: _Level) -> None:
         flow = self._flow
         found = [_look_up(name, level.scopes) for name in node.input if name]
-        read = [tensor for tensor in found if tensor is not None]
-        has_body = any(a.HasField("g") or a.graphs for a in node.attribute)
-        constant = not has_body and all(flow.constant[tensor] for tensor in read)
-        flow.reads[number] = tuple(read)
-        flow.holders[number] = level.holder
-        flow.bodies[number] = level.body
-        flow.makes[number] = tuple(
-            self._tensor(name, level.scopes[-1], maker=number, constant=constant) for name in node.output if name
-        )
+        flow.node_inputs[number] = tuple(tensor for tensor in found if tensor is not None)
+        flow.owning_nodes[number] = level.owning_node
+        flow.graph_numbers[number] = level.graph_number
+        flow.node_outputs[number] = outputs
+        for tensor in outputs:
+            flow.producers[tensor] = number
+            # In an invalid file several nodes may produce one name: the nodes that follow consume the latest.
+            level.scopes[-1][flow.tensor_names[tensor]] = tensor
 
-    def _open(self, body: onnx.GraphProto, holder: int, around: _Level) -> _Level:
+    def _enter(self, graph: onnx.GraphProto, owning_node: int, outer: _Level) -> _Level:
         scope: dict[str, int] = {}
-        for weight in body.initializer:
-            self._flow.weights.add(self._tensor(weight.name, scope, constant=True))
-        for value in body.input:
+        for weight in graph.initializer:
+            self._flow.initializers.add(self._add_tensor(weight.name, scope))
+        for value in graph.input:
             if value.name not in scope:
-                self._flow.formal.add(self._tensor(value.name, scope))
-        outputs = tuple(value.name for value in body.output)
-        self._count += around.body is not None
-        return _Level(
-            iter(body.node), [*around.scopes, scope], holder, outputs, self._count if around.body is not None else None
-        )
+                self._flow.subgraph_inputs.add(self._add_tensor(value.name, scope))
+        outputs = tuple(value.name for value in graph.output)
+        graph_number = None
+        if outer.graph_number is not None:
+            self._subgraphs += 1
+            graph_number = self._subgraphs
+        nodes = self._with_outputs(graph.node, scope)
+        return _Level(nodes, [*outer.scopes, scope], owning_node, outputs, graph_number)
 
-    def _close(self, level: _Level) -> None:
-        if level.holder == NOBODY:
+    def _leave(self, level: _Level) -> None:
+        if level.owning_node == NO_NODE:
             return
-        results = [_look_up(name, level.scopes) for name in level.outputs if name]
-        own = tuple(tensor for tensor in results if tensor is not None)
-        self._flow.reads[level.holder] += own
+        outputs = [_look_up(name, level.scopes) for name in level.outputs if name]
+        self._flow.node_inputs[level.owning_node] += tuple(tensor for tensor in outputs if tensor is not None)
+
+    def _propagate_constants(self) -> None:
+        """Mark the initializers, and the outputs of nodes without subgraphs whose inputs are all constant."""
+        flow = self._flow
+        flow.is_constant = [tensor in flow.initializers for tensor in range(len(flow.tensor_names))]
+        # How many inputs of each node are not known to be constant.
+        unknown = [
+            sum(not flow.is_constant[tensor] for tensor in dict.fromkeys(tensors)) for tensors in flow.node_inputs
+        ]
+        waiting = [node for node, count in enumerate(unknown) if not count and node not in self._control_flow]
+        while waiting:
+            for tensor in flow.node_outputs[waiting.pop()]:
+                flow.is_constant[tensor] = True
+                for consumer in flow.consumers[tensor]:
+                    unknown[consumer] -= 1
+                    if not unknown[consumer] and consumer not in self._control_flow:
+                        waiting.append(consumer)
 
 
 @dataclasses.dataclass(slots=True)
 class _Level:
-    nodes: Iterator[onnx.NodeProto]
+    """A graph that is being visited: its remaining nodes, each with its output tensors."""
+
+    nodes: Iterator[tuple[onnx.NodeProto, tuple[int, ...]]]
     scopes: list[dict[str, int]]
-    holder: int
+    owning_node: int
     outputs: tuple[str, ...]
-    body: int | None
-
-
-def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    found: list[onnx.GraphProto] = []
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            found.append(attribute.g)
-        found.extend(attribute.graphs)
-    return found
+    graph_number: int | None
 
 
 def _look_up(name: str, scopes: list[dict[str, int]]) -> int | None:
@@ -199,16 +225,16 @@ def _look_up(name: str, scopes: list[dict[str, int]]) -> int | None:
 
 def _add_types(flow: FlowGraph, model: onnx.ModelProto, inferred: InferredTypes) -> None:
     known = value_types(model.graph)
-    wanted = {flow.names[tensor] for makes in flow.makes for tensor in makes} & flow.numbers.keys()
-    if not wanted <= known.keys():
-        # What the file says goes first: inference may know less of a dynamic shape.
+    produced = {flow.tensor_names[tensor] for outputs in flow.node_outputs for tensor in outputs}
+    if not produced & flow.tensor_numbers.keys() <= known.keys():
+        # The file's own types take precedence: inference may know less about a dynamic shape.
         found = inferred()
         known = {**(value_types(found) if found is not None else {}), **known}
-    flow.types = {number: known[name] for name, number in flow.numbers.items() if name in known}
+    flow.types = {number: known[name] for name, number in flow.tensor_numbers.items() if name in known}
 
 
 def value_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
-    """The types that a graph says its tensors have."""
+    """The tensor types that a graph declares, by name."""
     found: dict[str, TensorType] = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind = value.type.tensor_type

@@ -19,14 +19,14 @@ def nodes_with_ids(model: ir.Model) -> list[tuple[str, ir.Node]]:
     """
     tops: list[tuple[str, Iterable[ir.Node]]] = [("", model.graph)]
     tops += [(function_prefix(*key), function) for key, function in model.functions.items()]
-    return _identified(tops, lambda node: [value.name for value in node.outputs], subgraphs_of)
+    return _with_ids(tops, lambda node: [value.name for value in node.outputs], subgraphs_of)
 
 
 def proto_nodes_with_ids(model: onnx.ModelProto) -> list[tuple[str, onnx.NodeProto]]:
     """The same ids for a model as protobuf parses it from the file."""
     tops: list[tuple[str, Iterable[onnx.NodeProto]]] = [("", model.graph.node)]
     tops += [(function_prefix(f.domain, f.name, f.overload), f.node) for f in model.functions]
-    return _identified(tops, lambda node: list(node.output), proto_subgraph_nodes)
+    return _with_ids(tops, lambda node: list(node.output), proto_subgraph_nodes)
 
 
 def function_prefix(domain: str, name: str, overload: str) -> str:
@@ -36,22 +36,22 @@ def function_prefix(domain: str, name: str, overload: str) -> str:
 _Node = TypeVar("_Node")
 
 
-def _identified(
+def _with_ids(
     tops: Iterable[tuple[str, Iterable[_Node]]],
     outputs_of: Callable[[_Node], list[str | None]] | Callable[[_Node], list[str]],
     inner_graphs: Callable[[_Node], Iterable[tuple[str, Iterable[_Node]]]],
 ) -> list[tuple[str, _Node]]:
     found: list[tuple[str, _Node]] = []
-    # How often each id was asked for: an invalid file may give one name to many outputs.
+    # How often each id was requested: in an invalid file many outputs may have one name.
     uses: dict[str, int] = {}
 
     def unique(wanted: str) -> str:
-        identity = wanted
-        while identity in uses:
+        node_id = wanted
+        while node_id in uses:
             uses[wanted] += 1
-            identity = f"{wanted}#{uses[wanted]}"
-        uses[identity] = 1
-        return identity
+            node_id = f"{wanted}#{uses[wanted]}"
+        uses[node_id] = 1
+        return node_id
 
     def identify(prefix: str, nodes: Iterable[_Node]) -> Iterator[tuple[str, _Node]]:
         for position, node in enumerate(nodes):
@@ -67,10 +67,10 @@ def _identified(
                 stack.pop()
                 continue
             found.append(following)
-            identity, node = following
+            node_id, node = following
             subgraphs = inner_graphs(node)
             if subgraphs:
-                stack.extend(reversed([identify(f"{identity}/{name}/", inner) for name, inner in subgraphs]))
+                stack.extend(reversed([identify(f"{node_id}/{name}/", inner) for name, inner in subgraphs]))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The tensors of an ONNX graph: what produces each, and which nodes consume it."""
+"""The tensors of an ONNX graph, each with its producer and its consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GraphTensor:
     Attributes:
         id: Its name, prefixed with the path to its graph as in node ids: ``If_3/then_branch/add_7``.
         value: The tensor itself.
-        source: Where it comes from: a node, an input of the graph, or an initializer.
+        source: Whether it is an output of a node, an input of the graph, or an initializer.
         producer: The id of the node that produces it, or None.
         consumers: The ids of the nodes that consume it, in graph order. An output of a subgraph is consumed by the
             owning node; an outer value that a subgraph uses is consumed by the node inside.
@@ -39,24 +39,24 @@ def tensors_with_ids(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | Non
 
     Args:
         model: The model.
-        nodes: The result of `nodes_with_ids`, if it is at hand.
+        nodes: The result of `nodes_with_ids`, if already computed.
     """
     nodes = nodes_with_ids(model) if nodes is None else nodes
-    identities = {node: identity for identity, node in nodes}
+    ids = {node: node_id for node_id, node in nodes}
     positions = {node: position for position, (_, node) in enumerate(nodes)}
     prefixes: dict[ir.Graph, tuple[str, str | None]] = {model.graph: ("", None)}
     prefixes.update({f.graph: (function_prefix(*key), None) for key, f in model.functions.items()})
-    for identity, node in nodes:
-        prefixes.update({body: (f"{identity}/{name}/", identity) for name, body in subgraphs_of(node)})
+    for node_id, node in nodes:
+        prefixes.update({graph: (f"{node_id}/{name}/", node_id) for name, graph in subgraphs_of(node)})
     found: list[GraphTensor] = []
 
     def add(value: ir.Value, prefix: str, source: Literal["node", "input", "weight"], producer: str | None) -> None:
         if not value.name:
             return
         consumers = {use.node for use in value.uses() if use.node in positions}
-        # onnx_ir lists uses in the order in which they came about.
+        # onnx_ir lists uses in the order in which they were added.
         ordered = sorted(consumers, key=positions.__getitem__) if len(consumers) > 1 else consumers
-        names = dict.fromkeys(identities[node] for node in ordered)
+        names = dict.fromkeys(ids[node] for node in ordered)
         if value in owned:
             names[owned[value]] = None
         found.append(GraphTensor(prefix + value.name, value, source, producer, tuple(names), value in outputs))
@@ -73,7 +73,7 @@ def tensors_with_ids(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | Non
                 add(value, prefix, "weight", None)
         for node in graph:
             for value in node.outputs:
-                add(value, prefix, "node", identities[node])
+                add(value, prefix, "node", ids[node])
     return found
 
 

@@ -35,7 +35,7 @@ def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """The inputs, initializers and node outputs of a graph by name, those of its subgraphs aside."""
+    """The inputs, initializers and node outputs of a graph by name, without those of its subgraphs."""
     values = [*graph.inputs, *graph.initializers.values()]
     values.extend(value for node in graph for value in node.outputs)
     return {value.name: value for value in values if value.name}
@@ -46,7 +46,7 @@ def proto_subgraph_nodes(node: onnx.NodeProto) -> Iterable[tuple[str, Iterable[o
 
 
 def proto_subgraphs_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The subgraphs of a node as it lies in the file, each with the name that identities give it."""
+    """The subgraphs of a node as protobuf parses it, each with its name in node ids."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g

@@ -13,10 +13,10 @@ from modelexport.graph.traversal import subgraphs_of
 class ValueNumbers:
     """One number for each value of a model's graphs.
 
-    Two values have the same number when the same operation with the same attributes made them from values of
-    the same numbers, or when they are constants of the same content: those that common-subexpression
-    elimination may merge. The output of a node with a subgraph, or of one without inputs that is no constant (random
-    numbers), is equal to nothing but itself.
+    Two values have the same number if the same operator with the same attributes computes them from values of the same
+    numbers, or if they are constants of the same content: those that common-subexpression elimination may merge. The
+    output of a node with a subgraph, or of a node without inputs that is not a constant (random numbers), has a number
+    of its own.
 
     Args:
         model: The model.
@@ -35,20 +35,20 @@ class ValueNumbers:
         self._number_graph(model.graph)
 
     def of(self, value: ir.Value) -> int:
-        """The value's number; one that no numbered graph holds gets a new one."""
+        """The number of a value; a value that is in no numbered graph gets a new one."""
         number = self._numbers.get(value)
-        return number if number is not None else self._enter(value, ("alone", value), dynamic=True)
+        return number if number is not None else self._enter(value, ("unique", value), dynamic=True)
 
     def is_dynamic(self, value: ir.Value) -> bool:
         """Whether the value depends on an input of the model."""
         return self._dynamic.get(value, True)
 
     def producers(self, value: ir.Value) -> list[ir.Node]:
-        """The nodes that make a value of this value's number."""
+        """The nodes that produce a value of this value's number."""
         return self._producers.get(self.of(value), [])
 
     def alike(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> list[ir.Node]:
-        """The nodes that do the operation of a node of another graph, on values equal to these."""
+        """The nodes with the operator and attributes of a node of another graph, on values equal to these."""
         key = self._operation_key(node, inputs)
         number = self._keys.get((key, 0)) if inputs else None
         return self._producers.get(number, []) if number is not None else []
@@ -71,21 +71,21 @@ class ValueNumbers:
                 if value not in self._numbers:
                     self._enter(value, self._constants.key(value) or ("weight", value.name), dynamic=False)
             for node in current:
-                bodies = [body for _, body in subgraphs_of(node)]
-                self._number_node(node, bool(bodies))
-                for body in bodies:
-                    for value in body.inputs:
+                subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
+                self._number_node(node, bool(subgraphs))
+                for subgraph in subgraphs:
+                    for value in subgraph.inputs:
                         self._enter(value, ("input", value), dynamic=True)
-                waiting.extend(bodies)
+                waiting.extend(subgraphs)
 
-    def _number_node(self, node: ir.Node, has_bodies: bool) -> None:
+    def _number_node(self, node: ir.Node, has_subgraphs: bool) -> None:
         if self._passed_on and node.outputs and node.outputs[0] in self._passed_on:
             result, source = node.outputs[0], self._passed_on[node.outputs[0]]
             self._numbers[result], self._dynamic[result] = self.of(source), self.is_dynamic(source)
             return
-        dynamic = has_bodies or any(self.is_dynamic(value) for value in node.inputs if value is not None)
-        if has_bodies or not node.inputs:
-            key: object = ("alone", node)
+        dynamic = has_subgraphs or any(self.is_dynamic(value) for value in node.inputs if value is not None)
+        if has_subgraphs or not node.inputs:
+            key: object = ("unique", node)
         else:
             key = self._operation_key(node, node.inputs)
         for position, value in enumerate(node.outputs):
@@ -95,14 +95,14 @@ class ValueNumbers:
 
 
 class _Constants:
-    """Finds out which values are constants, and of what content."""
+    """Which values are constants, and their content."""
 
     def __init__(self) -> None:
-        # The operators, each with its one attribute, of which onnx_ir said that this attribute is their result.
-        self._holders: set[object] = set()
+        # The operators, each with its only attribute, for which onnx_ir returned that attribute as the output.
+        self._constant_operators: set[object] = set()
 
     def key(self, value: ir.Value) -> object | None:
-        """What tells a constant from others: its content, unless it is large, unknown or lies in another file."""
+        """The content of a constant as a key; None if it is large, unknown or in another file."""
         tensor = self._tensor(value)
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
             return None
@@ -117,19 +117,19 @@ class _Constants:
         name, attribute = next(iter(node.attributes.items()))
         if attribute.is_ref() or attribute.type != ir.AttributeType.TENSOR:
             return ir.convenience.get_const_tensor(value)
-        # Asked once for each operator: it checks the tensor's type each time, which takes longer than all else here.
-        holder = (node.op_identifier(), len(node.outputs), name)
-        if holder in self._holders:
+        # onnx_ir is called once for each operator: its check of the tensor's type takes longer than all else here.
+        operator = (node.op_identifier(), len(node.outputs), name)
+        if operator in self._constant_operators:
             content: ir.TensorProtocol = attribute.value
             return content
         tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None and tensor is attribute.value:
-            self._holders.add(holder)
+            self._constant_operators.add(operator)
         return tensor
 
 
 def attributes_key(node: ir.Node) -> object:
-    """The attributes of a node but for its bodies, in a form that can be compared."""
+    """The attributes of a node without its subgraphs, in a form that can be compared."""
     return tuple(sorted((name, _attribute_key(attribute)) for name, attribute in node.attributes.items()))
 
 

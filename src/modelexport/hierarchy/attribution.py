@@ -1,4 +1,4 @@
-"""Who owns a node, who contributed to it, and how that is known."""
+"""The owner of a node, its contributors, and the evidence for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Kind(StrEnum):
     """How an attribution came about.
 
     EXACT: the exporter recorded the call for this very node.
-    FUSED: the node does the work of several calls; its owner is the one that made its result.
-    MERGED: equal nodes of several calls became this one.
-    FOLDED: the node holds what was computed by nodes that are gone.
-    INFERRED: nothing was recorded; the owner is reasoned from data flow.
+    FUSED: the node does the work of several calls; its owner is the one that computed its output.
+    MERGED: equal nodes of several calls were merged into this one.
+    FOLDED: the node is a constant, folded from nodes of the original graph.
+    INFERRED: nothing was recorded; the owner was inferred from data flow or values.
     """
 
     EXACT = "exact"
@@ -30,13 +30,13 @@ class Attribution(msgspec.Struct, frozen=True):
     """The owner of a node and the evidence for it.
 
     Attributes:
-        owner: The call the node belongs to, its primary context.
+        owner: The call that the node belongs to.
         kind: How that is known.
-        confidence: From 0 to 1; docs/attribution.md says what each value stands for.
-        reason: The evidence in words.
+        confidence: From 0 to 1; docs/attribution.md explains each value.
+        reason: A sentence about the evidence.
         contributors: The other calls whose work the node also does.
-        context: The calls whose results the node joins, where they are several: a residual add belongs to the call
-            that ran it, and joins what others made.
+        context: The calls whose outputs the node joins, if there are several: a residual add belongs to the call
+            that ran it, and joins outputs of others.
     """
 
     owner: CallId

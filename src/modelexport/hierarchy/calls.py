@@ -1,4 +1,4 @@
-"""Module calls: one run of a module's `forward`, the tensors that enter and leave it, and the tree of calls."""
+"""Module calls: one run of a module's `forward`, its input and output tensors, and the tree of calls."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 
 from modelexport.hierarchy.modules import ROOT_PATH, TensorInfo
 
-# Not any number of digits: Python refuses to read one of thousands.
+# Limited, because Python refuses to parse a number of thousands of digits.
 _INDEXED = re.compile(r"@[0-9]{1,18}$")
 
 
 @dataclasses.dataclass(frozen=True, order=True, slots=True)
 class CallId:
-    """One run of a module's `forward`: the module's canonical path and how many calls came before.
+    """The id of a module call: the module's canonical path and the number of its earlier calls.
 
     Written ``path``, ``path@1``, ``path@2`` for the first, second and third call. Where the path itself ends
-    like an index (a child that someone named ``a@1``), the index is always written, so that the text can be
-    read back without the module tree.
+    like an index (a child named ``a@1``), the index is always written, so that the text can be parsed without the
+    module tree.
     """
 
     path: str
@@ -33,7 +33,7 @@ class CallId:
 
     @classmethod
     def parse(cls, text: str) -> CallId:
-        """Read what `str` wrote."""
+        """Parse the result of `str`."""
         if _INDEXED.search(text):
             path, _, index = text.rpartition("@")
             return cls(path, int(index))
@@ -44,14 +44,14 @@ ROOT_CALL = CallId(ROOT_PATH)
 
 
 class BoundaryTensor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tensor that enters or leaves a module call.
+    """An input or output tensor of a module call.
 
     Attributes:
-        name: The forward argument or the result's field, with the way to a nested tensor: ``states.0.key``.
-        tensor: The tensor of the ONNX graph that holds it, or None where the graph no longer has it.
-        info: Its shape and type, where they were seen.
+        name: The forward argument or the result's field, with the path to a nested tensor: ``states.0.key``.
+        tensor: Its tensor in the ONNX graph, or None if the rewritten graph no longer has it.
+        info: Its shape and type, if they were recorded.
         stand_in: For an argument that the graph no longer has: the tensor that all its consumers consume in its place,
-            each by the same operation. Put back in that place, the argument gives the same results.
+            each by the same operation. With the argument in that place, the results are the same.
     """
 
     name: str
@@ -61,7 +61,7 @@ class BoundaryTensor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModuleCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call with the call that made it and its boundary; `parent` is None for the root's."""
+    """One call with its caller, inputs and outputs; `parent` is None for the root call."""
 
     path: str
     index: int = 0
@@ -71,12 +71,12 @@ class ModuleCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def id(self) -> CallId:
-        """The call's identity."""
+        """The id of the call."""
         return CallId(self.path, self.index)
 
 
 class CallTree:
-    """The module calls of one forward pass, callers before callees. The root's is always among them."""
+    """The module calls of one forward pass, callers before callees. The root call is always included."""
 
     def __init__(self, calls: Mapping[CallId, ModuleCall]) -> None:
         self._calls = {ROOT_CALL: ModuleCall(ROOT_PATH), **calls}
@@ -104,12 +104,12 @@ class CallTree:
         return chain
 
     def common_caller(self, first: CallId, second: CallId) -> CallId:
-        """The innermost call that both ran inside of, or are."""
+        """The innermost call that encloses both, or is one of them."""
         outer = set(self.chain(first))
         return next((call for call in self.chain(second) if call in outer), ROOT_CALL)
 
     def innermost_around(self, calls: Iterable[CallId]) -> CallId:
-        """The innermost call that all of these ran inside of, or are."""
+        """The innermost call that encloses all of these, or is one of them."""
         remaining = iter(sorted(calls))
         around = next(remaining, ROOT_CALL)
         for call in remaining:

@@ -1,6 +1,6 @@
-"""Every attribution there can be: its kind, its confidence and its reason, one function for each case.
+"""The kind, confidence and reason of every attribution, one function for each case.
 
-docs/attribution.md lists what each confidence stands for.
+docs/attribution.md explains each confidence.
 """
 
 from __future__ import annotations
@@ -44,12 +44,17 @@ SCOPED_NAME: Final = 0.6
 NEAREST_NODES: Final = 0.5
 
 
-# --- recorded, and what rewriting made of it -------------------------------------------------------------------
+# --- recorded by the exporter, and rewritten -------------------------------------------------------------------
 
 
 def recorded_by_exporter(call: CallId) -> Attribution:
     """The exporter recorded the call of the node."""
     return Attribution(call, Kind.EXACT, CERTAIN, "the exporter recorded this call for the node")
+
+
+def recorded_before_optimization(call: CallId) -> Attribution:
+    """The exporter recorded the call of the node, and an optimizer rewrote the graph since, unseen."""
+    return Attribution(call, Kind.INFERRED, *named_by_torch())
 
 
 def fused(own: Attribution, contributors: Iterable[CallId]) -> Attribution:
@@ -191,7 +196,7 @@ UNSEEN_SUBGRAPH: Final = "the values in this subgraph were not seen"
 
 
 def one_of_candidates(candidates: Iterable[CallId], evidence: str, calls: CallTree) -> Attribution:
-    """The candidates ran between the matched tensors around the node; `evidence` says why its value does not decide."""
+    """The candidates ran between the matched tensors around the node; `evidence` is why its value does not decide."""
     known = set(candidates)
     owner = calls.innermost_around(known)
     if len(known) == 1:

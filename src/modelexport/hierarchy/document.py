@@ -1,4 +1,4 @@
-"""The document: what an export knows of the hierarchy of one ONNX graph, with a schema version."""
+"""The document: the hierarchy of one ONNX graph as an export records it, with a schema version."""
 
 from __future__ import annotations
 

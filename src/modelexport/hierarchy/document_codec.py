@@ -1,4 +1,4 @@
-"""The document as JSON and back: an untrusted sidecar is checked before anything uses it."""
+"""Encode the document as JSON and decode it; an untrusted sidecar is checked before anything uses it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encode_document(document: HierarchyDocument) -> bytes:
 
 
 def decode_document(data: bytes, source: str) -> HierarchyDocument:
-    """Read what `encode_document` wrote.
+    """Decode the result of `encode_document`.
 
     Args:
         data: The JSON.
@@ -47,14 +47,14 @@ def decode_document(data: bytes, source: str) -> HierarchyDocument:
         document = msgspec.json.decode(data, type=HierarchyDocument)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{source} is not a valid hierarchy document: {error}") from error
-    problem = _repeated_key(data, document) or _misfit(document)
+    problem = _repeated_key(data, document) or _inconsistency(document)
     if problem is not None:
         raise FileFormatError(f"{source} is not a valid hierarchy document: {problem}")
     return document
 
 
 def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
-    """An object with a repeated key, of which readers would keep different values, in words; None if there is none."""
+    """Describe an object with a repeated key, of which parsers keep different values; None if there is none."""
     if encode_document(document) == data:
         # Exactly as `encode_document` writes it. Encoding is much faster than checking each key.
         return None
@@ -70,14 +70,14 @@ def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
     return None
 
 
-def _misfit(document: HierarchyDocument) -> str | None:
-    """Why the parts of a document are inconsistent, in words; None if they are consistent."""
+def _inconsistency(document: HierarchyDocument) -> str | None:
+    """Describe why the parts of a document are inconsistent; None if they are consistent."""
     paths = {module.path for module in document.modules}
     if ROOT_PATH not in paths:
         return "it has no root module"
-    orphan = next((path for path in paths if (parent_path(path) or ROOT_PATH) not in paths), None)
-    if orphan is not None:
-        return f"the parent of module {orphan!r} is missing"
+    unattached = next((path for path in paths if (parent_path(path) or ROOT_PATH) not in paths), None)
+    if unattached is not None:
+        return f"the parent of module {unattached!r} is missing"
     deep = next((path for path in paths if path.count(".") > MAX_DEPTH), None)
     if deep is not None:
         return f"the module {deep[:80]!r}… is nested in more than {MAX_DEPTH} others"
@@ -105,15 +105,15 @@ def _endless_call(calls: Mapping[str, CallRecord]) -> str | None:
     """A call whose callers form a cycle or exceed the depth limit."""
     depths: dict[str, int] = {}
     for name in calls:
-        way: list[str] = []
+        path: list[str] = []
         current: str | None = name
         while current is not None and current not in depths:
-            way.append(current)
-            if len(way) > MAX_DEPTH:
+            path.append(current)
+            if len(path) > MAX_DEPTH:
                 return name
             current = calls[current].parent
         below = depths[current] if current is not None else 0
-        depths.update((passed, depth) for depth, passed in enumerate(reversed(way), start=below + 1))
+        depths.update((passed, depth) for depth, passed in enumerate(reversed(path), start=below + 1))
         if depths[name] > MAX_DEPTH:
             return name
     return None

@@ -1,4 +1,4 @@
-"""Which modules a caller has named as boundaries: by path, by class, or by a function of their own."""
+"""Find the modules that a user names as boundaries: by path, by class, or by a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def boundary_paths(tree: ModuleTree, boundaries: Boundaries) -> frozenset[str]:
     Args:
         tree: The modules.
         boundaries: Module paths (``encoder.layer.0``, with ``*`` and ``?`` as in file names), classes (themselves, or
-            ``class:BertLayer`` by name or qualified name), or a function that says of each module whether it is one.
+            ``class:BertLayer`` by name or qualified name), or a function that returns whether a module is one.
 
     Raises:
         InputError: One of them names no module of this model.
@@ -27,7 +27,7 @@ def boundary_paths(tree: ModuleTree, boundaries: Boundaries) -> frozenset[str]:
     if callable(boundaries):
         return frozenset(module.path for module in tree if boundaries(module))
     if isinstance(boundaries, str):
-        raise InputError(f"boundaries={boundaries!r} is one text: give a list of module paths or classes")
+        raise InputError(f"boundaries={boundaries!r} is a single string: give a list of module paths or classes")
     found: set[str] = set()
     for boundary in boundaries:
         named = {module.path for module in tree if _is_named(module, boundary)}

@@ -1,4 +1,4 @@
-"""What a model is made of: its modules, the calls of their `forward`, and the tensors that enter and leave."""
+"""The modules of a model: their classes, parameters and tree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 ROOT_PATH = ""
-# Modules around a module, calls around a call: Python's own stack ends before.
+# The deepest nesting of modules and of calls; Python's own stack is less deep.
 MAX_DEPTH = 500
 
 
@@ -19,7 +19,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 
 class ForwardArgument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One argument of a module's `forward`, as `inspect.signature` gives it."""
+    """One argument of a module's `forward`, as `inspect.signature` reports it."""
 
     name: str
     kind: str = "positional_or_keyword"
@@ -27,18 +27,18 @@ class ForwardArgument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModuleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of one module without running it.
+    """One module, described without running it.
 
     Attributes:
         path: The canonical path: the first name in `named_modules()`. The root's is empty.
-        class_name: The class as people write it.
+        class_name: The name of the class.
         qualified_class: The class with the Python module that defines it.
         aliases: The other names that reach the same module.
         forward_arguments: The arguments of `forward`.
-        parameters: The module's own parameters, by local name; those of its children are theirs.
+        parameters: The module's own parameters, by local name, without those of its children.
         buffers: The module's own buffers, by local name.
         children: Child name to class name.
-        tied_parameters: Own parameters that an earlier module holds too: local name to that one's full name.
+        tied_parameters: Own parameters that an earlier module has too: local name to the full name there.
     """
 
     path: str
@@ -60,7 +60,7 @@ def parent_path(path: str) -> str | None:
 
 
 def ancestor_paths(path: str) -> Iterator[str]:
-    """The paths that enclose `path`, nearest first, ending with the root; `path` itself is not among them."""
+    """The paths that enclose `path`, nearest first, ending with the root, without `path` itself."""
     current = parent_path(path)
     while current is not None:
         yield current
@@ -70,13 +70,6 @@ def ancestor_paths(path: str) -> Iterator[str]:
 def contains(outer: str, inner: str) -> bool:
     """Whether the module at `outer` is the one at `inner` or encloses it."""
     return outer == ROOT_PATH or inner == outer or inner.startswith(outer + ".")
-
-
-def common_ancestor(first: str, second: str) -> str:
-    """The path of the smallest module that contains both."""
-    if contains(first, second):
-        return first
-    return next(path for path in ancestor_paths(first) if contains(path, second))
 
 
 class ModuleTree:

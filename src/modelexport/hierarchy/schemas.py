@@ -17,7 +17,7 @@ def json_schema(title: str, *kinds: Any) -> dict[str, Any]:
 
 
 def or_null(schema: Any) -> Any:
-    """The same schema, for content in which NaN and infinity are written as null."""
+    """The schema for JSON in which NaN and infinity are written as null."""
     if isinstance(schema, list):
         return [or_null(part) for part in schema]
     if not isinstance(schema, dict):

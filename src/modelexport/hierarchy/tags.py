@@ -1,7 +1,7 @@
-"""Which modules show in tags, and how a module call becomes a tag.
+"""Compute the tag of a module call, and which modules are visible in tags.
 
-A tag is a way to read a call, never the evidence for it: hiding a class changes what people see and nothing
-else. Tags depend on the module tree and the call alone, so they are the same from run to run.
+A tag only displays a call: hiding a class changes tags and nothing else. Tags depend only on the module tree and
+the call, so they are the same in every run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_TORCH_NN_EXCEPTIONS = (
     "LayerNorm",
 )
 
-# Written in place of the characters that separate the parts of a tag, so that no name can imitate one.
+# Escapes of the characters that separate the parts of a tag.
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "@": "%40", ".": "%2E"})
 
 
@@ -37,9 +37,9 @@ class TagView(msgspec.Struct, frozen=True):
     """Which modules are visible.
 
     Attributes:
-        torch_nn_exceptions: The torch.nn classes that show: names, ``"all"`` or ``"none"``.
-        include: Patterns on qualified class names that show whatever torch.nn filtering says.
-        exclude: Patterns on qualified class names that are hidden; they win over `include`.
+        torch_nn_exceptions: The visible torch.nn classes: names, ``"all"`` or ``"none"``.
+        include: Patterns of qualified class names that are visible even if torch.nn filtering hides them.
+        exclude: Patterns of qualified class names that are hidden, with priority over `include`.
     """
 
     torch_nn_exceptions: tuple[str, ...] | Literal["all", "none"] = DEFAULT_TORCH_NN_EXCEPTIONS
@@ -53,7 +53,7 @@ class TagView(msgspec.Struct, frozen=True):
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
     ) -> TagView:
-        """A view from what callers write; None stands for the default exceptions."""
+        """Create a view from arguments of the caller; None means the default exceptions."""
         exceptions: tuple[str, ...] | Literal["all", "none"]
         if torch_nn_exceptions is None:
             exceptions = DEFAULT_TORCH_NN_EXCEPTIONS
@@ -71,7 +71,7 @@ class TagView(msgspec.Struct, frozen=True):
         return cls(exceptions, _names("include", include), _names("exclude", exclude))
 
     def shows(self, module: ModuleInfo) -> bool:
-        """Whether the module is visible. The root always is: it is the name of the whole."""
+        """Whether the module is visible. The root always is."""
         if module.path == ROOT_PATH:
             return True
         if _matches(module.qualified_class, self.exclude):
@@ -86,7 +86,7 @@ class TagView(msgspec.Struct, frozen=True):
 
 
 def _names(argument: str, given: object) -> tuple[str, ...]:
-    """A list of names as callers write it; a lone string would be taken apart into its letters."""
+    """Check a list of names; a single string would be split into its characters."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InputError(f"{argument}={given!r} is not a list of names: write {argument}=[{given!r}]")
     names = tuple(given)
@@ -116,11 +116,10 @@ class TagScheme:
         return path in self._segments
 
     def tag(self, call: CallId, calls: CallTree) -> str:
-        """The tag of a call; for a hidden module that of its nearest visible ancestor.
+        """The tag of a call; for a hidden module the tag of its nearest visible ancestor.
 
-        Each segment carries the index of the call that was running, so everything below ``/Net/Block@1`` has
-        that prefix. A module that encloses this one in the tree without having called it (a shared module that
-        someone else calls) has no index.
+        Each segment has the index of the running call, so all tags below ``/Net/Block@1`` have that prefix. A module
+        that encloses this one in the tree without calling it (a shared module that another module calls) has no index.
         """
         running: dict[str, int] = {}
         for caller in calls.chain(call):
@@ -129,7 +128,7 @@ class TagScheme:
         return "".join(_with_index(self._segments[path], running.get(path, 0)) for path in reversed(visible))
 
     def module_tag(self, path: str) -> str:
-        """The tag of a module whatever its calls; for a hidden one that of its nearest visible ancestor."""
+        """The tag of a module regardless of calls; for a hidden one the tag of its nearest visible ancestor."""
         return self.tag(CallId(path), CallTree({}))
 
 
@@ -138,7 +137,7 @@ def _with_index(segment: str, index: int) -> str:
 
 
 def _segments(tree: ModuleTree, view: TagView) -> dict[str, str]:
-    """The segment of each visible module: its class, and what tells it apart from siblings of that class."""
+    """The segment of each visible module: its class, and a suffix that distinguishes siblings of that class."""
     visible = {module.path for module in tree if view.shows(module)}
     relative: dict[str, tuple[str, ...]] = {}
     families: dict[tuple[str, str], list[str]] = {}
@@ -152,14 +151,14 @@ def _segments(tree: ModuleTree, view: TagView) -> dict[str, str]:
 
     segments = {ROOT_PATH: _escape(tree[ROOT_PATH].class_name)}
     for (_, class_name), members in families.items():
-        suffixes = _telling_suffixes([relative[path] for path in members])
+        suffixes = _distinctive_suffixes([relative[path] for path in members])
         for path, suffix in zip(members, suffixes, strict=True):
             segments[path] = ".".join(_escape(part) for part in (class_name, *suffix))
     return segments
 
 
-def _telling_suffixes(names: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """For each name its shortest suffix that no other name ends with; a trailing number always shows."""
+def _distinctive_suffixes(names: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """For each name its shortest suffix that no other name ends with; a trailing number is always kept."""
     endings = Counter(name[-length:] for name in names for length in range(1, len(name) + 1))
     suffixes: list[tuple[str, ...]] = []
     for name in names:

@@ -1,4 +1,4 @@
-"""onnxruntime and the ONNX checker in a child process with limits, so that a crash or an endless loop stays there."""
+"""onnxruntime and the ONNX checker in a child process with limits, which contains crashes and endless loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ONNX checker and shape inference on a file: they are C++ that a file can crash or keep busy forever."""
+"""Run the ONNX checker and shape inference on a file: C++ code that a file can crash or put into an endless loop."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from modelexport.errors import OnnxRunError
 from modelexport.limits import RunLimits
 from modelexport.ort.runner import Runner
 
-# What each of the three requests may take: so much, and so much more for each byte of file and graph.
+# The limits of each of the three requests: a base, and an addition for each byte of file and graph.
 _SECONDS = 60.0
 _BYTES_PER_SECOND = 2**20
 _MEMORY_BYTES = 2**29
 _MEMORY_PER_BYTE = 10
-# Weights of up to so many elements may be shapes, which inference needs.
+# Weights of up to this many elements may be shapes, which inference needs.
 _SHAPE_ELEMENTS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelChecks:
-    """What the ONNX checker and shape inference say about a file.
+    """The results of the ONNX checker and of shape inference.
 
     Attributes:
-        checker: Why the ONNX checker does not accept the file; empty where it does.
-        shapes: Why shape inference does not; empty where it does.
-        inferred: The graph's tensors with the types that inference found; None where it found none.
+        checker: Why the ONNX checker rejects the file; empty if it accepts it.
+        shapes: Why shape inference rejects the file; empty if it accepts it.
+        inferred: The graph's tensors with inferred types; None if inference failed.
     """
 
     checker: str
@@ -46,7 +46,7 @@ def check_file(path: Path, model: onnx.ModelProto) -> ModelChecks:
     """
     try:
         light = without_large_weights(model).SerializeToString()
-    except ValueError as error:  # larger than protobuf writes, or a field that it reads and does not write
+    except ValueError as error:  # larger than protobuf can write, or a field that it can read and not write
         light, unwritable = b"", f"the model cannot be sent to shape inference: {error}"
     else:
         unwritable = ""
@@ -76,7 +76,7 @@ def _types(runner: Runner, graph: np.ndarray) -> onnx.GraphProto | None:
         graph_types.ParseFromString(next(arrays).tobytes())
         return graph_types
     except OnnxRunError:
-        # Types help other rules; the problem itself was reported by the strict inference before.
+        # Other rules work without types; strict inference has already reported the problem.
         return None
 
 
@@ -91,10 +91,10 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     graph.value_info.extend(model.graph.value_info)
-    given = {value.name for value in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     for weight in model.graph.initializer:
         if weight.data_location != onnx.TensorProto.EXTERNAL and math.prod(weight.dims) <= _SHAPE_ELEMENTS:
             graph.initializer.append(weight)
-        elif weight.name not in given:
+        elif weight.name not in inputs:
             graph.input.append(onnx.helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims)))
     return light

@@ -1,4 +1,4 @@
-"""A model made ready to run: large weights in files that the child process maps, and any of its tensors as outputs."""
+"""Prepare a model for runs in the child process, which maps large weights from files and returns any tensor."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from modelexport.ort.runner import Runner
 
 Array = npt.NDArray[Any]
 
-# Weights up to this are sent to the child process with the model.
+# Weights up to this total size are sent to the child process with the model.
 _INLINE_BYTES = 2**24
 _SMALL_BYTES = 1024
-# An external weight of so few elements may be a shape, which onnxruntime needs before it runs anything.
+# An external weight of up to this many elements may be a shape, which onnxruntime needs to create a session.
 _SHAPE_ELEMENTS = 128
-# What one run returns at most: the graph runs once for each group of so many tensors.
+# The most that one run returns: the graph runs once for each group of tensors of this size and number.
 _GROUP_BYTES = 2**28
 _GROUP_TENSORS = 1024
 _UNKNOWN_BYTES = 2**20
-# Element types that numpy does not have: they go in and come out as 32-bit floats, which represent all their values.
+# Element types that numpy does not have: passed and returned as 32-bit floats, which represent all their values.
 _WIDENED = frozenset(
     {
         onnx.TensorProto.BFLOAT16,
@@ -45,7 +45,7 @@ _WIDENED = frozenset(
 
 @contextlib.contextmanager
 def prepared(model: ir.Model) -> Iterator[PreparedModel]:
-    """Prepare a model for runs. Weights that lie in files stay there; others are written to a temporary folder once.
+    """Prepare a model for runs. External weights stay in their files; large inline weights go to a temporary file.
 
     Raises:
         FileFormatError: The model cannot be serialized (text that is not UTF-8, a tensor that contradicts its shape),
@@ -68,7 +68,7 @@ def prepared(model: ir.Model) -> Iterator[PreparedModel]:
 
 
 def external_folder(model: ir.Model) -> Path | None:
-    """The folder of the model's external data; None where all weights are in memory."""
+    """The folder of the model's external data; None if all weights are in memory."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
@@ -77,7 +77,7 @@ def external_folder(model: ir.Model) -> Path | None:
 
 
 def numpy_type(dtype: ir.DataType) -> np.dtype | None:
-    """The numpy type in which an input of that element type is passed; None where there is none."""
+    """The numpy type in which an input of this element type is passed; None if there is none."""
     if dtype.value in _WIDENED:
         return np.dtype(np.float32)
     try:
@@ -92,11 +92,11 @@ class PreparedModel:
 
     Args:
         model: The model; it is changed.
-        folder: Where its external data lies.
+        folder: The folder of its external data.
 
     Attributes:
         proto: The model without its outputs.
-        folder: Where its external data lies.
+        folder: The folder of its external data.
         outputs: The names of the model's outputs.
         produced: The names of the tensors that nodes of the main graph produce.
     """
@@ -107,7 +107,7 @@ class PreparedModel:
         self.outputs = [value.name for value in graph.output]
         self.produced = [name for node in graph.node for name in node.output if name]
         self._types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
-        # onnxruntime infers types itself; the shapes that an exporter wrote down need not be those of other inputs.
+        # onnxruntime infers types itself; the shapes in the file may not hold for these inputs.
         del graph.output[:]
         del graph.value_info[:]
         # Node names may repeat in ONNX, and onnxruntime rejects that.
@@ -133,19 +133,19 @@ class PreparedModel:
         names: Sequence[str] | None = None,
         unknown_bytes: int = _UNKNOWN_BYTES,
     ) -> Iterator[tuple[str, Array]]:
-        """Run the model and yield tensors of its main graph, one at a time; those that are not numeric are left out.
+        """Run the model and yield tensors of its main graph, one at a time, without those that are not numeric.
 
         Args:
-            runner: Where it runs.
+            runner: Runs it.
             feeds: Its inputs by name; they are converted to the declared types.
-            names: The tensors; None for the model's outputs. Many are had in several runs, so that the child process
-                never holds all of them.
-            unknown_bytes: What a tensor of unknown size counts for.
+            names: The tensors; None for the model's outputs. Many tensors take several runs, which limits the memory
+                of the child process.
+            unknown_bytes: The assumed size of a tensor of unknown shape.
 
         Raises:
             OnnxRunError: onnxruntime cannot run the model on these inputs.
         """
-        given = self._feeds(feeds)
+        converted = self._feeds(feeds)
         for group in self._groups(self.outputs if names is None else names, unknown_bytes):
             widened = {_widened(name): name for name in group if self._types_of(name) in _WIDENED}
             wanted = {name: name for name in group} | {name: new for new, name in widened.items()}
@@ -157,7 +157,7 @@ class PreparedModel:
             )
             # Protobuf merges a message that follows another: the graph is serialized once for all groups.
             pieces = [self._serialized(), onnx.ModelProto(graph=graph).SerializeToString()]
-            for name, array in runner.run(pieces, given, list(wanted.values()), self.folder):
+            for name, array in runner.run(pieces, converted, list(wanted.values()), self.folder):
                 yield widened.get(name, name), array
 
     def _types_of(self, name: str) -> int:
@@ -196,7 +196,7 @@ class PreparedModel:
         return found
 
     def _serialized(self) -> bytes:
-        """The model without outputs; inputs of types that numpy does not have come in as floats."""
+        """The model without outputs; inputs of types that numpy does not have are replaced by float inputs."""
         if self._content is None:
             model = self.proto
             if any(value.type.tensor_type.elem_type in _WIDENED for value in model.graph.input):
@@ -205,8 +205,8 @@ class PreparedModel:
                 _widen_inputs(model.graph)
             try:
                 self._content = model.SerializeToString()
-            except Exception as error:  # protobuf has several for it
-                raise OnnxRunError(f"the graph is too large to be sent with its weights in it: {error}") from error
+            except Exception as error:  # protobuf raises several types
+                raise OnnxRunError(f"the graph with its inline weights is too large to serialize: {error}") from error
         return self._content
 
 

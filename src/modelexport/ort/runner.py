@@ -21,9 +21,9 @@ from modelexport.ort import worker
 
 _MESSAGE_CHARACTERS = 400
 _STDERR_BYTES = 4096
-# The stream of a process that has ended is at its end, unless a process of its own holds it open.
+# The stream of an ended process is closed, unless a child of that process keeps it open.
 _SECONDS_FOR_STDERR = 5.0
-# A file with many graphs that never end must not take the time limit once for each of them.
+# A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
 
@@ -32,7 +32,7 @@ def require_onnxruntime() -> None:
     """Check that onnxruntime is installed, without importing it.
 
     Raises:
-        InputError: It is not.
+        InputError: It is not installed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
         raise InputError("running an ONNX model needs onnxruntime: pip install 'modelexport[runtime]'")
@@ -44,8 +44,8 @@ class Runner:
     A context manager: the process ends with the context, and with this process.
 
     Args:
-        limits: What one request may take.
-        threads: How many threads onnxruntime uses; 0 for as many as it wants.
+        limits: The limits of one request.
+        threads: The number of threads of onnxruntime; 0 for its default.
     """
 
     def __init__(self, limits: RunLimits = DEFAULT_RUN_LIMITS, *, threads: int = 0) -> None:
@@ -70,13 +70,13 @@ class Runner:
         outputs: Sequence[str],
         folder: Path | None = None,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Run a graph once. Yields its outputs, one at a time; those that are not numeric tensors are left out.
+        """Run a graph once. Yields its outputs, one at a time, without those that are not numeric tensors.
 
         Args:
             model: The serialized model, in one or more pieces.
-            feeds: Its inputs by name, of the types it declares; names that it does not have are ignored.
+            feeds: Its inputs by name, of the declared types; other names are ignored.
             outputs: The names of the outputs.
-            folder: Where its external data lies.
+            folder: The folder of its external data.
 
         Raises:
             OnnxRunError: onnxruntime rejected the graph, failed, crashed, timed out or ran out of memory.
@@ -102,22 +102,22 @@ class Runner:
 
         Args:
             task: One of the worker's tasks.
-            name: What does the work, for error messages.
+            name: The library that does the work, for error messages.
             header: The task's arguments.
             arrays: Its arrays.
 
         Returns:
-            The answer's header, and its arrays as they arrive. The next request drops those that were not read.
+            The answer's header, and its arrays as they arrive. The next request discards those that were not read.
 
         Raises:
             OnnxRunError: The task failed, crashed or timed out.
             InputError: The process cannot be started.
         """
         if self._timeouts >= _MOST_TIMEOUTS:
-            raise OnnxRunError(f"not tried: {name} timed out {self._timeouts} times before on this file")
+            raise OnnxRunError(f"skipped: {name} already timed out {self._timeouts} times on this file")
         process = self._started()
         with self._failing_as(name, process):
-            # A write can fail although the process sent an answer before it ended: read that.
+            # If the process answered and ended, the write fails and the answer can still be read.
             with self._timed(process):
                 with contextlib.suppress(OSError):
                     worker.write_message(cast(BinaryIO, process.stdin), {**header, "task": task}, arrays)
@@ -136,14 +136,14 @@ class Runner:
 
     def _received(self, name: str, process: subprocess.Popen[bytes], entries: Sequence[Any]) -> Iterator[np.ndarray]:
         for entry in entries:
-            # The consumer's own time between two arrays does not count.
+            # The time that the consumer takes between two arrays does not count.
             with self._failing_as(name, process), self._timed(process):
                 array = worker.read_array(cast(BinaryIO, process.stdout), entry)
             self._unread -= 1
             yield array
 
     def _check_size(self, entries: Sequence[Any]) -> None:
-        """A process within its limit cannot send more than that; one that lies must not fill our memory."""
+        """Reject an answer beyond the memory limit: an untrusted process must not fill our memory."""
         sizes = [worker.array_bytes(entry) for entry in entries]
         most = self._limits.memory_bytes
         if any(size < 0 for size in sizes) or (most is not None and sum(sizes) > most):
@@ -160,7 +160,7 @@ class Runner:
             self._stop()
             raise OnnxRunError(f"the process of {name} sent an invalid answer: {error}") from error
         except BaseException:
-            # Half a message is on its way: the process cannot be used any more.
+            # A message may be incomplete: the process cannot be used any more.
             self._stop()
             raise
 
@@ -184,14 +184,14 @@ class Runner:
             timer.join()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        # It may have been killed since the last answer, by the time limit in that moment or by the system, or it still
-        # waits for a consumer that gave up.
+        # It may have been killed since the last answer, by the time limit or by the system, or it still sends arrays
+        # that the consumer did not read.
         if self._process is not None and (self._expired or self._unread or self._process.poll() is not None):
             self._stop()
         if self._process is not None:
             return self._process
-        # As a script, by its path: the caller's main module need not be importable again, as with multiprocessing.
-        # What can be imported here can be imported there. Ctrl-C is for this process, which then stops that one.
+        # Started as a script: unlike multiprocessing, that does not import the caller's main module again. It has this
+        # process's import path. Ctrl-C reaches only this process, which then stops the child.
         memory = self._limits.memory_bytes
         process = subprocess.Popen(
             [sys.executable, "-P", worker.__file__, str(os.getpid()), "" if memory is None else str(memory)],
@@ -241,7 +241,7 @@ class Runner:
 
 
 class _Tail:
-    """Reads a stream in a thread and keeps its end: what a process printed last says why it ended."""
+    """Reads a stream in a thread and keeps its end: the last line of stderr explains why a process ended."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._kept = b""

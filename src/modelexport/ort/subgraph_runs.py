@@ -1,6 +1,6 @@
-"""What the subgraphs of If, Loop and Scan compute: each runs as a model of its own, on the tensors it captures.
+"""Run the subgraphs of If, Loop and Scan, each as a model of its own on the tensors that it captures.
 
-So both branches of an If are seen, on any inputs. Of a loop it is the last iteration.
+So both branches of an If run, on any inputs. A loop runs its last iteration.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from modelexport.graph import proto_nodes_with_ids, proto_subgraphs_of
 from modelexport.ort.prepared_model import Array, PreparedModel
 from modelexport.ort.runner import Runner
 
-# Called with the path of a subgraph (``If_3/then_branch/``), a tensor that it is passed or produces, and its content.
+# Called with the path of a subgraph (``If_3/then_branch/``) and the name and content of an input or produced tensor.
 SubgraphReceiver = Callable[[str, str, Array], None]
 
-# The attribute that an operator has whose subgraph does not return whether to continue.
+# The attribute of operators whose subgraph does not return a loop condition.
 _WITHOUT_CONDITION = "num_scan_inputs"
 _PER_OUTPUT = ("scan_output_axes", "scan_output_directions")
 
 
 def run_subgraphs(runner: Runner, model: PreparedModel, feeds: Mapping[str, Array], receive: SubgraphReceiver) -> None:
-    """Run every subgraph, nested ones too; those that cannot run by themselves are left out.
+    """Run every subgraph, nested ones too, except those that cannot run alone.
 
     Args:
-        runner: Where they run.
+        runner: Runs them.
         model: The model; it is not changed.
         feeds: Its inputs.
-        receive: Called with each tensor that a node in a subgraph produces, or that the subgraph is passed.
+        receive: Called with each input of a subgraph and each tensor that its nodes produce.
     """
     _SubgraphRuns(runner, model, receive).run(feeds)
 
@@ -43,10 +43,10 @@ class _Scope:
     """A graph that can be run.
 
     Attributes:
-        source: The graph as it lies in the original model.
-        model: It as a model.
+        source: The graph in the original model.
+        model: The graph as a model.
         feeds: The inputs of that model.
-        known: The tensors of it that its subgraphs capture.
+        known: Its tensors that its subgraphs capture.
     """
 
     source: onnx.GraphProto
@@ -60,9 +60,9 @@ class _SubgraphRuns:
         self._runner = runner
         self._model = model
         self._receive = receive
-        # Kept, so that the nodes are the same Python objects when they are looked up.
+        # Kept alive, so that the Python objects of the nodes stay the same.
         self._nodes = proto_nodes_with_ids(model.proto)
-        self._identities = {id(node): identity for identity, node in self._nodes}
+        self._ids = {id(node): node_id for node_id, node in self._nodes}
 
     def run(self, feeds: Mapping[str, Array]) -> None:
         waiting = [_Scope(self._model.proto.graph, self._model.proto, feeds)]
@@ -88,7 +88,7 @@ class _SubgraphRuns:
         return dict(PreparedModel(wanted, self._model.folder).tensors(self._runner, feeds, names))
 
     def _enter(self, scope: _Scope) -> Iterator[tuple[str, onnx.GraphProto, dict[str, Array]]]:
-        """The subgraphs of a scope, each with its path and the tensors that it is passed in its last iteration."""
+        """The subgraphs of a scope, each with its path and its inputs in the last iteration."""
         subgraphs = [graph for node in scope.source.node for _, graph in proto_subgraphs_of(node)]
         if not subgraphs:
             return
@@ -103,21 +103,21 @@ class _SubgraphRuns:
             try:
                 found = self._run(model, scope.feeds, [*wanted, *more])
             except OnnxRunError:
-                # Without the iterations there are still the branches.
+                # The second attempt runs without the inputs of iterations, and so without loops.
                 continue
             scope.known.update({name: found[name] for name in wanted if name in found})
             last = {name: found[name][-1] for name in more if name in found and len(found[name])}
             break
         for position, node in enumerate(scope.source.node):
             for name, graph in proto_subgraphs_of(node):
-                formal = {value.name: last.get(_shown(position, value.name)) for value in graph.input}
-                passed = {key: np.asarray(value) for key, value in formal.items() if value is not None}
-                if len(passed) == len(formal):
-                    yield f"{self._identities[id(node)]}/{name}/", graph, passed
+                found_inputs = {value.name: last.get(_shown(position, value.name)) for value in graph.input}
+                passed = {key: np.asarray(value) for key, value in found_inputs.items() if value is not None}
+                if len(passed) == len(found_inputs):
+                    yield f"{self._ids[id(node)]}/{name}/", graph, passed
 
 
 def _with_iterations_shown(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of the model whose loops return what each iteration is passed, stacked, and the names of these outputs."""
+    """A copy of the model whose loops also return the stacked inputs of their iterations, and the names of these."""
     if not any(graph.input for node in model.graph.node for _, graph in proto_subgraphs_of(node)):
         return model, []
     shown, names = copy.deepcopy(model), list[str]()
@@ -127,7 +127,7 @@ def _with_iterations_shown(model: onnx.ModelProto) -> tuple[onnx.ModelProto, lis
             continue
         _, graph = subgraphs[0]
         has_condition = not any(attribute.name == _WITHOUT_CONDITION for attribute in node.attribute)
-        # Trailing outputs without a consumer may be left out; nothing can follow them then.
+        # Trailing outputs may be omitted. They are named here, because outputs are appended.
         left_out = [""] * (len(graph.output) - has_condition - len(node.output))
         results = [name or _shown(position, f"#{n}") for n, name in enumerate((*node.output, *left_out))]
         del node.output[:]
@@ -145,12 +145,12 @@ def _with_iterations_shown(model: onnx.ModelProto) -> tuple[onnx.ModelProto, lis
 
 
 def _shown(position: int, name: str) -> str:
-    """The name of the additional output of a loop that shows what its iterations are passed."""
+    """The name of the additional output of a loop for one input of its iterations."""
     return f"modelexport.iterations/{position}/{name}"
 
 
 def _as_model(outer: _Scope, graph: onnx.GraphProto, passed: Mapping[str, Array]) -> _Scope | None:
-    """A subgraph as a model: the tensors it captures are inputs, except weights; None where one is unknown."""
+    """A subgraph as a model: the tensors it captures are inputs, except weights; None if one is unknown."""
     weights = {weight.name: weight for weight in outer.model.graph.initializer}
     captured = _captured(graph)
     if not all(name in weights or name in outer.known for name in captured):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-# A header lists arrays by type and shape; a longer one is not one of ours.
+# A header lists arrays by type and shape. A longer header is invalid.
 _HEADER_BYTES = 2**28
 _LENGTH_BYTES = 8
 # Types with a plain layout in memory: floats, integers, booleans.
@@ -49,7 +49,7 @@ def read_header(stream: BinaryIO) -> dict[str, Any]:
 
     Raises:
         EOFError: The other side has closed the stream.
-        ValueError: It sent something that is not a message.
+        ValueError: The stream does not contain a message.
     """
     length = int.from_bytes(_read(stream, _LENGTH_BYTES), "little")
     if length > _HEADER_BYTES:
@@ -99,11 +99,11 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # Run the graph of the file, not what onnxruntime would optimize it to.
+    # Run the graph of the file, not an optimized one.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = header["threads"]
-    # Each graph runs once: both of these would reserve the memory of the weights a second time.
+    # Each graph runs once, and both of these would allocate the memory of the weights a second time.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.disable_prepacking", "1")
     if header["folder"]:
@@ -112,8 +112,8 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     del arrays[: header["pieces"]]
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     del model
-    taken = {value.name for value in session.get_inputs()}
-    feeds = {name: array for name, array in zip(header["feeds"], arrays, strict=True) if name in taken}
+    names = {value.name for value in session.get_inputs()}
+    feeds = {name: array for name, array in zip(header["feeds"], arrays, strict=True) if name in names}
     results = session.run(header["outputs"], feeds)
     tensors = {
         position: value
@@ -124,14 +124,14 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
 
 
 def _check(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """The ONNX checker on a file, by its path: the checker looks for external data beside it."""
+    """Run the ONNX checker on a file, by its path: the checker looks for external data beside it."""
     import onnx.checker
 
     return _problem(onnx.checker.check_model, header["path"], full_check=False), ()
 
 
 def _infer_strictly(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Whether shape inference accepts a model."""
+    """Run strict shape inference on a model."""
     import onnx.shape_inference
 
     infer = onnx.shape_inference.infer_shapes
@@ -139,7 +139,7 @@ def _infer_strictly(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answ
 
 
 def _infer_types(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """The types that shape inference finds: a serialized graph without nodes and weights."""
+    """Infer types. Returns a serialized graph without nodes and weights."""
     import onnx.shape_inference
 
     graph = onnx.shape_inference.infer_shapes(arrays[0].tobytes(), data_prop=True).graph
@@ -170,7 +170,7 @@ _TASKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any], list[np.ndarray]], 
 def _limit_memory(amount: int) -> None:
     try:
         import resource
-    except ImportError:  # Windows has no such limit
+    except ImportError:  # not available on Windows
         return
     for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, amount)):
         hard = resource.getrlimit(what)[1]
@@ -179,7 +179,7 @@ def _limit_memory(amount: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends. Elsewhere the end of stdin does (`_receive`)."""
+    """Let Linux kill this process when its parent ends. Elsewhere the end of stdin ends it (`_receive`)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -189,7 +189,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _receive(stream: BinaryIO, requests: queue.SimpleQueue[Request]) -> None:
-    """Read requests in a thread of their own, so that the end of the parent is noticed while a graph runs."""
+    """Read requests in a separate thread, so that the process ends with its parent also while a graph runs."""
     try:
         while True:
             header = read_header(stream)
@@ -216,7 +216,7 @@ def main() -> None:
     _end_with_parent(int(parent))
     if memory:
         _limit_memory(int(memory))
-    # What libraries print to stdout must not end up between the messages.
+    # Output that libraries print to stdout must not mix with the messages.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Turns evidence into owners: infers those that were not recorded, and carries them over to a rewritten graph."""
+"""Turns evidence into owners: infers unrecorded ones from data flow, and projects owners onto a rewritten graph."""
 
 from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add_contexts, infer_missing

@@ -1,4 +1,4 @@
-"""Walks over data flow with a bounded number of visits: the nodes between two sets of tensors, and those behind one.
+"""Walks over data flow with a bounded number of visits: the nodes between two sets of tensors, and those after a node.
 
 The node and value types are the caller's: the nodes of an ONNX graph, or the operators of an eager run.
 """
@@ -12,13 +12,13 @@ from typing import TypeVar
 N = TypeVar("N")
 V = TypeVar("V")
 
-# Rewriting is local, so that all regions of a graph together hold each node a few times. Where they overlap more than
-# this, the rest is told from the starting nodes alone: the work stays linear whatever the graph.
+# Rewriting is local, so each node is in few regions of a graph. Where regions overlap more than this, they are cut to
+# their starting nodes: the run time stays linear in the size of the graph.
 _VISITS_PER_NODE = 32
 
 
 class VisitBudget:
-    """How many nodes may still be visited."""
+    """The number of nodes that may still be visited."""
 
     def __init__(self, visits: int) -> None:
         self._left = visits
@@ -29,7 +29,7 @@ class VisitBudget:
         return cls(_VISITS_PER_NODE * (nodes + 1))
 
     def spend(self) -> bool:
-        """Take one visit; False where none is left."""
+        """Use one visit; False where none is left."""
         if self._left <= 0:
             return False
         self._left -= 1
@@ -47,9 +47,9 @@ def region(
     Args:
         starts: The nodes that compute the region's outputs.
         inputs: The values that a node consumes.
-        producers: For a node and a value that it consumes: the nodes that produce the value; none where the path ends
-            outside of the region; None where the value is an input of the region.
-        budget: How many nodes may be visited.
+        producers: For a node and a value that it consumes: the nodes that produce the value; an empty collection where
+            the path leaves the region; None where the value is an input of the region.
+        budget: The number of nodes that may be visited.
     """
     found: dict[N, bool] = {}
     for start in starts:
@@ -77,7 +77,7 @@ def region(
 
 
 def downstream(start: N, consumers: Callable[[N], Iterable[N]], budget: VisitBudget) -> list[N]:
-    """The starting node and all that it leads to, nearest first; `consumers` gives those of one node to go on to."""
+    """The starting node and all nodes downstream, nearest first; `consumers` returns those of one node to follow."""
     found: dict[N, None] = {start: None}
     waiting = collections.deque([start])
     while waiting:

@@ -1,10 +1,9 @@
 """The boundary tensors of module calls in a rewritten graph.
 
-A boundary tensor that the rewriting removed may have a replacement. An optimizer that removes a node (an expansion that
-broadcasting does anyway, the first of two reshapes) lets the consumers of its output consume another tensor. Where each
-consumer does the same operation with the same other inputs, the removed tensor could be put back in that place, and the
-consumer would compute what it computed. So a module with that argument can still be extracted, with the argument as its
-input.
+A boundary tensor that the rewriting removed may have a replacement. An optimizer that removes a node (an expansion
+before a broadcast, the first of two reshapes) connects the consumers of its output to another tensor. Where each
+consumer does the same operation with the same other inputs, the removed tensor can be fed in place of that tensor
+without changing the results. So a module with that argument can still be extracted, with the argument as its input.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import onnx_ir as ir
 
+from modelexport.graph import same_constant
 from modelexport.hierarchy import Attribution, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
@@ -90,7 +90,7 @@ class _BoundaryFinder:
         replacement = consumed.pop()
         if replacement is None:
             return None
-        # Whatever the call consumes of it must be in place of the argument.
+        # Every use of it in the call must replace a use of the argument.
         own = self._rewritten_nodes.of(call)
         if any(use.node in own and (use.node, use.idx) not in counterparts for use in replacement.uses()):
             return None
@@ -112,20 +112,11 @@ class _BoundaryFinder:
         if original is None or own is None:
             return original is own
         same = self._values.rewritten_values.get(self._values.tensor(original.name or "") or "")
-        return same is own or _is_same_constant(original, own)
-
-
-def _is_same_constant(one: ir.Value, other: ir.Value) -> bool:
-    first, second = ir.convenience.get_const_tensor(one), ir.convenience.get_const_tensor(other)
-    if first is None or second is None or first.dtype != second.dtype or list(first.shape) != list(second.shape):
-        return False
-    if first.dtype == ir.DataType.STRING or first.nbytes > _MAX_CONSTANT_BYTES:
-        return False
-    return first.tobytes() == second.tobytes()
+        return same is own or same_constant(original, own, _MAX_CONSTANT_BYTES)
 
 
 class _NodesByCall:
-    """The nodes that work for each call, or for one inside of it."""
+    """The nodes of each call, those of its callees included."""
 
     def __init__(self, calls: CallTree, owners: Mapping[ir.Node, Attribution]) -> None:
         self._calls = calls

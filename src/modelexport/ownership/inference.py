@@ -1,4 +1,4 @@
-"""Inference: owners for nodes without a recorded one, from data flow.
+"""Inference of owners from data flow, for nodes without a recorded one.
 
 The owner is the smallest call that explains the node: the innermost common caller of the calls that compute its inputs
 and of those that consume its outputs. A node never crosses into another subtree than that one.
@@ -16,8 +16,8 @@ import onnx_ir as ir
 from modelexport.graph import nodes_of, subgraphs_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, confidence
 
-# The calls of a node's consumers are replaced by their innermost common caller where they are more than this: without
-# a limit, long chains of unknown nodes would carry ever larger sets along.
+# More calls than this are replaced by their innermost common caller: without a limit, long chains of unknown nodes
+# would accumulate ever larger sets.
 _MAX_CALLS = 64
 
 
@@ -26,11 +26,10 @@ class InferencePolicy:
     """How owners are inferred for nodes without a recorded one.
 
     Attributes:
-        advanced: Whether data flow decides. Without it such a node belongs to the root, or to the call of the node
-            that owns its subgraph.
-        boundaries: The paths of modules that inference may not cross. Seen from outside, such a module is one thing:
-            what enters and leaves it belongs to its caller, and only nodes with evidence on all sides inside of it are
-            its own.
+        advanced: Whether to use data flow. Otherwise such a node belongs to the root, or to the call of the node that
+            owns its subgraph.
+        boundaries: The paths of modules that inference must not cross. A node at the edge of such a module belongs to
+            its caller; only a node with all its evidence inside the module belongs to the module.
     """
 
     advanced: bool = True
@@ -46,7 +45,7 @@ def infer_missing(
     calls: CallTree,
     policy: InferencePolicy = DEFAULT_POLICY,
 ) -> dict[ir.Node, Attribution]:
-    """`known`, with an inferred attribution for every node of the model that it misses."""
+    """`known`, plus an inferred attribution for every other node of the model."""
     found = dict(known)
     _Inference(found, calls, policy).complete_graph(model.graph)
     if model.functions:
@@ -55,7 +54,7 @@ def infer_missing(
 
 
 def add_contexts(model: ir.Model, found: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Attribution]:
-    """The attributions; a node that joins results of several calls has those calls as its context."""
+    """The attributions, with the calls of a node's producers as its context where they are several."""
     joined = dict(found)
     for node in nodes_of(model.graph):
         producers = [producer for value in node.inputs if value is not None and (producer := value.producer())]
@@ -103,12 +102,12 @@ class _Inference:
                 waiting.extend((subgraph, self._found[node].owner) for _, subgraph in subgraphs_of(node))
 
     def _infer_nodes(self, missing: list[ir.Node], graph: ir.Graph, around: CallId | None) -> None:
-        """Evidence travels along chains of unknown nodes, down from known producers and up from known consumers."""
+        """Propagate evidence along chains of unknown nodes, from known producers and from known consumers."""
         unknown = set(missing)
         sources: dict[ir.Node, frozenset[CallId]] = {}
         for node in missing:
             producers = {value.producer() for value in node.inputs if value is not None}
-            # What a subgraph consumes from outside says who computed it, not who runs the subgraph.
+            # A value from outside a subgraph is evidence of its producer, not of the call that runs the subgraph.
             inside = [producer for producer in producers if producer is not None and producer.graph is graph]
             sources[node] = self._gather(inside, unknown, sources)
         served: dict[ir.Node, frozenset[CallId]] = {}
@@ -118,7 +117,7 @@ class _Inference:
             served[node] = self._gather(consumers, unknown, served)
         for node in missing:
             has_producers = any(value is not None and value.producer() is not None for value in node.inputs)
-            # A constant has consumers only: they are all the evidence there can be.
+            # A constant has consumers only: no other evidence is possible.
             one_side = not served[node] or (has_producers and not sources[node])
             self._found[node] = self._infer(_Evidence(sources[node], served[node], one_side), around)
 
@@ -152,8 +151,8 @@ class _Inference:
         return confidence.agreeing_neighbours(owner)
 
     def _seen_across_boundaries(self, evidence: _Evidence, around: CallId | None) -> set[CallId]:
-        """The evidence as it looks from where the node stands: a boundary that is not around all of it hides what
-        is inside, and shows its caller instead."""
+        """The evidence, with each call inside a boundary that the node is outside of replaced by the boundary's
+        caller."""
         if not self._policy.boundaries:
             return set(evidence.calls)
         inside = around if around is not None else ROOT_CALL
@@ -173,7 +172,7 @@ class _Inference:
 
 
 def _complete_functions(model: ir.Model, found: dict[ir.Node, Attribution], calls: CallTree) -> None:
-    """A local function works for all nodes that call it: their innermost common caller is its owner."""
+    """Attribute the nodes of local functions to the innermost common caller of the nodes that call the function."""
     users: dict[ir.OperatorIdentifier, list[Attribution]] = {}
     for node in model.graph.all_nodes():
         if node.op_identifier() in model.functions:

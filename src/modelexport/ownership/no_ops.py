@@ -1,7 +1,7 @@
-"""No-op nodes: which nodes return an input unchanged, whatever they are called.
+"""No-op nodes: which nodes return an input unchanged.
 
-No list of operators says which do (a product with one, a sum with zero, a reshape to the same shape). The nodes are run
-on numbers of all magnitudes: where the result is always one of the inputs, they are no-ops.
+There is no list of such operators (a product with one, a sum with zero, a reshape to the same shape). The nodes are run
+on numbers of all magnitudes: if the output always equals one of the inputs, they are no-ops.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from onnx.reference import ReferenceEvaluator
 
 from modelexport.graph import nodes_of
 
-# A no-op is a few nodes, whose constants are scalars, shapes and axes.
+# A no-op consists of a few nodes, whose constants are scalars, shapes and axes.
 _MAX_NODES = 8
 _MAX_CONSTANT_BYTES = 1024
 _MAX_ELEMENTS = 2**22
 _TRIALS = 4
-# So many different numbers are tried, repeated in a large tensor; no shape has a period that divides it.
+# The number of different numbers in a trial, repeated in a large tensor. A prime, so that it divides no shape.
 _NUMBERS = 4093
-# Sizes for symbolic dimensions, each its own.
+# Sizes for symbolic dimensions, a different one for each.
 _SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
-# A shape that reductions, transpositions and removed axes of size one change.
+# A shape that every reduction, transposition and removal of an axis of size one changes.
 _TRIAL_SHAPE = (1, 2, 3, 1, 4)
 
 
 def passed_on_values(model: ir.Model) -> dict[ir.Value, ir.Value]:
-    """For the output of each node that returns its only input, whatever that is: the value that it passes on.
+    """For the output of each node that always returns its only input: that input.
 
-    Each operator is tried once, in the form that has one input, one output and no attributes.
+    Each operator is tried once, with one input, one output and no attributes.
     """
     known: dict[ir.OperatorIdentifier, bool] = {}
     found: dict[ir.Value, ir.Value] = {}
@@ -58,18 +58,18 @@ def _returns_its_input(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     try:
         with np.errstate(all="ignore"):
             results: Any = ReferenceEvaluator(_as_model(group, opsets)).run(None, {"x": sample})
-    except Exception:  # noqa: BLE001  an operator that cannot be run, for whatever reason, is taken for one that computes
+    except Exception:  # noqa: BLE001  an operator that cannot run counts as one that computes
         return False
     return _same(sample, np.asarray(results[0]))
 
 
 class RemovedNoOps:
-    """Finds the tensors of a rewritten graph that equal tensors which were removed with the no-op nodes behind them.
+    """Finds the tensors of a rewritten graph that equal tensors which were removed together with no-op nodes.
 
     Args:
         original: The original graph.
         original_values: Its values by name.
-        rewritten_values: Those of the rewritten graph; it may know types that the original does not.
+        rewritten_values: Those of the rewritten graph, which may have types that the original does not.
         tensors: For tensors of the original graph that the rewritten graph has: their names there.
     """
 
@@ -97,7 +97,7 @@ class RemovedNoOps:
         return self._tensors[source] if source is not None else None
 
     def _removed_with(self, result: ir.Value) -> _NodeGroup | None:
-        """The nodes behind a removed tensor, back to tensors that are still there; None where they are too many."""
+        """The nodes that compute a removed tensor from surviving ones; None where they are too many."""
         group = _NodeGroup(result)
         waiting = [result]
         while waiting:
@@ -124,7 +124,7 @@ class RemovedNoOps:
 
 @dataclasses.dataclass
 class _NodeGroup:
-    """Nodes with one result, and what they consume: constants, and the names of other tensors."""
+    """Nodes with one result, and their inputs: constants, and the names of other tensors."""
 
     result: ir.Value
     nodes: list[ir.Node] = dataclasses.field(default_factory=list)
@@ -152,7 +152,7 @@ def _returned_input(group: _NodeGroup, types: Mapping[str, ir.Value], opsets: Ma
             candidates = {name for name in candidates if _same(samples[name], np.asarray(results[0]))}
             if not candidates:
                 return None
-    except Exception:  # noqa: BLE001  what cannot be run, for whatever reason, is taken to compute something
+    except Exception:  # noqa: BLE001  nodes that cannot run count as computing
         return None
     return candidates.pop() if len(candidates) == 1 else None
 

@@ -1,7 +1,7 @@
 """Owners of the nodes of a rewritten graph, from those of the original nodes between the same tensors.
 
-A node of the rewritten graph computes its outputs from its inputs. The nodes of the original graph that lie between the
-same tensors are the region it replaces, and the calls in that region are its owner and contributors.
+A node of the rewritten graph computes its outputs from its inputs. The nodes of the original graph between the same
+tensors are the region it replaces, and the calls in that region are its owner and contributors.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from modelexport.hierarchy import Attribution, CallId, CallTree, Kind, confidenc
 from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
 
-# An unmatched node is taken together with this many nodes behind it at most: where more lie between it and a matched
-# tensor, its producers and consumers tell more.
+# The maximum number of nodes from an unmatched node to matched tensors: beyond it, the producers and consumers of the
+# node are better evidence.
 _MAX_GROUP = 64
 
 
 class NodeProjector:
-    """Carries the owners of an original graph over to the nodes of the graph it was rewritten into.
+    """Projects the owners of an original graph onto the nodes of the graph it was rewritten into.
 
     Args:
         values: Which tensor of the rewritten graph is which of the original.
         owners: The attribution of every node of the original graph.
         calls: The module calls.
-        recorded: Attributions that were recorded for nodes of the rewritten graph themselves; they count for those
-            that no tensor of the original graph leads to.
+        recorded: Attributions that were recorded for nodes of the rewritten graph themselves; used for nodes that match
+            no tensor of the original graph.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class NodeProjector:
         return next((self._by_output[name] for name in names if name and name in self._by_output), None)
 
     def _is_same_operation(self, node: ir.Node, producer: ir.Node) -> bool:
-        """Whether `node` does exactly what `producer` did: then what it no longer consumes did no work."""
+        """Whether `node` does the same as `producer`: then removed inputs were computed by no-ops."""
         if not same_operation(node, producer):
             return False
         for own, original in zip(node.inputs, producer.inputs, strict=True):
@@ -109,7 +109,7 @@ class NodeProjector:
         return True
 
     def _project_unmatched(self, node: ir.Node) -> Attribution | None:
-        """The owner of a node whose outputs are new, from the matched tensors behind it.
+        """The owner of a node whose outputs are new, from the matched tensors downstream of it.
 
         The node and its consumers, until every output is matched, replace a region of the original graph. Consumers
         with a counterpart in the region account for that part; the rest is what the node does.
@@ -141,16 +141,16 @@ class NodeProjector:
     ) -> list[ir.Node]:
         """The nodes of the original graph between what a group of the rewritten graph consumes and these producers.
 
-        Paths that end at another tensor of the rewritten graph were cut by the rewriting (folded shape arithmetic), and
-        values that depend on no input of the model count for nobody here. Only a node with this `operator` may have
-        taken over work whose result is still there for others.
+        A path that ends at another tensor of the rewritten graph was removed by the rewriting (folded shapes), and
+        constants are ignored. Only a node with this `operator` may replace nodes whose outputs the rewritten graph
+        still has for other consumers.
         """
         values = self._values
         members = set(group)
         consumed = [value for node in members for value in _consumed_values(node) if value.producer() not in members]
         stops = {number for value in consumed for number in values.numbers_of(value)}
 
-        def behind(node: ir.Node, value: ir.Value) -> tuple[ir.Node, ...] | None:
+        def producers_of(node: ir.Node, value: ir.Value) -> tuple[ir.Node, ...] | None:
             if not values.is_dynamic(value):
                 return ()
             number = values.number(value)
@@ -161,7 +161,7 @@ class NodeProjector:
                 return ()
             return (producer,)
 
-        return region(producers, _consumed_values, behind, self._budget)
+        return region(producers, _consumed_values, producers_of, self._budget)
 
     def _callers_of_removed_equals(self, original: ir.Value) -> frozenset[CallId]:
         """The calls that computed an equal value which the rewritten graph no longer has."""
@@ -187,7 +187,7 @@ class NodeProjector:
 
 
 def _working_calls(found: Attribution) -> set[CallId]:
-    """The calls whose work a node does; the contributors of an inferred owner are candidates only."""
+    """The calls that computed a node; the contributors of an inferred owner are only candidates."""
     if found.kind is Kind.INFERRED:
         return {found.owner}
     return {found.owner, *found.contributors}

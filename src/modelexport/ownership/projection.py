@@ -1,4 +1,4 @@
-"""Projection: the owners and call boundaries of one graph carried over to the graph it was rewritten into."""
+"""Projection of the owners and call boundaries of an original graph onto the graph it was rewritten into."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """What the original graph says about the rewritten one.
+    """Owners and call boundaries in the rewritten graph.
 
     Attributes:
         attributions: The owner of every node.
@@ -34,7 +34,7 @@ class Projection:
     values: ValueCorrespondence | None = None
 
     def renamed(self, by_tensor: Mapping[str, T]) -> dict[str, T]:
-        """What is known of tensors of the original main graph, by their names in the rewritten one."""
+        """A mapping by tensors of the original main graph, keyed by their names in the rewritten one."""
         if self.values is None:
             return dict(by_tensor)
         names = {name: self.values.tensor(name) for name in by_tensor}
@@ -51,15 +51,15 @@ def project(
     policy: InferencePolicy = DEFAULT_POLICY,
     names: Mapping[ir.Value, str] | None = None,
 ) -> Projection:
-    """Carry the owners of `original` over to `rewritten`; neither graph is changed.
+    """Project the owners of `original` onto `rewritten`; neither graph is changed.
 
     Args:
-        original: The graph before it was rewritten.
+        original: The original graph.
         owners: The attribution of every node of `original`.
-        rewritten: The graph that it was rewritten into.
+        rewritten: The graph it was rewritten into.
         calls: The module calls, with boundary tensors of `original`.
-        recorded: Attributions that were recorded for nodes of `rewritten` themselves; they count for those that no
-            tensor of `original` leads to.
+        recorded: Attributions that were recorded for nodes of `rewritten` themselves; used for nodes that match no
+            tensor of `original`.
         policy: How owners are inferred for the nodes that are left.
         names: For tensors of `rewritten` the names that the same tensors have in `original`; None where the tensors
             are the same if their names are.

@@ -1,7 +1,7 @@
-"""Shared nodes: the calls that a node works for besides its own, where the exporter merged equal nodes by itself.
+"""Shared nodes: further calls of a node, where the exporter merged equal nodes of several calls.
 
-In PyTorch a call consumes and returns its inputs and what it or its callees computed. A call that consumes or returns a
-value of another call, without it being an input, computed an equal value itself, and the exporter kept one of the two.
+In PyTorch a call consumes and returns its inputs and values that it or its callees computed. A call that consumes or
+returns a value of another call that is not one of its inputs computed an equal value itself, and the exporter kept one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def with_sharers(
         graph: The graph.
         recorded: The call of each node for which there is one.
         calls: The calls, with the boundaries that were recorded.
-        lost_nodes: The calls whose nodes were merged into equal ones of other calls. Another call that returns a value
-            it did not compute has stored it before.
+        lost_nodes: The calls with nodes that were merged into equal ones of other calls. Another call that returns a
+            value it did not compute has stored it earlier.
         infos: Shape and type of tensors, where they are known.
     """
     finder = _SharerFinder(calls, lost_nodes)
@@ -66,7 +66,7 @@ class _SharerFinder:
     def returning(self, tensor: str | None, owner: CallId) -> set[CallId]:
         """The calls that return the tensor although it is not among their inputs."""
         returned = self._returned.get(tensor, set())
-        # A call that returns what a callee returned did not compute it.
+        # A call that returns a callee's result did not compute it.
         callers = {caller for call in returned for caller in self._chains[call] - {call}}
         return {
             call
@@ -83,7 +83,7 @@ class _SharerFinder:
         call: CallId | None = consumer
         while call is not None and owner not in self._chains[call]:
             if call in self._chains[owner]:
-                # A caller of the owner has what was returned to it, and no intermediate value.
+                # A caller of the owner has its results, not its intermediate values.
                 returned = self._outputs[self._callee(call, owner)]
                 return set() if tensor in returned or None in returned else {call}
             if tensor not in self._inputs[call]:

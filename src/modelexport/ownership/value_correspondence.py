@@ -1,8 +1,8 @@
 """Which tensor of a rewritten graph is which tensor of the original graph.
 
-Optimizers fold, fuse and merge nodes but keep the names of most tensors. Names come first; then data flow tells which
-tensors were renamed, which were merged with equal ones, and which were removed with the no-op nodes behind them.
-Nothing here knows an operator: only producers, consumers, and which values are equal by construction.
+Optimizers fold, fuse and merge nodes but keep the names of most tensors. Tensors are matched by name first, then by
+data flow: renamed tensors, tensors merged with equal ones, and tensors removed together with no-op nodes. No operator
+is known by name: only producers, consumers, and equality by construction count.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import collections
 import functools
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import onnx_ir as ir
 
-from modelexport.graph import ValueNumbers, attributes_key, named_values, subgraphs_of
+from modelexport.graph import ValueNumbers, attributes_key, named_values, same_constant, subgraphs_of
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
 
 
@@ -37,7 +36,7 @@ class ValueCorrespondence:
         self._passed_on = passed_on_values(original)
         self._numbers = ValueNumbers(original, self._passed_on)
         self._originals: dict[ir.Value, ir.Value] = {}
-        # What a value also is: the output of a no-op node that was removed, whose name it got.
+        # A second original of a value: the output of a removed no-op node, whose name it got.
         self._also: dict[ir.Value, ir.Value] = {}
         # The nodes whose outputs turned out to equal the value of this number.
         self._merged: dict[int, dict[ir.Node, None]] = {}
@@ -93,7 +92,7 @@ class ValueCorrespondence:
                 yield self._numbers.of(values[value])
 
     def number(self, original: ir.Value) -> int:
-        """The same number for all values of the original graph that are equal by construction."""
+        """The number of a value of the original graph: the same for all values that are equal by construction."""
         return self._numbers.of(original)
 
     def is_dynamic(self, original: ir.Value) -> bool:
@@ -289,9 +288,6 @@ def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool
     """Whether a value equals the original one: weights that were recomputed may have kept their name."""
     if value is None or original is None:
         return value is original
-    one, other = value.const_value, original.const_value
-    if one is other:
+    if value.const_value is None and original.const_value is None:
         return True
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return np.array_equal(one.numpy(), other.numpy())
+    return same_constant(value, original)

@@ -1,1 +1,1 @@
-"""Where models and example inputs come from."""
+"""Load models and choose their example inputs."""

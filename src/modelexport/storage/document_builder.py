@@ -1,4 +1,4 @@
-"""Builds the document of a graph from its nodes, their attributions and its tensors."""
+"""Build the document of a graph from its nodes, their attributions and its tensors."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def build_document(
     """The document of one export.
 
     Args:
-        strategy: Where the evidence came from.
+        strategy: The strategy that found the owners.
         exporter: The exporter that wrote the graph.
         graph_hash: The digest of the graph.
-        view: Which modules show in tags.
+        view: Which modules are visible in tags.
         tree: The modules.
-        calls: The module calls, with boundary tensors of the graph.
-        nodes: Identity, operation and attribution of each node.
+        calls: The module calls with their inputs and outputs.
+        nodes: The id, operator and attribution of each node.
         graph_tensors: The tensors of the graph.
-        axes: The dynamic axis whose size a tensor holds, by the tensor's identity.
+        axes: The dynamic axis whose size a tensor is, by the tensor's id.
         folded: The calls whose nodes computed a folded constant of the graph, by its name.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
-    records = tuple(_node_record(identity, op, found, tags) for identity, op, found in nodes)
+    records = tuple(_node_record(node_id, op, found, tags) for node_id, op, found in nodes)
     return HierarchyDocument(
         schema_version=SCHEMA_VERSION,
         producer=Producer(),
@@ -78,7 +78,7 @@ def tensor_records(
     axes: Mapping[str, str],
     folded: Mapping[str, CallId] | None = None,
 ) -> tuple[TensorRecord, ...]:
-    """Who makes and who reads each tensor, from who owns the nodes that do."""
+    """Records of tensors with the calls that produce and consume each, from the owners of the nodes."""
     owners = {node.id: (node.module, *node.contributors) for node in nodes}
     producers = {name: str(call) for name, call in (folded or {}).items()}
     stored = {
@@ -104,7 +104,7 @@ def tensor_records(
 
 
 def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
-    """Whether a stored tensor that has a parameter's name also looks like it: exporters keep the names of those."""
+    """Whether an initializer with the name of a parameter also has its shape."""
     return info is not None and value.shape is not None and tuple(value.shape) == info.shape
 
 
@@ -136,9 +136,9 @@ def _call_record(call: ModuleCall, tag: str) -> CallRecord:
     )
 
 
-def _node_record(identity: str, op: str, found: Attribution, tags: Mapping[CallId, str]) -> NodeRecord:
+def _node_record(node_id: str, op: str, found: Attribution, tags: Mapping[CallId, str]) -> NodeRecord:
     return NodeRecord(
-        id=identity,
+        id=node_id,
         op=op,
         module=str(found.owner),
         tag=tags[found.owner],

@@ -1,6 +1,6 @@
-"""What other exporters leave of the module hierarchy: torch's dynamo metadata, TorchScript's node names, our own tags.
+"""Parse module scopes that exporters leave in a file: torch's dynamo metadata, TorchScript's node names, our tags.
 
-Only reads texts. Nothing in them is evaluated; what does not have the form that the exporter writes says nothing.
+Nothing is evaluated. A text that does not have the exporter's format is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelexport.hierarchy import ROOT_PATH, CallId, ancestor_paths
 NAME_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 CLASS_HIERARCHY_KEY = "pkg.torch.onnx.class_hierarchy"
 
-# Longer texts and deeper scopes are not written by any exporter.
+# No exporter writes longer texts or deeper scopes.
 _MAX_TEXT = 100_000
 _MAX_DEPTH = 200
 _QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
@@ -34,11 +34,11 @@ class Scope:
 def read_torch_scope(properties: Mapping[str, str]) -> Scope | None:
     """The scope in the metadata of torch's dynamo exporter; None where it names no module.
 
-    The exporter puts a placeholder where it knows no module; a real scope begins with the root.
+    The exporter writes a placeholder where no module is known; a real scope begins with the root.
     """
     names = _strings(properties.get(NAME_SCOPES_KEY))
     classes = _strings(properties.get(CLASS_HIERARCHY_KEY))
-    # The last entry is the operation.
+    # The last entry is the operator.
     modules = names[:-1]
     if not modules or modules[0] != ROOT_PATH or len(modules) > _MAX_DEPTH:
         return None
@@ -59,12 +59,12 @@ def read_name_scope(name: str, operation: str, known: Container[str]) -> Scope |
     """The scope in a node name of the TorchScript exporter; None for a name of another form.
 
     Such a name is ``/encoder/layer.0/attention/MatMul_1``: one part for each module call, the attribute path from the
-    last one, and the operation. The second call of ``l`` and a module that is called ``l_1`` look the same; which of
-    the two exists is asked of `known`.
+    last one, and the operator. The second call of ``l`` and a module named ``l_1`` have the same name; `known` decides
+    between the two.
 
     Args:
         name: The node's name.
-        operation: Its operation.
+        operation: Its operator.
         known: The paths of modules that are known to exist, for instance from the names of weights.
     """
     if not name.startswith("/") or len(name) > _MAX_TEXT:
@@ -79,7 +79,7 @@ def read_name_scope(name: str, operation: str, known: Container[str]) -> Scope |
     before = ""
     for part in parts:
         above = calls[-1].path
-        # The child of a Sequential carries its name again: `f/f.0`.
+        # The child of a Sequential repeats its name: `f/f.0`.
         local = part.removeprefix(f"{before}.") if before else part
         before = part
         path, index = _join(above, local), 0
@@ -96,7 +96,7 @@ def _join(above: str, local: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TagStep:
-    """A visible module on the way to a call: its path, the index of its call, its class, and the tag up to it."""
+    """A visible module that encloses a call: its path, the index of its call, its class, and the tag up to it."""
 
     path: str
     index: int
@@ -105,16 +105,16 @@ class TagStep:
 
 
 def align_tag(path: str, tag: str, lengths: Mapping[str, int], classes: Mapping[str, str]) -> list[TagStep]:
-    """Which of the modules on the way to `path` the segments of its tag stand for.
+    """Match the segments of a tag with the modules that enclose `path`.
 
-    A tag leaves out hidden modules, and a segment often shows the class alone; where several ways are left, a segment
-    stands for the outermost module it can.
+    A tag omits hidden modules, and a segment often shows the class only; where several matches are possible, a segment
+    gets the outermost module.
 
     Args:
-        path: The path of the call the tag is of.
+        path: The module path of the call that has the tag.
         tag: The tag.
-        lengths: How many segments the tags of other paths have, where they are known.
-        classes: The class names of modules, where they are known.
+        lengths: The number of segments in the tags of other paths, where known.
+        classes: The class names of modules, where known.
 
     Returns:
         The visible modules, the root first; the root alone where the tag does not fit the path.
@@ -124,7 +124,7 @@ def align_tag(path: str, tag: str, lengths: Mapping[str, int], classes: Mapping[
     root = TagStep(ROOT_PATH, segments[0].index, segments[0].class_name, f"/{segments[0].text}") if segments else None
     if root is None or len(prefixes) > _MAX_DEPTH:
         return []
-    # For each prefix, which numbers of segments can be used up behind it: from the innermost outwards.
+    # For each prefix, how many segments may be matched up to it: computed from the innermost outwards.
     possible: list[set[int]] = [set() for _ in prefixes]
     possible[-1] = {len(segments)}
     for position in range(len(prefixes) - 2, -1, -1):
@@ -163,7 +163,7 @@ class _Segment:
         return cls(text, unquote(class_name), tuple(map(unquote, suffix)), int(index))
 
     def fits(self, path: str, classes: Mapping[str, str]) -> bool:
-        """Whether the segment can stand for this module."""
+        """Whether the segment can be of this module."""
         names = path.split(".")
         if self.suffix and tuple(names[-len(self.suffix) :]) != self.suffix:
             return False

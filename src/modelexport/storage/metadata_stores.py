@@ -1,7 +1,7 @@
-"""The document in and out of an ONNX model. The only file that knows our metadata keys.
+"""Write the document to an ONNX model and read it back. No other module knows our metadata keys.
 
-Three stores say the same: each node's `doc_string` (JSON, for every IR version), each node's `metadata_props`
-(for tools that group by them), and the sidecar beside the file (everything).
+The document has three stores: each node's `doc_string` (JSON, for every IR version), each node's `metadata_props`
+(for tools that group by them), and the sidecar beside the file (the whole document).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ STRATEGY_KEY = f"{PREFIX}strategy"
 
 # The first IR version whose nodes have metadata_props.
 _NODE_METADATA_IR_VERSION = 10
-# A Python source file, or code generated for one: what a stack trace is made of.
+# A stack trace: a Python source file, or generated code.
 _SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
 
 
 class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node's `doc_string` holds. `doc_string` keeps what stood there before."""
+    """The content of a node's `doc_string`; its own `doc_string` field keeps the exporter's text."""
 
     hierarchy_tags: tuple[str, ...]
     hierarchy_path: str
@@ -52,15 +52,15 @@ def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument)
     records = {record.id: record for record in document.nodes}
     properties = {VERSION_KEY: __version__, STRATEGY_KEY: document.strategy}
     if isinstance(model, ir.Model):
-        for identity, node in nodes_with_ids(model):
-            record = records[identity]
+        for node_id, node in nodes_with_ids(model):
+            record = records[node_id]
             node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
             if model.ir_version >= _NODE_METADATA_IR_VERSION:
                 node.metadata_props.update(_properties(record))
         model.metadata_props.update(properties)
         return
-    for identity, proto in proto_nodes_with_ids(model):
-        record = records[identity]
+    for node_id, proto in proto_nodes_with_ids(model):
+        record = records[node_id]
         proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string)
         if model.ir_version >= _NODE_METADATA_IR_VERSION:
             for key, value in _properties(record).items():
@@ -88,27 +88,27 @@ def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, befo
 
 
 def read_doc_string(text: str | None) -> StoredHierarchy | None:
-    """What one of our `doc_string`s holds; None for anybody else's."""
-    # Protobuf gives text that is not UTF-8 as bytes.
+    """The content of a `doc_string` that we wrote; None for any other text."""
+    # Protobuf returns text that is not UTF-8 as bytes.
     if not isinstance(text, str) or not text.startswith("{"):
         return None
     try:
         stored = msgspec.json.decode(text, type=StoredHierarchy)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    # All modules around this one are made from its path: a few bytes of a stranger could ask for any amount of memory.
+    # Every enclosing module is created from the path, so a short path of an untrusted file could take much memory.
     return stored if stored.module.count(".") <= MAX_DEPTH else None
 
 
 class NodeStores(msgspec.Struct, frozen=True):
-    """What a node itself says: its `doc_string`, where it is one of ours, and our `metadata_props`, where it has them.
+    """The hierarchy stored in a node: in its `doc_string` and in its `metadata_props`.
 
     Attributes:
-        doc_string: What the `doc_string` holds.
-        tag: The tag among the properties.
-        module: The owner's call among the properties.
-        kind: The kind of the attribution among the properties.
-        damaged: Whether the `doc_string` begins as one of ours and cannot be read.
+        doc_string: The content of the `doc_string`, if we wrote it.
+        tag: The tag in the properties.
+        module: The owner in the properties.
+        kind: The kind of the attribution in the properties.
+        damaged: Whether the `doc_string` begins like ours but cannot be read.
     """
 
     doc_string: StoredHierarchy | None
@@ -119,13 +119,13 @@ class NodeStores(msgspec.Struct, frozen=True):
 
 
 def read_node_stores(node: onnx.NodeProto) -> NodeStores:
-    """The two stores in a node."""
-    # Protobuf gives text that is not UTF-8 as bytes.
+    """Read the two stores in a node."""
+    # Protobuf returns text that is not UTF-8 as bytes.
     properties = {
         entry.key: entry.value for entry in node.metadata_props if _is_ours(entry.key) and isinstance(entry.value, str)
     }
-    said: object = node.doc_string
-    text = said if isinstance(said, str) else ""
+    doc_string: object = node.doc_string
+    text = doc_string if isinstance(doc_string, str) else ""
     stored = read_doc_string(text)
     return NodeStores(
         doc_string=stored,
@@ -141,7 +141,7 @@ def _is_ours(key: object) -> bool:
 
 
 def has_node_properties(model: onnx.ModelProto) -> bool:
-    """Whether nodes of this model can hold `metadata_props`."""
+    """Whether nodes of this model can have `metadata_props`: older IR versions lack the field."""
     return model.ir_version >= _NODE_METADATA_IR_VERSION
 
 
@@ -149,12 +149,14 @@ def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDo
     """Read the sidecar at `path`.
 
     Raises:
-        FileFormatError: It cannot be read, is too large, or is no hierarchy document.
+        FileFormatError: It cannot be read, is too large, or is not a hierarchy document.
     """
     try:
         size = path.stat().st_size
         if size > limits.sidecar_bytes:
-            raise FileFormatError(f"{path} has {size} bytes, more than a sidecar may ({limits.sidecar_bytes})")
+            raise FileFormatError(
+                f"{path} has {size} bytes, more than the limit of {limits.sidecar_bytes} for a sidecar"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -166,13 +168,13 @@ def strip_hierarchy(model: onnx.ModelProto) -> onnx.ModelProto: ...
 @overload
 def strip_hierarchy(model: ir.Model) -> ir.Model: ...
 def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelProto:
-    """The model without our metadata, as a copy; whatever else it holds is left as it is.
+    """A copy of the model without our metadata; everything else is unchanged.
 
     Args:
         model: An `onnx_ir.Model` or an `onnx.ModelProto`.
 
     Returns:
-        A copy of the same type. Weights are shared with an `onnx_ir.Model`, copied with a proto.
+        A copy of the same type. An `onnx_ir.Model` shares its weights with the copy; a proto does not.
     """
     if isinstance(model, ir.Model):
         copy = model.clone()
@@ -212,13 +214,13 @@ def _strip_proto(model: onnx.ModelProto) -> None:
 
 
 def _strip_entries(entries: Any) -> None:
-    # Not copied: protobuf reads entries that are not UTF-8, and makes none.
+    # Deleted in place: protobuf can read entries that are not UTF-8, but not create them.
     for position in reversed([position for position, entry in enumerate(entries) if _is_ours(entry.key)]):
         del entries[position]
 
 
 def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:
-    """Take out, in place, all metadata that names source files of the exporting machine, torch's included."""
+    """Remove, in place, all metadata that names source files of the exporting machine, also metadata of torch."""
     if isinstance(model, onnx.ModelProto):
         for _, proto in proto_nodes_with_ids(model):
             if _SOURCE_REFERENCE.search(proto.doc_string):

@@ -1,97 +1,203 @@
-"""A model file and its hierarchy, read lightly: no graph is built from it, and the content of weights is not read."""
+"""An opened ONNX file: the model and its hierarchy, each part read or built at first use, and once."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import mmap
+import os
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import graph_hash, proto_nodes_with_ids
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.storage.metadata_stores import StoredHierarchy, read_doc_string, read_sidecar
+from modelexport.storage.metadata_stores import (
+    NodeStores,
+    StoredHierarchy,
+    read_doc_string,
+    read_node_stores,
+    read_sidecar,
+)
 from modelexport.storage.transaction import sidecar_path
 from modelexport.storage.untrusted_checks import DataFolder, cache_repository, check_model
 from modelexport.storage.wire_format import read_skeleton, scan
 
-# Weights that take less than this together are parsed with the rest.
+# A file whose weights are smaller than this in total is parsed whole.
 _SKIPPED_BYTES = 2**20
 
 
-def describe_file(path: Path, document: HierarchyDocument | None, tagged: int, missing: str) -> Summary:
-    """What a repr and a notebook show of a model file."""
+def _summary(file: ModelFile) -> Summary:
+    document = file.document
     if document is None:
-        return Summary({"path": path, "tagged_nodes": tagged, "missing": missing})
-    facts = {"path": path, "nodes": len(document.nodes), "calls": len(document.calls), "strategy": document.strategy}
+        return Summary({"path": file.path, "tagged_nodes": len(file.stored), "missing": file.missing})
+    facts = {
+        "path": file.path,
+        "nodes": len(document.nodes),
+        "calls": len(document.calls),
+        "strategy": document.strategy,
+    }
     classes = {module.path: module.class_name for module in document.modules}
     rows = [(call.id or "(root)", classes.get(call.path, ""), call.tag) for call in document.calls]
     return Summary(facts, ("call", "class", "tag"), rows)
 
 
-def _summary(file: ModelFile) -> Summary:
-    return describe_file(file.path, file.document, len(file.stored), file.missing)
-
-
 @summarized(_summary)
-@dataclasses.dataclass(frozen=True)
 class ModelFile:
-    """A model file as it lies there, and what it says of its hierarchy.
+    """An ONNX file and its hierarchy.
+
+    Every attribute but `path` is read or built at first use, and kept. `read_model` and `load` return an instance
+    that is already read; on one created directly, each attribute raises FileFormatError where its part of the file
+    is invalid.
 
     Attributes:
-        path: The file.
-        proto: The model; large weights have no content.
-        nodes: Every node with its identity: main graph, bodies within, then local functions.
-        document: The sidecar's content, or None where there is none for this graph.
-        missing: Why there is no document, in words; empty where there is one.
+        path: The absolute path of the file.
+        sidecar: The path of its sidecar, which may not exist.
     """
 
-    path: Path
-    proto: onnx.ModelProto
-    nodes: list[tuple[str, onnx.NodeProto]]
-    document: HierarchyDocument | None
-    missing: str = ""
+    def __init__(self, path: str | Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool = False) -> None:
+        """Open a file without reading it.
+
+        Args:
+            path: The file.
+            limits: How large and how deep a file is accepted.
+            weights: Whether `proto` includes the content of large weights.
+
+        Raises:
+            InputError: The file does not exist.
+        """
+        self.path = existing_file(path)
+        self.sidecar = sidecar_path(self.path)
+        self._limits = limits
+        self._has_weights = weights
+
+    @functools.cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model; without the content of large weights unless the file was opened with them."""
+        return read_proto(self.path, self._limits, weights=self._has_weights)
+
+    @functools.cached_property
+    def nodes(self) -> list[tuple[str, onnx.NodeProto]]:
+        """Every node with its id: the main graph, its subgraphs, then local functions."""
+        return proto_nodes_with_ids(self.proto)
+
+    @functools.cached_property
+    def graph_hash(self) -> str:
+        """The hash of the graph without metadata."""
+        return _hash_graph(self.path, self.proto, self.nodes)
+
+    @functools.cached_property
+    def model(self) -> ir.Model:
+        """The model as onnx_ir has it, with its weights; external weights are read when they are used."""
+        if self._has_weights:
+            return build_ir(self.path, self.proto)
+        proto = read_proto(self.path, self._limits, weights=True)
+        if _hash_graph(self.path, proto, proto_nodes_with_ids(proto)) != self.graph_hash:
+            raise FileFormatError(f"{self.path} was changed after it was opened: open it again")
+        return build_ir(self.path, proto)
+
+    @functools.cached_property
+    def sidecar_document(self) -> HierarchyDocument | None:
+        """The content of the sidecar, whichever graph it describes; None where there is no sidecar.
+
+        Raises:
+            FileFormatError: The sidecar is damaged, too large, or a link to outside the model's folder.
+        """
+        if not self.sidecar.is_file():
+            return None
+        if not DataFolder(self.path, self._limits).contains(self.sidecar):
+            raise FileFormatError(f"{self.sidecar} is a link to outside its folder: it is not followed")
+        return read_sidecar(self.sidecar, self._limits)
+
+    @functools.cached_property
+    def document(self) -> HierarchyDocument | None:
+        """The content of the sidecar if it describes this graph; `missing` has the reason where it is None.
+
+        Raises:
+            FileFormatError: The sidecar cannot be read, or describes this graph with other nodes.
+        """
+        document = self.sidecar_document
+        if document is None or document.graph_hash != self.graph_hash:
+            return None
+        if [record.id for record in document.nodes] != [node_id for node_id, _ in self.nodes]:
+            raise FileFormatError(
+                f"{self.sidecar} has the hash of this graph but lists other nodes: it was edited; export again"
+            )
+        return document
+
+    @property
+    def missing(self) -> str:
+        """Why there is no `document`; empty where there is one."""
+        if self.document is not None:
+            return ""
+        if self.sidecar_document is None:
+            return f"there is no sidecar {self.sidecar.name}"
+        return f"the sidecar {self.sidecar.name} describes another graph than {self.path.name}"
+
+    @functools.cached_property
+    def stores(self) -> list[NodeStores]:
+        """The hierarchy stored in each node, `doc_string` and `metadata_props`, in the order of `nodes`."""
+        return [read_node_stores(node) for _, node in self.nodes]
 
     @functools.cached_property
     def stored(self) -> dict[str, StoredHierarchy]:
-        """What the nodes themselves say in their `doc_string`, by node identity."""
+        """The hierarchy in the nodes' `doc_string`, by node id."""
         return {
-            identity: found for identity, node in self.nodes if (found := read_doc_string(node.doc_string)) is not None
+            node_id: found for node_id, node in self.nodes if (found := read_doc_string(node.doc_string)) is not None
         }
 
     def tag_counts(self) -> dict[str, int]:
-        """How many nodes carry each tag, from what the nodes themselves say."""
+        """The number of nodes with each tag, from the nodes' `doc_string`."""
         return dict(Counter(stored.hierarchy_path for stored in self.stored.values()))
+
+
+@summarized(_summary)
+class LoadedModel(ModelFile):
+    """An ONNX file that `load` read with its weights. It has the attributes of `ModelFile`."""
 
 
 def read_model(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFile:
     """Read an ONNX file and its hierarchy without its weights.
 
     Raises:
-        InputError: There is no such file.
-        FileFormatError: It is not an ONNX model, does what no model should, or its sidecar is damaged.
+        InputError: The file does not exist.
+        FileFormatError: It is not an ONNX model, exceeds a limit, or its sidecar is damaged.
     """
-    file = existing_file(path)
-    proto = read_proto(file, limits, weights=False)
-    nodes = proto_nodes_with_ids(proto)
-    document, missing = find_document(file, proto, limits, nodes)
-    return ModelFile(file, proto, nodes, document, missing)
+    file = ModelFile(path, limits)
+    _ = file.nodes, file.document
+    return file
+
+
+def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
+    """Read an ONNX file with its weights, and its hierarchy.
+
+    Args:
+        path: The file.
+        limits: How large and how deep a file is accepted.
+
+    Raises:
+        InputError: The file does not exist.
+        FileFormatError: It is not an ONNX model, exceeds a limit, or its sidecar is damaged.
+    """
+    file = LoadedModel(path, limits, weights=True)
+    _ = file.document, file.model
+    return file
 
 
 def existing_file(path: str | Path) -> Path:
-    """The absolute path of a regular file, with links followed, but for those of a HuggingFace cache.
+    """The absolute path of a regular file with links resolved, except the links of a HuggingFace cache.
 
-    There the names that belong together are those of the links: a model, its weights and its sidecar.
+    In such a cache only the links have the names of a model, its weights and its sidecar.
 
     Raises:
-        InputError: There is no such file.
+        InputError: The file does not exist.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"an ONNX file is given by its path, not by {type(path).__name__}")
     file = Path(path)
     if not file.is_file():
         raise InputError(f"{path} is not a file: give the path of an ONNX model")
@@ -104,11 +210,11 @@ def read_proto(file: Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool
 
     Args:
         file: An existing file.
-        limits: What is accepted.
-        weights: Whether the content of large weights inside of the file is needed.
+        limits: How large and how deep a file is accepted.
+        weights: Whether to read the content of large weights stored in the file.
 
     Raises:
-        FileFormatError: It is not an ONNX model, passes a limit, or does what no model should.
+        FileFormatError: It is not an ONNX model, exceeds a limit, or refers to files or functions that it must not.
     """
     try:
         size = file.stat().st_size
@@ -117,13 +223,13 @@ def read_proto(file: Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool
         if size > limits.model_bytes:
             raise FileFormatError(f"{file} has {size} bytes, more than the limit of {limits.model_bytes}")
         with file.open("rb") as opened:
-            # Closed when the last view of it is gone.
+            # Closed when its last view is deleted.
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         proto = _parse(file, data, limits, weights)
     except OSError as error:
         raise FileFormatError(f"{file} cannot be read: {error.strerror or error}") from error
     if not proto.HasField("graph"):
-        raise FileFormatError(f"{file} holds no graph: it is not an ONNX model")
+        raise FileFormatError(f"{file} has no graph: it is not an ONNX model")
     check_model(proto, file, limits)
     return proto
 
@@ -136,47 +242,36 @@ def _parse(file: Path, data: mmap.mmap, limits: ReadLimits, weights: bool) -> on
     if found.nodes > limits.nodes:
         raise FileFormatError(f"{file} has more nodes than the limit of {limits.nodes}")
     if found.nesting > limits.nesting:
-        raise FileFormatError(f"{file} has bodies nested deeper than the limit of {limits.nesting}")
+        raise FileFormatError(f"{file} has subgraphs nested deeper than the limit of {limits.nesting}")
     try:
         if not weights and found.weight_bytes > _SKIPPED_BYTES:
             return read_skeleton(memoryview(data))
         return onnx.load_model_from_string(data[:])
     except Exception as error:
-        raise FileFormatError(f"{file} cannot be read as an ONNX model: {type(error).__name__}: {error}") from error
+        raise _not_onnx(file, error) from error
 
 
-def find_document(
-    file: Path,
-    proto: onnx.ModelProto,
-    limits: ReadLimits = DEFAULT_LIMITS,
-    nodes: Sequence[tuple[str, onnx.NodeProto]] | None = None,
-) -> tuple[HierarchyDocument | None, str]:
-    """The sidecar's content if it describes this graph, and why there is none otherwise.
+def build_ir(file: Path, proto: onnx.ModelProto) -> ir.Model:
+    """The onnx_ir model of a proto, with external weights in the folder of `file`.
 
     Raises:
-        FileFormatError: The sidecar is damaged, too large, or a link out of the model's folder.
-    """
-    sidecar = sidecar_path(file)
-    if not sidecar.is_file():
-        return None, f"there is no sidecar {sidecar.name}"
-    if not DataFolder(file, limits).contains(sidecar):
-        raise FileFormatError(f"{sidecar} is a link to outside its folder: it is not followed")
-    document = read_sidecar(sidecar, limits)
-    nodes = proto_nodes_with_ids(proto) if nodes is None else nodes
-    if document.graph_hash != hash_file(file, proto, nodes):
-        return None, f"the sidecar {sidecar.name} describes another graph than {file.name}"
-    if [record.id for record in document.nodes] != [identity for identity, _ in nodes]:
-        raise FileFormatError(f"{sidecar} is of this graph, and yet lists other nodes: it was changed; export again")
-    return document, ""
-
-
-def hash_file(file: Path, proto: onnx.ModelProto, nodes: Sequence[tuple[str, onnx.NodeProto]]) -> str:
-    """The digest of a file's graph.
-
-    Raises:
-        FileFormatError: The graph has an attribute that is none.
+        FileFormatError: onnx_ir cannot represent the model.
     """
     try:
-        return graph_hash(proto, nodes)
+        model = ir.from_proto(proto)
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            ir.external_data.set_base_dir(graph, file.parent)
     except Exception as error:
-        raise FileFormatError(f"{file} cannot be read as an ONNX model: {type(error).__name__}: {error}") from error
+        raise _not_onnx(file, error) from error
+    return model
+
+
+def _hash_graph(file: Path, proto: onnx.ModelProto, nodes: list[tuple[str, onnx.NodeProto]]) -> str:
+    try:
+        return graph_hash(proto, nodes)
+    except Exception as error:  # an attribute of an invalid type
+        raise _not_onnx(file, error) from error
+
+
+def _not_onnx(file: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(f"{file} cannot be read as an ONNX model: {type(error).__name__}: {error}")

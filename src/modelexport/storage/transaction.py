@@ -1,17 +1,17 @@
 """Writes the files of one export as a transaction: readers see all old files or all new ones, also after a crash.
 
-The set (``.onnx`` file, data file with its weights, sidecar, further files) is staged in a hidden temporary
-folder beside the target, on the same file system, and fsynced. In a commit, each file about to be replaced
-gets a hard link there and a journal says what was and what will be. Then the files are moved: data file, others,
-sidecar, ``.onnx``; obsolete files are removed. The name of the data file contains a hash of its content, so that a
-graph never finds the weights of another export. Removing the journal is the commit.
+The set (``.onnx`` file, data file with its weights, sidecar, further files) is staged in a hidden temporary folder
+beside the target, on the same file system, and fsynced. In a commit, each file about to be replaced gets a hard link
+there, and a journal records the old and new state of each file. Then the files are moved: data file, others, sidecar,
+``.onnx``; obsolete files are removed. The name of the data file contains a hash of its content, so that a graph never
+finds the weights of another export. Removing the journal is the commit.
 
-A failed commit is rolled back by its own process or, after a kill, by the next `stage_files` or `recover`. It is never
-rolled forward: an exception must roll back in any case, and a killed run never reported success. Rolling back is
-idempotent, so a kill during it needs no special case.
+A failed commit is rolled back by its own process or, after a kill, by the next `stage_files` or
+`roll_back_killed_commit`. It is never rolled forward: an exception must roll back in any case, and a killed run never
+reported success. Rolling back is idempotent, so a kill during it needs no special case.
 
 Processes take turns by a lock on the folder itself, which leaves no lock file behind. Where folders cannot be
-locked (Windows, NFS) a killed run cannot be told from a running one, so nothing is removed or rolled back.
+locked (Windows, NFS) a killed run cannot be distinguished from a running one, so nothing is removed or rolled back.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Seque
         The target: its real, absolute folder and its name as given.
 
     Raises:
-        InputError: The path cannot be used; says what is wrong with it and what to do.
+        InputError: The path cannot be used; names the problem and the next step.
     """
     problem = _problem_with_name(path)
     if problem is not None:
         raise InputError(f"Cannot write {str(path)!r}: {problem}")
     try:
         target = path.parent.resolve(strict=True) / path.name
-        recover(target)
+        roll_back_killed_commit(target)
         _try_to_write(target)
         for file in (target, *([sidecar_path(target)] if sidecar else []), *others):
             _check_free(file, force=force)
@@ -236,7 +236,7 @@ def stage_files(target: Path, *, force: bool = True) -> Iterator[Staging]:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def recover(target: Path) -> bool:
+def roll_back_killed_commit(target: Path) -> bool:
     """Rolls back a commit to ``target`` that was killed; for readers, before they open the files.
 
     Returns:

@@ -55,7 +55,7 @@ _Graph = tuple[str, Sequence[onnx.NodeProto], Iterable[str]]
 
 
 def _graphs(proto: onnx.ModelProto, file: Path) -> Iterator[_Graph]:
-    """Every list of nodes of the file, with its place in words and the names declared beside it."""
+    """Every list of nodes of the file, with a description of its place and the names declared beside it."""
     waiting: list[_Graph] = [
         (f"function {_text(function.name)}", function.node, [*function.input, *function.output])
         for function in reversed(proto.functions)
@@ -90,7 +90,7 @@ def _subgraphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 
 
 def _has_graph_type(attribute: onnx.AttributeProto) -> bool:
-    """Whether the type of an attribute matches the subgraphs in it, so that all readers see the same ones."""
+    """Whether the type of an attribute matches the subgraphs in it, so that all parsers find the same ones."""
     if attribute.ref_attr_name:
         return False
     kind = onnx.AttributeProto.GRAPHS if attribute.graphs else onnx.AttributeProto.GRAPH
@@ -215,7 +215,7 @@ def _uses(nodes: Sequence[onnx.NodeProto]) -> tuple[int, dict[_FunctionKey, int]
 
 
 def external_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Every tensor with external data, with its place in words."""
+    """Every tensor with external data, in subgraphs and functions too, with a description of its place."""
     for where, tensor in _tensors(proto):
         if _is_external(tensor):
             yield where, tensor

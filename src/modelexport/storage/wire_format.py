@@ -76,7 +76,7 @@ def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
                 nodes += 1
                 if nodes > most_nodes:
                     break
-                # One search tells that most nodes have no attribute.
+                # Most nodes have no attribute; one search finds those.
                 if data.find(_ATTRIBUTE_MARK, begin, finish) >= 0:
                     waiting.append((begin, finish, inner, depth))
             else:

@@ -1,4 +1,4 @@
-"""Where the evidence of an export comes from: one strategy each, a table of them, and the choice among them."""
+"""Strategies: how an export collects its evidence, the registry of strategies, and the selection among them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from modelexport.strategies.characteristics import ModelCharacteristics
 from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
 from modelexport.strategies.fx import FxStrategy
 from modelexport.strategies.htp import HtpStrategy
-from modelexport.strategies.overview import overlook, overview_schema
+from modelexport.strategies.overview import describe_model, overview_schema
 from modelexport.strategies.registry import AUTO, StrategyRegistry, register_strategy
 from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
 from modelexport.strategies.usage_based import UsageBasedStrategy
@@ -28,7 +28,7 @@ __all__ = [
     "UsageBasedStrategy",
     "capture_dynamic",
     "capture_with_first",
-    "overlook",
+    "describe_model",
     "overview_schema",
     "register_strategy",
 ]

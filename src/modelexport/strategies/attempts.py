@@ -1,4 +1,4 @@
-"""Attempts: what was tried, why it failed, how long it took."""
+"""Attempts: which strategy was tried with which exporter, and why it failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class AttemptReport:
-    """A strategy that was tried with an exporter; `error` is None for the one that served."""
+    """A strategy that was tried with an exporter; `error` is None for the one that succeeded."""
 
     strategy: str
     exporter: str

@@ -1,4 +1,4 @@
-"""What a strategy is: it turns a model and inputs into a capture, or says why it cannot."""
+"""The strategy interface: turn a model and inputs into a capture, or raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from modelexport.capture import Capture
 
 @dataclasses.dataclass(frozen=True)
 class CaptureRequest:
-    """What is to be exported.
+    """The model to capture, with its inputs and options.
 
     Attributes:
-        model: The model, already in the mode it is to be exported in.
+        model: The model, already in the mode to export it in.
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         options: Further arguments for the exporter, as `torch.onnx.export` names them.
-        exporter: Who is to make the graph: one of the strategy's exporters.
-        training: Whether the model is to be exported in the mode it is in, training included.
-        allow_specialization: Whether tracing may be fallen back to where it fixes values that depend on the inputs.
+        exporter: The exporter that creates the graph: one of the strategy's `exporters`.
+        training: Whether to keep the mode the model is in; otherwise it is in evaluation mode.
+        allow_specialization: Whether to fall back to a trace that turns values of the inputs into constants.
     """
 
     model: torch.nn.Module
@@ -36,19 +36,19 @@ class CaptureRequest:
 
 
 class Strategy(ABC):
-    """One way to get the evidence. Subclasses are final and hold no state."""
+    """A source of evidence. Subclasses are final and stateless."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
-        """Who can make the graph for this model, the first choice first."""
+        """The exporters that can create the graph of this model, the preferred one first."""
 
     @abstractmethod
     def capture(self, request: CaptureRequest) -> Capture:
-        """The graph and the evidence for its nodes.
+        """Export the graph and record the evidence for its nodes.
 
         Raises:
-            StrategyIncompatibleError: This strategy cannot serve the model.
-            InputError: No strategy could: the inputs do not fit the model.
+            StrategyIncompatibleError: This strategy cannot export the model.
+            InputError: No strategy can: the inputs do not fit the model.
         """

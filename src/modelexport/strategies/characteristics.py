@@ -1,30 +1,32 @@
-"""What can be said of a model before it is exported. It informs people; it names no architecture."""
+"""Characteristics of a model before its export, for people to read. No architecture is known by name."""
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import dis
-from collections.abc import Iterator
-from types import CodeType
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 import torch
 
 from modelexport.capture import is_transformers_model
-from modelexport.torch_support.private import control_flow_names
+from modelexport.torch_support.private import is_control_flow
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelCharacteristics:
-    """A model at a glance.
+    """Counts and properties of a model.
 
     Attributes:
-        module_count: How many modules it has, the root included.
-        parameter_count: How many numbers its parameters hold, as far as they are initialized.
-        depth: How many modules lie on the longest way down, the root included.
-        has_control_flow: Whether a `forward` uses torch's own control flow (`torch.cond` and its like).
-        has_dynamic_shapes: Whether dynamic axes were asked for.
-        is_huggingface: Whether it is of transformers' classes.
+        module_count: The number of modules, the root included.
+        parameter_count: The number of elements of its initialized parameters.
+        depth: The number of nested modules on the longest path, the root included.
+        has_control_flow: Whether a `forward` calls a control-flow operator of torch, such as `torch.cond`.
+        has_dynamic_shapes: Whether dynamic axes were requested.
+        is_huggingface: Whether its class is a transformers model class.
         is_scripted: Whether it is compiled TorchScript.
         model_type: The name of its class; for information only.
         framework_hints: The packages that define its modules' classes, most modules first; for information only.
@@ -44,7 +46,7 @@ class ModelCharacteristics:
 
 
 def characterize(model: torch.nn.Module, *, dynamic_shapes: bool = False) -> ModelCharacteristics:
-    """Look a model over without running it."""
+    """Characterize a model without running it."""
     modules = dict(model.named_modules())
     packages: dict[str, int] = {}
     for module in modules.values():
@@ -69,23 +71,38 @@ def characterize(model: torch.nn.Module, *, dynamic_shapes: bool = False) -> Mod
 
 def _uses_control_flow(module: torch.nn.Module) -> bool:
     forward = getattr(type(module), "forward", None)
-    code = getattr(forward, "__code__", None)
-    if code is None:
+    function = inspect.unwrap(forward) if forward is not None else None
+    if not isinstance(function, FunctionType):
         return False
-    operators = control_flow_names()
-    # Names that are functions of Python there: `map`.
-    of_python = vars(builtins).keys() - getattr(forward, "__globals__", {}).keys()
-    return any(
-        operation.argval in operators and not (operation.opname == "LOAD_GLOBAL" and operation.argval in of_python)
-        for part in _codes(code)
-        if not operators.isdisjoint(part.co_names)
-        for operation in dis.get_instructions(part)
-        if operation.opname.startswith("LOAD_")
-    )
+    names = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    return any(is_control_flow(value) for code in _nested_codes(function.__code__) for value in _loaded(code, names))
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _loaded(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
+    """The objects that the code loads by name (`cond`) or as attributes of modules (`torch.cond`).
+
+    A name alone says little: `map` is also a builtin, and `scan` may be a method of the model.
+    """
+    imported: Any = None
+    loaded: Any = None
+    for instruction in dis.get_instructions(code):
+        match instruction.opname:
+            case "IMPORT_NAME":
+                imported = sys.modules.get(instruction.argval)
+            case "IMPORT_FROM":
+                yield getattr(imported, instruction.argval, None)
+            case "LOAD_GLOBAL" | "LOAD_DEREF":
+                loaded = names.get(instruction.argval)
+                yield loaded
+            case "LOAD_ATTR" | "LOAD_METHOD" if isinstance(loaded, ModuleType):
+                loaded = getattr(loaded, instruction.argval, None)
+                yield loaded
+            case _:
+                loaded = None
+
+
+def _nested_codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _nested_codes(constant)

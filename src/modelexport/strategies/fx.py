@@ -1,4 +1,4 @@
-"""`fx`: exporters that go by way of `torch.export`, with the module calls seen while it traces as evidence."""
+"""`fx`: exporters built on `torch.export`; the module calls recorded while it traces are the evidence."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from modelexport.strategies.base import CaptureRequest, Strategy
 
 @final
 class FxStrategy(Strategy):
-    """Exports with `torch.onnx.export(dynamo=True)`, or with transformers' own exporter for models of its classes.
+    """Exports with `torch.onnx.export(dynamo=True)`, or with transformers' own exporter for transformers models.
 
-    A saved exported program was traced before; there the evidence is the record that it keeps.
+    A saved exported program is already traced: its stored `nn_module_stack` is the evidence.
     """
 
     name: ClassVar[str] = "fx"
@@ -41,7 +41,7 @@ class FxStrategy(Strategy):
             raise explain_failure(self.name, request.exporter, request.model, error) from error
 
     def _capture(self, request: CaptureRequest) -> Capture:
-        # Imported here so that the other strategies do without it.
+        # Imported here so that the other strategies load faster.
         from modelexport.capture import fx
 
         model, args, kwargs, options = request.model, request.args, request.kwargs, request.options

@@ -1,4 +1,4 @@
-"""`htp`, hierarchical trace-and-project: the TorchScript exporter, with the scope of each traced node as evidence."""
+"""`htp`, hierarchical trace-and-project: the TorchScript exporter; the scope of each traced node is the evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HtpStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
-        # Imported here so that the other strategies do without it.
+        # Imported here so that the other strategies load faster.
         from modelexport.capture.torchscript import capture_with_torchscript
 
         refuse_program(self.name, request.model)

@@ -1,4 +1,4 @@
-"""A model before its export, at a glance: what it is like, and what would be tried for it."""
+"""Overview of a model before its export: its characteristics, and the strategies that an export would try."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelexport.strategies.selection import StrategySelector
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """A strategy with one of its exporters, and why it would be tried."""
+    """A strategy with one of its exporters, and the reason to try it."""
 
     strategy: str
     exporter: str
@@ -21,13 +21,13 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 class ModelOverview(msgspec.Struct, frozen=True):
-    """What ``modelexport inspect`` shows.
+    """The report of ``modelexport inspect``.
 
     Attributes:
-        model: What the model is called.
-        characteristics: What it is like.
-        candidates: What an export would try, in order.
-        schema_version: The version of this form.
+        model: The name of the model.
+        characteristics: Its counts and properties.
+        candidates: The strategies that an export would try, in order.
+        schema_version: The version of this report's schema.
     """
 
     model: str
@@ -36,8 +36,8 @@ class ModelOverview(msgspec.Struct, frozen=True):
     schema_version: int = 1
 
 
-def overlook(name: str, model: torch.nn.Module) -> ModelOverview:
-    """Look a model over without running it."""
+def describe_model(name: str, model: torch.nn.Module) -> ModelOverview:
+    """Describe a model without running it."""
     candidates = tuple(
         Recommendation(candidate.strategy.name, candidate.exporter, candidate.reason)
         for candidate in StrategySelector().recommend(model)
@@ -46,5 +46,5 @@ def overlook(name: str, model: torch.nn.Module) -> ModelOverview:
 
 
 def overview_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport inspect --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport inspect --format json``."""
     return json_schema("modelexport inspection", ModelOverview)

@@ -1,4 +1,4 @@
-"""The table of strategies by name: the package's own, those of installed plug-ins, and those a program registers."""
+"""The registry of strategies by name: built-in ones, those of installed plug-ins, and those a program registers."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ class StrategyRegistry:
         return iter(self._strategies.values())
 
     def register(self, name: str, cls: type[Strategy]) -> None:
-        """Add a strategy, which is tried by ``auto`` after those that are there; one of that name is replaced.
+        """Add a strategy, which ``auto`` tries after the registered ones; it replaces a strategy of the same name.
 
         Raises:
-            InputError: The name is taken for something else, or the class is no strategy.
+            InputError: The name is reserved, or the class is not a strategy.
         """
         if name == AUTO or not name:
             raise InputError(f"a strategy cannot be called {name!r}: choose another name")
-        given: object = cls
+        given: object = cls  # untyped callers pass anything
         if not (isinstance(given, type) and issubclass(given, Strategy)):
             raise InputError(f"strategy {name!r} is {given!r}: register a subclass of modelexport.Strategy")
         try:
             strategy = cls()
         except TypeError as error:
-            raise InputError(f"strategy {name!r} cannot be made: {error}") from error
+            raise InputError(f"strategy {name!r} cannot be created without arguments: {error}") from error
         if strategy.name != name:
-            raise InputError(f"strategy {name!r} calls itself {strategy.name!r}: register it under that name")
+            raise InputError(f"strategy {name!r} has the name {strategy.name!r}: register it under that name")
         self._strategies[name] = strategy
 
     def get(self, name: str) -> Strategy:
         """The strategy of that name.
 
         Raises:
-            UnknownStrategyError: There is none.
+            UnknownStrategyError: No strategy has that name.
         """
         strategy = self._strategies.get(name)
         if strategy is None:
@@ -60,22 +60,22 @@ class StrategyRegistry:
 
 @cache
 def default_registry() -> StrategyRegistry:
-    """The strategies that come with the package, and those of installed plug-ins."""
+    """The registry of built-in strategies and those of installed plug-ins."""
     registry = StrategyRegistry((FxStrategy(), HtpStrategy(), UsageBasedStrategy()))
     for entry in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name):
         try:
             registry.register(entry.name, entry.load())
-        except Exception as error:  # noqa: BLE001  a plug-in that is broken must not take the others down
-            warnings.warn(f"the strategy plug-in {entry.name!r} ({entry.value}) is left out: {error}", stacklevel=2)
+        except Exception as error:  # noqa: BLE001  a broken plug-in must not break the others
+            warnings.warn(f"the strategy plug-in {entry.name!r} ({entry.value}) is ignored: {error}", stacklevel=2)
     return registry
 
 
 def register_strategy(name: str, cls: type[Strategy]) -> None:
-    """Add a strategy to the default ones, for this process.
+    """Add a strategy to the default registry of this process.
 
     Args:
-        name: What callers write as ``strategy=``; the class's own `name`.
-        cls: A subclass of `Strategy` that is made without arguments.
+        name: The value of ``strategy=`` that selects it; the same as the class's `name`.
+        cls: A subclass of `Strategy` that can be created without arguments.
 
     Raises:
         InputError: The name or class cannot be used.

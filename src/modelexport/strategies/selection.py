@@ -1,4 +1,4 @@
-"""Which strategies to try for a model, in which order and why; and trying them."""
+"""Strategy selection: which strategies to try for a model, in which order and why; and the capture with the first."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.strategies.characteristics import ModelCharacteristics, characterize
 from modelexport.strategies.registry import AUTO, StrategyRegistry, default_registry
 
-_MOST_PLACES = 3
+_MAX_PLACES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A strategy worth trying with one of its exporters, and why."""
+    """A strategy to try with one of its exporters, and the reason."""
 
     strategy: Strategy
     exporter: str
@@ -40,41 +40,41 @@ class Candidate:
 
 
 class StrategySelector:
-    """Recommends strategies for models, from what there is."""
+    """Recommends strategies of a registry for a model."""
 
     def __init__(self, registry: StrategyRegistry | None = None) -> None:
         self._registry = registry if registry is not None else default_registry()
 
     def recommend(self, model: torch.nn.Module, *, dynamic_shapes: bool = False) -> list[Candidate]:
-        """What to try for the model, the best first, each with the reason.
+        """The candidates for the model, the best first, each with the reason.
 
         Strategies are registered in the order of the precision of their evidence. Compiled TorchScript has no Python
-        to trace, so strategies that can use its own exporter come first then.
+        code to trace, so for such a model the strategies that use the TorchScript exporter come first.
         """
-        model_is = characterize(model, dynamic_shapes=dynamic_shapes)
+        traits = characterize(model, dynamic_shapes=dynamic_shapes)
         found = [
-            Candidate(strategy, exporter, _reason(number, place, exporter, model_is))
-            for number, strategy in enumerate(self._registry)
-            for place, exporter in enumerate(strategy.exporters(model))
+            Candidate(strategy, exporter, _reason(rank, position, exporter, traits))
+            for rank, strategy in enumerate(self._registry)
+            for position, exporter in enumerate(strategy.exporters(model))
         ]
-        if model_is.is_scripted:
+        if traits.is_scripted:
             found.sort(key=lambda candidate: candidate.exporter != TORCHSCRIPT)
         return found
 
     def candidates(
         self, name: str, exporter: str | None, model: torch.nn.Module, *, dynamic_shapes: bool = False
     ) -> list[Candidate]:
-        """What to try for the strategy of that name, with that exporter if one is given.
+        """The candidates for a strategy name, with that exporter if one is given.
 
         Raises:
-            UnknownStrategyError: There is no such strategy.
+            UnknownStrategyError: No strategy has that name.
             InputError: No candidate uses that exporter.
         """
         if name == AUTO:
             found = self.recommend(model, dynamic_shapes=dynamic_shapes)
         else:
             strategy = self._registry.get(name)
-            found = [Candidate(strategy, made_by, "asked for by name") for made_by in strategy.exporters(model)]
+            found = [Candidate(strategy, own, "requested by name") for own in strategy.exporters(model)]
         if exporter is None:
             return found
         usable = [candidate for candidate in found if candidate.exporter == exporter]
@@ -84,29 +84,29 @@ class StrategySelector:
         return usable
 
 
-def _reason(number: int, place: int, exporter: str, model_is: ModelCharacteristics) -> str:
-    if model_is.is_scripted and exporter == TORCHSCRIPT:
+def _reason(rank: int, position: int, exporter: str, traits: ModelCharacteristics) -> str:
+    if traits.is_scripted and exporter == TORCHSCRIPT:
         return "the model is compiled TorchScript, which has its own exporter"
     if exporter == DYNAMO_WITH_CACHES:
-        return "what torch exports of the model once it knows the caches of transformers"
-    if place > 0 and model_is.is_huggingface:
-        return "the model is of transformers' classes, whose exporter takes more of them"
-    if number == 0:
-        return "the most exact record of the calls"
-    return "if those before it fail"
+        return "torch's exporter with the cache classes of transformers registered as pytrees"
+    if position > 0 and traits.is_huggingface:
+        return "the model is a transformers model, and transformers' exporter supports more of those"
+    if rank == 0:
+        return "it records module calls most precisely"
+    return "the fallback if the candidates before it fail"
 
 
 def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
-    """The capture of the first candidate that serves, with the record of all attempts.
+    """The capture of the first candidate that succeeds, with all attempts.
 
-    A trace that fixes values which depend on the inputs serves where it is the first choice, or by consent: not as a
-    fallback for an exporter that would have kept them.
+    A trace that turns values which depend on the inputs into constants is accepted as the first choice, or with
+    `allow_specialization`; it is not a fallback for an exporter that would have kept them.
 
     Raises:
-        SpecializationError: Such a trace is all that there is.
-        AllStrategiesFailedError: None of several strategies did.
-        StrategyIncompatibleError: The only one did not, with any of its exporters.
-        InputError: The inputs do not fit the model, so that trying further is of no use.
+        SpecializationError: Only such a trace succeeded.
+        AllStrategiesFailedError: All of several strategies failed.
+        StrategyIncompatibleError: The only strategy failed with each of its exporters.
+        InputError: The inputs do not fit the model, so no other candidate can succeed.
     """
     attempts: list[AttemptReport] = []
     failures: list[tuple[Candidate, ModelExportError]] = []
@@ -133,14 +133,14 @@ def capture_with_first(found: list[Candidate], request: CaptureRequest) -> tuple
         attempts.append(AttemptReport(name, capture.exporter, candidate.reason))
         return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes())), tuple(attempts)
     if refused is not None:
-        raise _need_of_consent(refused, failures) from failures[0][1]
-    raise _combined(failures) from failures[-1][1].__cause__
+        raise _specialization_error(refused, failures) from failures[0][1]
+    raise _combined_error(failures) from failures[-1][1].__cause__
 
 
 def _needs_consent(fixed: Specialization, failures: list[tuple[Candidate, ModelExportError]]) -> bool:
-    """Whether a trace that others failed before may be wrong for other inputs than the example."""
+    """Whether a trace, used as a fallback, may be wrong for other inputs than the example inputs."""
     if any(isinstance(error, DataDependentError) for _, error in failures):
-        # There is something to be fixed: only a trace that nothing was seen of is known to have kept it.
+        # The model does depend on values: a trace in which anything became a constant may have fixed them.
         return not fixed.is_empty
     return bool(failures and fixed.by_inputs)
 
@@ -148,15 +148,19 @@ def _needs_consent(fixed: Specialization, failures: list[tuple[Candidate, ModelE
 def _refusal(strategy: str, exporter: str, fixed: Specialization) -> StrategyIncompatibleError:
     return StrategyIncompatibleError(
         strategy,
-        f"the {exporter} exporter traces it, which fixes what depends on the inputs to the example inputs: "
-        f"{_list_places(fixed)}.",
+        f"the {exporter} exporter traces the model, and values that depend on the inputs become constants: "
+        f"{_shorten([str(place) for place in fixed.all_places])}.",
         "Allow that with allow_specialization, or name the strategy and exporter",
     )
 
 
-def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, ModelExportError]]) -> SpecializationError:
-    told = [error.place for _, error in failures if isinstance(error, DataDependentError) and error.place is not None]
-    places = [str(place) for place in fixed.by_inputs] or told or [str(place) for place in fixed.anywhere]
+def _specialization_error(
+    fixed: Specialization, failures: list[tuple[Candidate, ModelExportError]]
+) -> SpecializationError:
+    reported = [
+        error.place for _, error in failures if isinstance(error, DataDependentError) and error.place is not None
+    ]
+    places = [str(place) for place in fixed.by_inputs] or reported or [str(place) for place in fixed.all_places]
     places = list(dict.fromkeys(places))
     others = dict.fromkeys(
         f"{candidate.exporter}: "
@@ -166,8 +170,8 @@ def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, Mode
     )
     because = f" for other reasons ({_shorten(list(others))})" if others else ""
     message = (
-        f"this model depends on the values of its inputs at {_shorten(places)}. Tracing would fix that to what the "
-        "example inputs give, and the file would be wrong for inputs that lead elsewhere; the exporters that do not "
+        f"this model depends on the values of its inputs at {_shorten(places)}. Tracing would turn them into constants "
+        "of the example inputs, and the file would be wrong for inputs with other values; the exporters that do not "
         f"trace failed{because}. Rewrite the model with torch.cond or tensor operations, or accept such a file: "
         "allow_specialization=True (--allow-specialization), or strategy='htp' (--strategy htp)"
     )
@@ -176,16 +180,12 @@ def _need_of_consent(fixed: Specialization, failures: list[tuple[Candidate, Mode
     )
 
 
-def _list_places(fixed: Specialization) -> str:
-    return _shorten([str(place) for place in fixed.anywhere])
-
-
 def _shorten(texts: list[str]) -> str:
-    rest = f" and {len(texts) - _MOST_PLACES} more" if len(texts) > _MOST_PLACES else ""
-    return "; ".join(texts[:_MOST_PLACES]) + rest
+    rest = f" and {len(texts) - _MAX_PLACES} more" if len(texts) > _MAX_PLACES else ""
+    return "; ".join(texts[:_MAX_PLACES]) + rest
 
 
-def _combined(failures: list[tuple[Candidate, ModelExportError]]) -> ModelExportError:
+def _combined_error(failures: list[tuple[Candidate, ModelExportError]]) -> ModelExportError:
     if len(failures) == 1:
         return failures[0][1]
     names = {candidate.strategy.name for candidate, _ in failures}
@@ -193,7 +193,7 @@ def _combined(failures: list[tuple[Candidate, ModelExportError]]) -> ModelExport
         return AllStrategiesFailedError(
             [(f"{candidate.strategy.name} ({candidate.exporter})", error) for candidate, error in failures]
         )
-    # One strategy that was asked for by name, with each of its exporters.
-    told = [error for _, error in failures if isinstance(error, StrategyIncompatibleError)]
-    reason = " ".join(dict.fromkeys(error.reason for error in told))
-    return StrategyIncompatibleError(names.pop(), reason, told[-1].suggestion if told else "")
+    # One strategy that was requested by name, with each of its exporters.
+    own = [error for _, error in failures if isinstance(error, StrategyIncompatibleError)]
+    reason = " ".join(dict.fromkeys(error.reason for error in own))
+    return StrategyIncompatibleError(names.pop(), reason, own[-1].suggestion if own else "")

@@ -1,4 +1,4 @@
-"""`usage_based`: whoever makes the graph, with what each module call computed as evidence."""
+"""`usage_based`: any exporter; the values that each module call computed are the evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelexport.strategies.base import CaptureRequest, Strategy
 
 @final
 class UsageBasedStrategy(Strategy):
-    """Exports as torch does, runs the model and the graph once each, and matches them by value."""
+    """Exports with plain torch, runs the model and the graph once each, and matches their tensors by value."""
 
     name: ClassVar[str] = "usage_based"
 
@@ -27,15 +27,15 @@ class UsageBasedStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
-        # Imported here so that the other strategies do without it.
-        from modelexport.capture.by_value import attribute_by_usage, check_onnxruntime
+        # Imported here so that the other strategies load faster.
+        from modelexport.capture.by_value import attribute_by_value, check_onnxruntime
 
         refuse_program(self.name, request.model)
         check_onnxruntime()
         if request.training and any(module.training for module in request.model.modules()):
             raise StrategyIncompatibleError(
                 self.name,
-                "a model in training mode computes other values each time it runs, so that none can be matched.",
+                "a model in training mode computes different values in each run, so its values cannot be matched.",
                 "Use another strategy, or export in evaluation mode.",
             )
         model, args, kwargs = request.model, request.args, request.kwargs
@@ -44,35 +44,35 @@ class UsageBasedStrategy(Strategy):
         except Exception as error:
             raise explain_failure(self.name, request.exporter, request.model, error) from error
         tree = read_module_tree(model)
-        # The graph is ours, of the caller's own model: it may take what the model takes.
-        usage = attribute_by_usage(graph, model, tree, args, kwargs, NO_RUN_LIMITS)
-        if not usage.agrees:
+        # The graph is exported from the caller's own model, so it is trusted: no limits.
+        match = attribute_by_value(graph, model, tree, args, kwargs, NO_RUN_LIMITS)
+        if not match.agrees:
             raise StrategyIncompatibleError(
                 self.name,
                 f"the graph of the {request.exporter} exporter does not compute what the model computes: "
-                f"{usage.matched} of its {usage.telling} tensors have values that the model made.",
-                "Compare its results with PyTorch's, or choose another exporter",
+                f"{match.describe_agreement()}.",
+                "Compare its outputs with PyTorch's, or choose another exporter",
             )
         return Capture(
             exporter=request.exporter,
             model=graph,
             file=file,
-            traced=graph,
-            recorded=usage.known,
+            original_graph=graph,
+            recorded=match.known,
             tree=tree,
-            calls=usage.calls,
-            traced_as="eager",
-            describe=usage.describe,
+            calls=match.calls,
+            graph_kind="eager",
+            graph_text=match.describe,
         )
 
 
 def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
-    """The graph, and the file where only the exporter itself can write it byte for byte."""
+    """The graph, and the exporter's own file where its bytes cannot be written from the graph."""
     model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
     if request.exporter == TORCHSCRIPT:
         from modelexport.capture.torchscript import capture_with_torchscript
 
-        # What else it records of the calls is not used.
+        # Its recorded module calls are not used.
         capture = capture_with_torchscript(model, args, kwargs, options)
         if capture.file is None:
             return capture.model, None

@@ -1,4 +1,4 @@
-"""Running and tracing a PyTorch model: the only package that touches private parts of torch and transformers."""
+"""Run and trace a PyTorch model: the only package that uses private APIs of torch and transformers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from modelexport.torch_support.call_watch import CallWatch, RunningCall, own_cal
 from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver, control_flow_depth
 from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs
 from modelexport.torch_support.state_guard import (
-    TURN,
+    TORCH_LOCK,
     CopyOnWrite,
     buffers_restored,
     evaluation_mode,
-    fused_layers_off,
+    mha_fast_path_disabled,
     preserved_state,
 )
 from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
 
 __all__ = [
-    "TURN",
+    "TORCH_LOCK",
     "CallWatch",
     "ControlFlowWatch",
     "CopyOnWrite",
@@ -26,7 +26,7 @@ __all__ = [
     "control_flow_depth",
     "copied_inputs",
     "evaluation_mode",
-    "fused_layers_off",
+    "mha_fast_path_disabled",
     "named_arguments",
     "named_results",
     "normalize_inputs",

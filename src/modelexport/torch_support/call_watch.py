@@ -1,8 +1,8 @@
-"""Watch module calls during a forward pass: one stack of running calls, kept by forward hooks.
+"""Observe module calls during a forward pass: forward hooks maintain one stack of running calls.
 
-A call is all that `module(...)` does, the user's own hooks included. A call that ends in an exception which its caller
-catches leaves the stack as well, although torch runs no hook for it: each entry holds the frame that runs the call, and
-a frame that no longer executes has ended.
+A call is all that `module(...)` does, the user's own hooks included. A call that raises an exception which its caller
+catches is removed from the stack as well, although torch runs no hook for it: each entry has the frame that runs the
+call, and a frame that no longer executes has ended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from modelexport.hierarchy import ROOT_PATH, CallId
 
 Record = TypeVar("Record")
 
-# What an own `__call__` refers to when it passes the call on to torch, whose hooks then see it.
-_PASSED_ON = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
+# A class's own `__call__` that uses one of these names forwards the call to torch, which runs the hooks.
+_FORWARDING = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -31,12 +31,12 @@ class RunningCall(Generic[Record]):
     """A module call that has begun.
 
     Attributes:
-        id: The module's path and how many calls of it came before.
+        id: The module's path, and the number of earlier calls of it.
         module: The module.
-        parent: The call that made it; None for a call that no other watched call made.
+        parent: The calling module call; None where no observed call made it.
         frame: The frame that runs it; None once it has returned, so that nothing keeps its local variables.
-        record: What `enter` returned for it.
-        passed_on: Whether torch's hooks may still report the same call: it came by a class's own `__call__`.
+        record: The result of `enter` for it.
+        forwarded: Whether torch's hooks may report the same call again: a class's own `__call__` reported it first.
     """
 
     id: CallId
@@ -44,14 +44,14 @@ class RunningCall(Generic[Record]):
     parent: RunningCall[Record] | None
     frame: FrameType | None
     record: Record | None = None
-    passed_on: bool = False
+    forwarded: bool = False
 
     def is_running(self) -> bool:
         """Whether the call has neither returned nor raised."""
         if self.frame is None:
             return False
         try:
-            # The documented way to ask: an executing frame refuses. One that has ended drops its local variables.
+            # Documented behaviour: this raises for an executing frame, and clears the locals of one that has ended.
             self.frame.clear()
         except RuntimeError:
             return True
@@ -59,16 +59,16 @@ class RunningCall(Generic[Record]):
 
 
 class CallWatch(Generic[Record]):
-    """The module calls that are running.
+    """The running module calls.
 
     Args:
-        enter: Called when a call begins, with its arguments; what it returns is kept as the call's record. The
-            innermost call is the caller then.
-        leave: Called when a call returns, with its arguments and its result. The innermost call is the caller again.
-            Not called for a call that raises.
+        enter: Called when a call begins, with its arguments; the result becomes the call's record. `innermost` is still
+            the caller.
+        leave: Called when a call returns, with its arguments and its result; not for a call that raises. `innermost` is
+            the caller again.
 
     Attributes:
-        counts: How many calls of each module have begun, by path. A call of the root outside all others starts anew.
+        counts: The number of calls of each module so far, by path. An outermost call of the root resets it.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class CallWatch(Generic[Record]):
 
     @property
     def innermost(self) -> RunningCall[Record] | None:
-        """The call that runs now, without any that it made and that have ended."""
+        """The call that runs now; removes calls that have raised."""
         while self._stack and not self._stack[-1].is_running():
             self._stack.pop()
         return self._stack[-1] if self._stack else None
 
     def raised_in(self, error: BaseException) -> RunningCall[Record] | None:
-        """The innermost call that `error`, or an error that led to it, passed through on its way out of the root.
+        """The innermost call that `error`, or an error that caused it, was raised in.
 
-        To be asked before anything else is called: calls that have ended are forgotten then.
+        Use it before any other call begins: that removes calls that have ended.
         """
         frames = {id(frame) for frame in _frames(error)}
         return next((call for call in reversed(self._stack) if id(call.frame) in frames), None)
 
     @contextlib.contextmanager
     def watching(self, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-        """See the calls of these modules, by path, within the context; no hook is left behind it.
+        """Observe the calls of these modules, by path, within the context, and remove all hooks after it.
 
-        Scripted modules are not seen: they take no hooks.
+        Scripted modules are not observed: they do not support hooks.
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._remove_hooks)
@@ -112,18 +112,18 @@ class CallWatch(Generic[Record]):
             yield
 
     def add(self, path: str, module: torch.nn.Module) -> None:
-        """Watch one more module until the end of `watching`."""
+        """Observe another module until the end of `watching`."""
         if isinstance(module, torch.jit.ScriptModule):
             return
         before, after = self._hooks(path)
-        # First to see the arguments and last to see the result: hooks of the user are part of the call.
+        # First for the arguments and last for the result: the user's hooks are part of the call.
         self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         self._handles.append(module.register_forward_hook(after, with_kwargs=True))
 
     def enter(
         self, path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> RunningCall[Record]:
-        """A call begins, run by `frame`."""
+        """Begin a call that `frame` runs."""
         parent = self.innermost
         if parent is None and path == ROOT_PATH:
             self.counts.clear()
@@ -135,7 +135,7 @@ class CallWatch(Generic[Record]):
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Whatever is called within the context, the calls that ran before it are those that run after it."""
+        """Restore the stack of running calls after the context."""
         before = list(self._stack)
         try:
             yield
@@ -145,21 +145,21 @@ class CallWatch(Generic[Record]):
     def _leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, frame: FrameType) -> None:
         found = next((call for call in reversed(self._stack) if call.frame is frame), None)
         if found is None:
-            # The same call as one that came by a class's own `__call__`, or one that began before the watch.
+            # A class's own `__call__` reported this call already, or it began before `watching`.
             return
-        # Calls above it raised, and it caught that.
+        # Calls above it raised an exception that it caught.
         del self._stack[self._stack.index(found) :]
         found.frame = None
         self._on_leave(found, args, kwargs, result)
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        # While torch compiles the body of a control-flow operator it traces the hooks too: without effect.
+        # While torch compiles a function of a control-flow operator it traces the hooks too: they do nothing then.
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if torch.compiler.is_dynamo_compiling():
                 return
             running = self.innermost
-            if running is not None and running.passed_on and running.module is module:
-                running.passed_on = False
+            if running is not None and running.forwarded and running.module is module:
+                running.forwarded = False
                 return
             self.enter(path, module, args, kwargs, sys._getframe(1))
 
@@ -180,11 +180,11 @@ class CallWatch(Generic[Record]):
             if path is None or torch.compiler.is_dynamo_compiling():
                 return original(module, *args, **kwargs)
             running = self.innermost
-            if running is not None and running.passed_on and running.module is module:
-                # A `__call__` that calls the one of its base class.
+            if running is not None and running.forwarded and running.module is module:
+                # A `__call__` that calls that of its base class.
                 return original(module, *args, **kwargs)
-            # Not kept in a variable: a frame that holds itself would hold its arguments until the next collection.
-            self.enter(path, module, args, kwargs, sys._getframe()).passed_on = True
+            # No local variable: a frame that refers to itself keeps its arguments alive until garbage collection.
+            self.enter(path, module, args, kwargs, sys._getframe()).forwarded = True
             result = original(module, *args, **kwargs)
             self._leave(args, kwargs, result, sys._getframe())
             return result
@@ -194,9 +194,9 @@ class CallWatch(Generic[Record]):
 
 @contextlib.contextmanager
 def own_calls_through(modules: Iterable[torch.nn.Module], around: Callable[..., Any]) -> Iterator[None]:
-    """For the time of the context, modules whose class has a `__call__` that runs no hooks are called through `around`.
+    """Within the context, call modules whose class has a `__call__` without hooks through `around`.
 
-    It gets the original and the module first. Other modules of these classes are called through it too.
+    Its first arguments are the original and the module. This affects all modules of these classes.
     """
     classes = {type(module) for module in modules if _has_own_call(module)}
     originals = {cls: inspect.getattr_static(cls, "__call__") for cls in classes}
@@ -214,7 +214,7 @@ def own_calls_through(modules: Iterable[torch.nn.Module], around: Callable[..., 
 
 
 def _calling(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    # Not named `forward`: torch writes the frames of that name into the nodes that it records.
+    # Not named `forward`: torch records stack frames of that name in its nodes.
     def watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return around(original, module, *args, **kwargs)
 
@@ -228,7 +228,7 @@ def _has_own_call(module: torch.nn.Module) -> bool:
     if own is inspect.getattr_static(torch.nn.Module, "__call__"):
         return False
     code = getattr(inspect.unwrap(own), "__code__", None)
-    return code is not None and _PASSED_ON.isdisjoint(code.co_names)
+    return code is not None and _FORWARDING.isdisjoint(code.co_names)
 
 
 def _frames(error: BaseException | None) -> Iterable[FrameType]:

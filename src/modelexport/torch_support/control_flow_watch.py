@@ -1,6 +1,6 @@
-"""Watch the operators of a forward pass, and what the functions do that control-flow operators are given.
+"""Observe the operators of a forward pass, including those in the functions of control-flow operators.
 
-A function that the operator does not call is called as well, as a dry run: exporters write both branches of a `cond`.
+A function that the operator does not call runs as a dry run: exporters write both branches of a `cond`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from modelexport.torch_support import private
 from modelexport.torch_support.call_watch import CallWatch
-from modelexport.torch_support.dry_run import Trial, try_out
-from modelexport.torch_support.state_guard import fused_layers_off
+from modelexport.torch_support.dry_run import WriteGuard, run_without_effects
+from modelexport.torch_support.state_guard import mha_fast_path_disabled
 
 
 class OperatorObserver(Protocol):
-    """What is done with the operators that are seen."""
+    """Receives the operators that run."""
 
     def see_operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """Call `run`, which runs the operator, and return what it returns."""
@@ -33,27 +33,27 @@ class OperatorObserver(Protocol):
 
 
 class FunctionObserver(Protocol):
-    """What is done with the functions of one control-flow operator, which are known by their place in its arguments."""
+    """Receives the functions of one control-flow operator, identified by their position in its arguments."""
 
     def see_function(
-        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], *, dry: bool
+        self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any], /, *, dry: bool
     ) -> Any:
-        """Call `run`, which calls the function, and return what it returns; for a loop once in each round.
+        """Call `run`, which calls the function, and return its result; for a loop once per iteration.
 
-        `dry` is whether the operator itself does not call the function.
+        `dry` says that the operator itself does not call the function.
         """
 
-    def discard(self, place: int) -> None:
-        """The dry run of the function failed: what was seen of it does not count."""
+    def discard(self, position: int, /) -> None:
+        """Discard the function: its dry run failed."""
 
 
 class ControlFlowWatch:
-    """Shows an observer every operator that runs while a module call does.
+    """Passes every operator that runs during a module call to an observer.
 
     Args:
-        model: The model whose state a dry run leaves as it was.
-        calls: The calls that are running.
-        observer: What is done with the operators.
+        model: The model, whose state is restored after a dry run.
+        calls: The running calls.
+        observer: Receives the operators.
         count_failed_dry_runs: Whether calls in a dry run that fails count for the index of later calls.
     """
 
@@ -69,16 +69,16 @@ class ControlFlowWatch:
         self._model = model
         self._observer = observer
         self._count_failed = count_failed_dry_runs
-        self._trial: Trial | None = None
+        self._guard: WriteGuard | None = None
         self._mode = private.dispatch_mode(self._dispatch)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """See the operators within the context, those that torch could run as one kernel in their parts."""
+        """Observe operators within the context; composite kernels are decomposed."""
         with contextlib.ExitStack() as stack:
-            # Otherwise control flow is compiled to be run, and nobody sees what its functions do.
+            # Otherwise torch compiles control flow, and the operators in its functions cannot be observed.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(fused_layers_off())
+            stack.enter_context(mha_fast_path_disabled())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(self._mode)
             yield
@@ -93,37 +93,37 @@ class ControlFlowWatch:
         return self._observer.see_operator(func, args, kwargs, functools.partial(self._run, func, args, kwargs))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._trial is None:
+        if self._guard is None:
             return func(*args, **kwargs)
-        self._trial.check(func, args, kwargs)
+        self._guard.check(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._trial.note(result, (args, kwargs))
+        self._guard.record(result, (args, kwargs))
         return result
 
     def _run_functions(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], observer: FunctionObserver
     ) -> Any:
         functions = _Functions(self, args, observer)
-        result = func(*(functions.watched(place, value) for place, value in enumerate(args)), **kwargs)
+        result = func(*(functions.watched(position, value) for position, value in enumerate(args)), **kwargs)
         functions.finish()
         return result
 
     @contextlib.contextmanager
     def inside_function(self) -> Iterator[None]:
-        """Operators are seen inside a function too, where torch has left the mode."""
+        """Observe operators inside a function too: torch exits the dispatch mode there."""
         with self._mode:
             yield
 
     def dry_run(self, action: Callable[[], object]) -> bool:
-        """Run what the model does not run itself; whether it came to an end without a change to the model."""
-        counts, trial = self.calls.counts.copy(), self._trial
-        self._trial = Trial()
+        """Run a function that the model does not run itself; returns whether it ended without changing the model."""
+        counts, guard = self.calls.counts.copy(), self._guard
+        self._guard = WriteGuard()
         done = False
         try:
             with self.calls.set_aside():
-                done = try_out(self._model, action)
+                done = run_without_effects(self._model, action)
         finally:
-            self._trial = trial
+            self._guard = guard
             if not done and not self._count_failed:
                 self.calls.counts = counts
         return done
@@ -141,20 +141,20 @@ class _Functions:
         self._before: dict[int, Counter[str]] = {}
         self._after: Counter[str] = Counter()
 
-    def watched(self, place: int, value: Any) -> Any:
-        """What the operator is to be given in that place: a watched function, anything else as it is."""
-        if self._functions[place] is None:
+    def watched(self, position: int, value: Any) -> Any:
+        """The argument to pass at this position: an observed function, anything else unchanged."""
+        if self._functions[position] is None:
             return value
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if any(private.is_functorch_wrapped(tensor) for tensor in private.tensors_among((args, kwargs))):
-                # torch only looks at the function's shapes: there are no values to see.
+                # torch infers shapes: there are no values.
                 return value(*args, **kwargs)
             if self._arguments is None:
                 self._arguments = args, kwargs
-                # Exporters trace the functions in this order, and number calls in it.
-                self._dry_run(range(place))
-            return self._call(place, args, kwargs, dry=False)
+                # Exporters trace the functions in this order and number the calls accordingly.
+                self._dry_run(range(position))
+            return self._call(position, args, kwargs, dry=False)
 
         return run
 
@@ -162,40 +162,40 @@ class _Functions:
         """Dry-run the functions that were not called."""
         if self._arguments is not None:
             self._dry_run(range(len(self._functions)))
-        # The function that ran last need not be the one that made most calls.
+        # The function that ran last may not be the one with the most calls.
         self._watch.calls.counts |= self._after
 
-    def _dry_run(self, places: Iterable[int]) -> None:
+    def _dry_run(self, positions: Iterable[int]) -> None:
         args, kwargs = self._arguments or ((), {})
-        for place in places:
-            if self._functions[place] is None or place in self._before:
+        for position in positions:
+            if self._functions[position] is None or position in self._before:
                 continue
             after = self._after.copy()
-            if not self._watch.dry_run(functools.partial(self._call, place, args, kwargs, dry=True)):
+            if not self._watch.dry_run(functools.partial(self._call, position, args, kwargs, dry=True)):
                 self._after = after
-                self._observer.discard(place)
+                self._observer.discard(position)
 
-    def _call(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, dry: bool) -> Any:
-        calls, function = self._watch.calls, self._functions[place]
+    def _call(self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, dry: bool) -> Any:
+        calls, function = self._watch.calls, self._functions[position]
         assert function is not None, "only functions are called"
-        if place in self._before:
-            # Once more round the loop: an exporter sees one call of each module in it.
-            calls.counts = self._before[place].copy()
+        if position in self._before:
+            # Another iteration of the loop: an exporter traces one call of each module in it.
+            calls.counts = self._before[position].copy()
         else:
-            self._before[place] = calls.counts.copy()
+            self._before[position] = calls.counts.copy()
 
         def run() -> Any:
             with self._watch.inside_function():
                 return function(*args, **kwargs)
 
-        result = self._observer.see_function(place, args, kwargs, run, dry=dry)
+        result = self._observer.see_function(position, args, kwargs, run, dry=dry)
         self._after |= calls.counts
         return result
 
 
 @contextlib.contextmanager
 def control_flow_depth() -> Iterator[Callable[[], int]]:
-    """Within the context, control-flow operators run as written; gives how many of them are running now."""
+    """Within the context control-flow operators run eagerly; yields a function that returns how many are running."""
     depth = 0
 
     def count(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,64 +1,55 @@
-"""Runs a part of a model that would not have run, and leaves no trace of it: the branch that was not taken."""
+"""Dry run: runs a part of a model that would not have run, such as the branch not taken, without side effects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from modelexport.errors import ModelExportError
-from modelexport.torch_support.state_guard import AttributeSnapshot, memory_of, overwritten, preserved_state
+from modelexport.torch_support.private import storage_id, tensors_among, written_arguments
+from modelexport.torch_support.state_guard import preserved_state
 
 
-class EffectError(ModelExportError):
-    """What was tried out would have changed something that was there before."""
+class SideEffectError(ModelExportError):
+    """A dry run would have changed a tensor that existed before it."""
 
 
-class Trial:
-    """Tells what a trial made from what was there before it, which it may not write to."""
+class WriteGuard:
+    """Distinguishes tensors created in a dry run from those that existed before, which it must not write to."""
 
     def __init__(self) -> None:
-        self._made: set[int] = set()
+        self._created: set[int] = set()
 
-    def check(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """To be asked before an operator runs.
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check an operator before it runs.
 
         Raises:
-            EffectError: It writes to a tensor that was there before.
+            SideEffectError: It writes to a tensor that existed before the dry run.
         """
-        if not _memory(overwritten(func, args, kwargs)) <= self._made:
-            raise EffectError(f"{func} writes to a tensor that was there before")
+        if not _memory(written_arguments(func, args, kwargs)) <= self._created:
+            raise SideEffectError(f"{func} writes to a tensor that existed before the dry run")
 
-    def note(self, results: object, given: object) -> None:
-        """To be told what an operator returned, and what it was given: new is the memory that it was not given."""
-        self._made |= _memory(results) - _memory(given)
+    def record(self, outputs: object, inputs: object) -> None:
+        """Record the outputs of an operator: memory that is not among its inputs is new."""
+        self._created |= _memory(outputs) - _memory(inputs)
 
 
-def try_out(model: torch.nn.Module, action: Callable[[], object]) -> bool:
-    """Run something that may as well not have run: the model's attributes and the random state stay as they were.
+def run_without_effects(model: torch.nn.Module, action: Callable[[], object]) -> bool:
+    """Run an action, and restore the model's attributes and the random state.
 
     Returns:
-        Whether it came to an end, without having changed an attribute of a module.
+        Whether it ended without an error, and without a change to an attribute of a module.
     """
-    attributes = AttributeSnapshot(model)
-    with preserved_state(model):
+    with preserved_state(model) as state:
         try:
             action()
-        except Exception:  # noqa: BLE001  a branch that is not taken may do anything where it makes no sense
-            done = False
-        else:
-            done = True
-        finally:
-            changed = attributes.restore()
-    return done and not changed
+        except Exception:  # noqa: BLE001  a branch that is not taken may fail in any way
+            return False
+    return not state.changed
 
 
 def _memory(value: object) -> set[int]:
-    found = set()
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            memory = memory_of(leaf)
-            found.add(id(leaf) if memory is None else memory._cdata)
-    return found
+    ids = ((tensor, storage_id(tensor)) for tensor in tensors_among(value))
+    return {id(tensor) if storage is None else storage for tensor, storage in ids}

@@ -1,4 +1,4 @@
-"""Example inputs as people write them, in the form a model is called with."""
+"""Example inputs as users write them, converted to positional and keyword arguments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from modelexport.errors import InputError
+from modelexport.torch_support.private import map_leaves
 
 
 def normalize_inputs(
@@ -17,11 +17,11 @@ def normalize_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from a tensor, tuple, list or dict.
 
-    A dict holds keyword arguments. A tuple or list holds positional ones; as with `torch.onnx.export`, a dict at
-    its end holds keyword arguments (to pass a dict as the last positional argument, add an empty dict).
+    A dict contains keyword arguments, a tuple or list positional ones. As in `torch.onnx.export`, a dict at the end of
+    a tuple contains keyword arguments (to pass a dict as the last positional argument, append an empty dict).
 
     Raises:
-        InputError: Something else was given.
+        InputError: The inputs have another type, or a name is not a string or repeats.
     """
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"kwargs is a {type(kwargs).__name__}: give a dict of keyword arguments")
@@ -50,14 +50,16 @@ def normalize_inputs(
 
 
 def copied_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs that the model may change; of those that cannot be copied the tensors at least."""
+    """Copies of the inputs, which the model may change; where they cannot be copied, at least their tensors are."""
     given = (args, dict(kwargs))
     try:
         return copy.deepcopy(given)
-    except Exception:  # noqa: BLE001  whatever a user's object raises; torch refuses results and some layouts
-        copied: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, _copied_tensor, given)
+    except Exception:  # noqa: BLE001  a user's object may raise anything; torch cannot copy non-leaf tensors and some layouts
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = map_leaves(_copied, given)
         return copied
 
 
-def _copied_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+def _copied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)

@@ -1,8 +1,8 @@
-"""Private parts of torch, each behind one function: tensors, modules, operators and nested values.
+"""Private APIs of torch, each wrapped in one function: tensors, modules, operators and nested values.
 
-`private_fx` has those of FX and the dynamo exporter, `private_jit` those of TorchScript and its exporter. Every part
-was seen to work on the releases of `SEEN_ON`, and has a test that fails by name when torch changes it. A part is looked
-up when it is used, so that a release without it fails there alone.
+`private_fx` wraps those of FX and the dynamo exporter, `private_jit` those of TorchScript and its exporter. Every API
+is tested on the releases in `SEEN_ON`, and has a test that fails by name when torch changes it. It is looked up when it
+is used, so that only this use fails on a release without it.
 """
 
 from __future__ import annotations
@@ -10,32 +10,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
 import torch
 
 from modelexport.errors import UnsupportedLibraryError
 
-# The releases that every part here was seen to work on.
+# The releases on which every private API here was tested.
 SEEN_ON = {"torch": ("2.9.1", "2.11.0", "2.13.0", "2.15.0"), "transformers": ("5.17.0", "5.22.2")}
 
 
 def find_part(path: str) -> Any:
-    """A part of a library by its dotted path.
+    """Look up a private API of a library by its dotted path.
 
     Raises:
-        UnsupportedLibraryError: The installed release has no such part.
+        UnsupportedLibraryError: The installed release does not have it.
     """
     library, *names = path.split(".")
     try:
         found: Any = importlib.import_module(library)
-        way = library
+        current = library
         for name in names:
-            way = f"{way}.{name}"
+            current = f"{current}.{name}"
             if isinstance(found, ModuleType) and not hasattr(found, name):
-                importlib.import_module(way)
+                importlib.import_module(current)
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise missing_part(path) from error
@@ -44,26 +45,26 @@ def find_part(path: str) -> Any:
 
 @functools.cache
 def fixed_part(path: str) -> Any:
-    """The same for a part that nothing replaces while the process runs: looked up once."""
+    """Look up an API that nothing patches while the process runs: cached."""
     return find_part(path)
 
 
-def find_attribute(holder: Any, name: str) -> Any:
-    """An attribute of an object of a library.
+def find_attribute(instance: Any, name: str) -> Any:
+    """A private attribute of a library's object.
 
     Raises:
-        UnsupportedLibraryError: Objects of its class have none.
+        UnsupportedLibraryError: The object does not have it.
     """
     try:
-        return getattr(holder, name)
+        return getattr(instance, name)
     except AttributeError as error:
-        kind = type(holder)
-        owner = holder.__name__ if isinstance(holder, ModuleType) else f"{kind.__module__}.{kind.__name__}"
+        kind = type(instance)
+        owner = instance.__name__ if isinstance(instance, ModuleType) else f"{kind.__module__}.{kind.__name__}"
         raise missing_part(f"{owner}.{name}") from error
 
 
 def missing_part(path: str) -> UnsupportedLibraryError:
-    """The error for a part that the installed release of its library does not have."""
+    """The error for an API that the installed release of its library does not have."""
     library = path.partition(".")[0]
     try:
         version = importlib.import_module(library).__version__
@@ -74,7 +75,9 @@ def missing_part(path: str) -> UnsupportedLibraryError:
 
 @contextlib.contextmanager
 def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """For the time of the context, a function or method is called through `around`, which gets the original first.
+    """Replace a function or method within the context: this thread calls `around` with the original and its arguments.
+
+    Other threads call the original.
 
     Args:
         owner: The dotted path of the module or class that has it.
@@ -83,7 +86,14 @@ def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterato
     """
     holder, original = find_part(owner), find_part(f"{owner}.{name}")
     own = vars(holder).get(name, original)
-    setattr(holder, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+    thread = threading.get_ident()
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(*args, **kwargs)
+        return around(original, *args, **kwargs)
+
+    setattr(holder, name, replacement)
     try:
         yield
     finally:
@@ -93,45 +103,48 @@ def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterato
 # --- tensors ----------------------------------------------------------------------------------------------------
 
 
-def memory_of(tensor: torch.Tensor) -> int | None:
-    """The identity of the memory that a tensor lies in; None for a wrapper of tensors or an unusual layout.
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a tensor; None for a wrapper of other tensors or a layout without storage (sparse)."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
 
-    Needed to know views of one memory: `data_ptr` is 0 for every empty tensor and the same for memory that is reused.
+
+def storage_id(tensor: torch.Tensor) -> int | None:
+    """The id of a tensor's storage; None for a tensor without one.
+
+    Needed to recognize views of one storage: `data_ptr` is 0 for every empty tensor, and repeats when memory is reused.
     """
-    try:
-        storage = tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
-        return None
-    return int(find_attribute(storage, "_cdata"))
+    storage = storage_of(tensor)
+    return int(find_attribute(storage, "_cdata")) if storage is not None else None
 
 
-def hold_memory(tensor: torch.Tensor) -> Any:
-    """Something that keeps the memory's identity from being used again; None where `memory_of` is None."""
-    try:
-        return fixed_part("torch.multiprocessing.reductions.StorageWeakRef")(tensor.untyped_storage())
-    except (RuntimeError, NotImplementedError):
-        return None
+def storage_reference(tensor: torch.Tensor) -> Any:
+    """A reference that keeps torch from reusing the storage's id; None where `storage_id` is None."""
+    storage = storage_of(tensor)
+    return fixed_part("torch.multiprocessing.reductions.StorageWeakRef")(storage) if storage is not None else None
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often something has written into the tensor or into a view of its memory.
+    """The number of writes to the tensor or to a view of its storage.
 
     Raises:
-        RuntimeError: torch does not count it: the tensor was made in inference mode.
+        RuntimeError: torch does not count writes to tensors created in inference mode.
     """
     return int(find_attribute(tensor, "_version"))
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that this one is a view of; None for one that is none."""
+    """The tensor that this one is a view of; None where it is not a view."""
     base: torch.Tensor | None = find_attribute(tensor, "_base")
     return base
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether the tensor stands for others inside a function transform, so that it has no values of its own.
+    """Whether the tensor is a wrapper inside a function transform, without values of its own.
 
-    Control-flow operators call their functions with such tensors to learn the shapes of the results.
+    Control-flow operators call their functions with such tensors to infer the shapes of the outputs.
     """
     return bool(fixed_part("torch._C._functorch.is_functorch_wrapped_tensor")(tensor))
 
@@ -140,7 +153,7 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def has_forward_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling the module runs more than its `forward`. Public code can only add hooks."""
+    """Whether calling the module runs more than its `forward`. The public API can only add hooks."""
     shared = fixed_part("torch.nn.modules.module")
     return any(find_attribute(module, name) for name in ("_forward_pre_hooks", "_forward_hooks")) or any(
         find_attribute(shared, name) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
@@ -148,7 +161,7 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The children by name, one that has two names under both: `named_children` gives it once."""
+    """The children by name, a child with two names under both: `named_children` yields it once."""
     return {name: child for name, child in find_attribute(module, "_modules").items() if child is not None}
 
 
@@ -156,7 +169,7 @@ def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def is_higher_order_operator(func: object) -> bool:
-    """Whether an operator is given functions: `cond`, `while_loop`, `scan` and the like."""
+    """Whether an operator takes functions as arguments: `cond`, `while_loop`, `scan`."""
     return isinstance(func, fixed_part("torch._ops.HigherOrderOperator"))
 
 
@@ -166,27 +179,42 @@ def is_operator_overload(target: object) -> TypeGuard[torch._ops.OpOverload]:
 
 
 def schema_of(operator: Any) -> Any:
-    """The schema of an operator: its arguments, and which of them it writes to; None for one that has none."""
+    """The schema of an operator: its arguments, and which of them it writes to; None where it has no schema."""
     return getattr(operator, "_schema", None)
 
 
-def control_flow_names() -> frozenset[str]:
-    """The names under which torch offers its control-flow operators."""
-    return frozenset(name for name in dir(fixed_part("torch._higher_order_ops")) if not name.startswith("_"))
+def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes to, as far as its schema declares it."""
+    schema = schema_of(operator)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return tensors_among([given.get(name) for name in written])
+
+
+def is_control_flow(value: object) -> bool:
+    """Whether a value is a control-flow operator, or one of torch's functions that call one: `torch.cond`, `scan`."""
+    package = fixed_part("torch._higher_order_ops").__name__
+    if not isinstance(value, FunctionType):
+        return is_higher_order_operator(value)
+    # `torch.cond` says that its module is `torch`: its globals say where it is defined.
+    defined_in: str = value.__globals__.get("__name__", "")
+    return defined_in.startswith(f"{package}.")
 
 
 def dispatch_mode(
     handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
 ) -> contextlib.AbstractContextManager[Any]:
-    """Within it every operator, control flow included, goes to `handle`, which gets its arguments.
+    """Within the context every operator, control flow included, is passed to `handle` with its arguments.
 
-    May be entered again inside itself. torch has no public way to see operators; the class is a subclass made here, so
-    that nothing is looked up when this module is imported.
+    The context is reentrant. torch has no public API to observe operators. The class is defined here so that nothing is
+    looked up when this module is imported.
     """
     base: Any = fixed_part("torch.utils._python_dispatch.TorchDispatchMode")
 
-    class Mode(base):  # type: ignore[misc]  # a base that is looked up is Any
-        # Otherwise torch refuses control-flow operators in a mode.
+    class Mode(base):  # type: ignore[misc]  # the base is Any
+        # Otherwise torch raises for control-flow operators in a mode.
         supports_higher_order_operators = True
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,20 +225,20 @@ def dispatch_mode(
 
 
 def higher_order_calls_through(around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """For the time of the context, control-flow operators are called through `around`, which gets the original first.
+    """Within the context, control-flow operators are called through `around`; its first argument is the original.
 
-    Needed to know which module calls come from a loop or branch without a dispatch mode, which would see them all.
+    Needed to find the module calls of a loop or branch without a dispatch mode, which would observe all operators.
     """
     return called_through("torch._ops.HigherOrderOperator", "__call__", around)
 
 
 # --- nested values ----------------------------------------------------------------------------------------------
 
-# torch's pytree in Python is private; the public `torch.utils.pytree` came after the oldest supported release.
+# The pytree module of torch is private; the public `torch.utils.pytree` is newer than the oldest supported release.
 
 
 def leaves_of(value: object) -> list[Any]:
-    """Everything inside of tuples, lists, dicts and registered classes that is none of these."""
+    """The leaves of a pytree: everything inside tuples, lists, dicts and registered classes."""
     found: list[Any] = fixed_part("torch.utils._pytree.tree_leaves")(value)
     return found
 
@@ -232,18 +260,18 @@ def unflatten(leaves: list[Any], structure: Any) -> Any:
 
 
 def map_leaves(change: Callable[[Any], Any], value: object) -> Any:
-    """The value with each leaf replaced by what `change` returns for it."""
+    """The value with each leaf replaced by the result of `change`."""
     return fixed_part("torch.utils._pytree.tree_map")(change, value)
 
 
 def leaves_with_keys(value: object) -> list[tuple[tuple[object, ...], Any]]:
-    """The leaves of a value, each behind the keys, indices and attribute names that lead to it."""
+    """The leaves of a value, each with the keys, indices and attribute names on its path."""
     found, _ = fixed_part("torch.utils._pytree.tree_flatten_with_path")(value)
     return [(tuple(map(_unwrapped, path)), leaf) for path, leaf in found]
 
 
 def map_leaves_with_keys(change: Callable[[tuple[object, ...], Any], Any], value: object) -> Any:
-    """The value with each leaf replaced by what `change` returns for the way to it and for it."""
+    """The value with each leaf replaced by the result of `change` for its keys and the leaf."""
     return fixed_part("torch.utils._pytree.tree_map_with_path")(
         lambda path, leaf: change(tuple(map(_unwrapped, path)), leaf), value
     )
@@ -257,6 +285,6 @@ def _unwrapped(key: Any) -> object:
 
 
 def registered_children(value: object) -> list[Any] | None:
-    """What a value of a class that is registered with torch holds; None where its class is not."""
+    """The children of a value whose class is registered as a pytree node; None for other classes."""
     registered = fixed_part("torch.utils._pytree.SUPPORTED_NODES").get(type(value))
     return list(registered.flatten_fn(value)[0]) if registered is not None else None

@@ -1,4 +1,4 @@
-"""Private parts of `torch.export`: its fake tensors, its errors, and the format of saved programs. See `private`."""
+"""Private APIs of `torch.export`: fake tensors, errors, and the format of saved programs. See `private`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from modelexport.torch_support.private import fixed_part
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape and a type but no values."""
+    """Whether a tensor is a fake tensor, which has a shape and a type but no values."""
     return isinstance(tensor, fixed_part("torch._subclasses.fake_tensor.FakeTensor"))
 
 
 def data_dependence_errors() -> tuple[type[BaseException], ...]:
-    """What `torch.export` raises where the model's code depends on values that only a run computes."""
+    """The errors of `torch.export` for Python code that depends on tensor values."""
     return (
         fixed_part("torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode"),
         fixed_part("torch._subclasses.fake_tensor.DataDependentOutputException"),
@@ -25,22 +25,22 @@ def data_dependence_errors() -> tuple[type[BaseException], ...]:
 
 
 def program_schema() -> Any:
-    """The module with the classes of a saved program's description."""
+    """The module with the schema classes of saved programs."""
     return fixed_part("torch._export.serde.schema")
 
 
 def is_schema_union(kind: type) -> bool:
-    """Whether a class of the schema has exactly one of its fields."""
+    """Whether a class of the schema is a union: exactly one of its fields is set."""
     union: type = fixed_part("torch._export.serde.union._Union")
     return issubclass(kind, union)
 
 
 def size_operators() -> Iterable[Any]:
-    """Python's operators that a saved program may call on sizes."""
+    """The Python operators that a saved program may call on sizes."""
     found: Iterable[Any] = fixed_part("torch._export.serde.serialize._SYM_OPS")
     return found
 
 
 def size_functions() -> Any:
-    """The module with torch's own sympy functions of sizes."""
+    """The module with torch's sympy functions of sizes."""
     return fixed_part("torch.utils._sympy.functions")

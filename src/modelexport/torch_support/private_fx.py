@@ -1,9 +1,8 @@
-"""Private parts of FX tracing and of torch's dynamo exporter, each behind one function. See `private`."""
+"""Private APIs of FX tracing and of torch's dynamo exporter, each wrapped in one function. See `private`."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,7 +12,7 @@ from modelexport.torch_support.private import called_through, fixed_part
 
 
 class Tracer(Protocol):
-    """What traces operators into an FX graph: several classes of torch, some of them private."""
+    """A tracer that records operators in an FX graph: one of several classes of torch, some of them private."""
 
     graph: torch.fx.Graph
 
@@ -23,24 +22,24 @@ _PROXY_SLOT = "torch.fx.experimental.proxy_tensor.get_proxy_slot"
 
 
 def require_tracing_parts() -> None:
-    """Look up what hooks need while torch traces: torch takes an error in a hook for a model that it cannot trace.
+    """Look up the APIs that hooks use while torch traces: torch reports an error in a hook as an untraceable model.
 
     Raises:
-        UnsupportedLibraryError: The installed release lacks one of the parts.
+        UnsupportedLibraryError: The installed release does not have one of them.
     """
     for part in (_PROXY_MODE, _PROXY_SLOT):
         fixed_part(part)
 
 
 def active_tracer() -> Tracer | None:
-    """The tracer that records the operators that run now; None where none does."""
+    """The tracer that records the operators that run now; None outside of a trace."""
     mode = fixed_part(_PROXY_MODE)()
     tracer: Tracer | None = mode.tracer if mode is not None else None
     return tracer
 
 
 def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:
-    """The FX node that holds a tensor in the graph of that tracer; None where it knows none."""
+    """The FX node of a tensor in the graph of the tracer; None for an unknown tensor."""
     slot = fixed_part(_PROXY_SLOT)(tensor, tracer, None)
     proxy = getattr(slot, "proxy", slot)
     node = getattr(proxy, "node", None)
@@ -48,9 +47,9 @@ def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:
 
 
 def innermost_scope(tracer: Tracer | None) -> tuple[str, str | None]:
-    """The key and name under which the exporter records what runs now, as in `nn_module_stack`.
+    """The innermost key and name of the tracer's module stack, as in `nn_module_stack`.
 
-    Not every tracer keeps such a stack; the name is None without one.
+    Not every tracer has such a stack; the name is None without one.
     """
     stack = getattr(tracer, "module_stack", None)
     if not stack:
@@ -65,11 +64,9 @@ def before_optimization(observe: Callable[[Any], object]) -> contextlib.Abstract
     Optimizing it ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after it
     optimizes: only its own sequence of steps gives its own result.
     """
-    thread = threading.get_ident()
 
     def optimize(original: Callable[..., Any], program: torch.onnx.ONNXProgram, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            observe(program.model)
+        observe(program.model)
         return original(program, *args, **kwargs)
 
     return called_through("torch.onnx.ONNXProgram", "optimize", optimize)

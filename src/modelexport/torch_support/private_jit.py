@@ -1,14 +1,13 @@
-"""Private parts of TorchScript tracing and of torch's TorchScript exporter, each behind one function. See `private`.
+"""Private APIs of TorchScript tracing and of torch's TorchScript exporter, each wrapped in one function. See `private`.
 
-The exporter has no public way to see its graph on the way to ONNX: its passes are functions of `torch._C`, which are
-called through ours for the time of an export.
+The exporter has no public API to observe its graph before ONNX: its passes are functions of `torch._C`, which we wrap
+during an export.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,14 +15,14 @@ import onnx
 
 from modelexport.torch_support.private import called_through, find_part, fixed_part, missing_part
 
-# A graph of TorchScript, a block in one of its nodes, a node, a value. Their classes are private and hardly typed.
+# A TorchScript graph, a block of a node, a node or value. Their classes are private and barely typed.
 JitGraph = Any
 JitBlock = Any
 JitObject = Any
 
 
 class JitPass(enum.StrEnum):
-    """The exporter's passes that are watched, by their names in `torch._C`."""
+    """The exporter's passes that are observed, by their names in `torch._C`."""
 
     INLINE = "_jit_pass_inline"
     CSE = "_jit_pass_cse"
@@ -36,14 +35,14 @@ class JitPass(enum.StrEnum):
 
 
 def pass_through(name: JitPass, around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """For the time of the context, a pass is called through `around`, which gets the original and the graph."""
+    """Within the context, call a pass through `around`; its first arguments are the original and the graph."""
     return called_through("torch._C", str(name), around)
 
 
 def translation_seen(see: Callable[[dict[Any, Any]], None]) -> contextlib.AbstractContextManager[None]:
-    """Show `see` the exporter's own table of traced and translated values whenever it translates a node.
+    """Call `see` with the exporter's mapping from traced to translated values whenever it translates a node.
 
-    The table is that of the graph it translates, and grows as it goes.
+    The mapping belongs to the graph that is translated, and grows with each node.
     """
 
     def translate(original: Callable[..., Any], graph: Any, block: Any, node: Any, *rest: Any) -> Any:
@@ -63,12 +62,12 @@ def new_graph() -> JitGraph:
 
 
 def is_graph(block: JitBlock) -> bool:
-    """Whether this is a whole graph, and not a block of a node."""
+    """Whether this is a graph, not a block of a node."""
     return isinstance(block, fixed_part("torch._C.Graph"))
 
 
 def is_block(found: JitObject) -> bool:
-    """Whether this is a block of a node, and not a node."""
+    """Whether this is a block of a node, not a node."""
     return isinstance(found, fixed_part("torch._C.Block"))
 
 
@@ -78,13 +77,13 @@ def is_tensor(value: JitObject) -> bool:
 
 
 def as_onnx(graph: JitGraph, opset_version: int | None) -> onnx.ModelProto | None:
-    """A graph of ONNX operators as a model without its weights; None where it cannot be written as it is."""
+    """A graph of ONNX operators as a model without weights; None where torch cannot serialize it."""
     constants = find_part("torch.onnx._constants")
     settings = find_part("torch.onnx._internal.torchscript_exporter._globals.GLOBALS")
     find_part("torch._C.Graph._export_onnx")
     try:
-        # Positional: the binding has no names. Weights, opset, dynamic axes, weights apart, operators as the exporter
-        # is set, without documentation, initializers as inputs, custom opsets, module types, file, functions.
+        # The binding has positional arguments only: weights, opset, dynamic axes, separate weights, operator export
+        # type, no documentation, initializers as inputs, custom opsets, module types, file, functions.
         proto, *_ = graph._export_onnx(
             {},
             opset_version or constants.ONNX_DEFAULT_OPSET,
@@ -110,16 +109,13 @@ def weights_apart() -> Iterator[dict[str, bytes]]:
     """Give the contents of weights by themselves, and keep them out of the files written within the context.
 
     The exporter can do so, but does not offer it: it copies the weights from one form of the model to the next, and
-    parses all of it once more. Other threads are not affected.
+    parses all of it once more.
     """
     contents: dict[str, bytes] = {}
-    thread = threading.get_ident()
 
     def export(
         original: Callable[..., Any], graph: Any, weights: Any, opset: Any, axes: Any, defer: Any, *rest: Any
     ) -> Any:
-        if threading.get_ident() != thread:
-            return original(graph, weights, opset, axes, defer, *rest)
         file, deferred, *others = original(graph, weights, opset, axes, True, *rest)
         contents.update(deferred)
         return (file, {}, *others)
@@ -130,7 +126,7 @@ def weights_apart() -> Iterator[dict[str, bytes]]:
 
 @contextlib.contextmanager
 def silent_log() -> Iterator[None]:
-    """The exporter prints the whole graph to standard output when it fails, and leaves its log switched on: neither."""
+    """Suppress the exporter's log: when it fails it prints the whole graph, and leaves its log enabled."""
     enabled = find_part("torch._C._jit_is_onnx_log_enabled")()
     with called_through("torch._C", "_jit_onnx_log", lambda *_: None):
         try:
@@ -143,23 +139,23 @@ def silent_log() -> Iterator[None]:
 
 
 def is_tracer_warning(category: type[Warning]) -> bool:
-    """Whether the tracer warns that a value of the example inputs becomes a constant."""
+    """Whether a warning says that a value of the example inputs becomes a constant in the trace."""
     warning: type[Warning] = find_part("torch.jit._trace.TracerWarning")
     return issubclass(category, warning)
 
 
 def tracing_state() -> Any:
-    """The state of the trace that this thread records; None where it records none."""
+    """The tracing state of this thread; None outside of a trace."""
     return fixed_part("torch._C._get_tracing_state")()
 
 
 def set_tracing_state(state: Any) -> None:
-    """Go on with a trace, or with None interrupt it."""
+    """Resume a trace, or interrupt it with None."""
     fixed_part("torch._C._set_tracing_state")(state)
 
 
-class Untraced:
-    """What is done inside is not recorded: looking at a tensor's shape would be. Entered for every call of a module."""
+class TracingPaused:
+    """Pauses the trace within the context: even reading a tensor's shape is recorded. A class, because it is fast."""
 
     def __init__(self, state: object) -> None:
         self._state = state
@@ -172,32 +168,32 @@ class Untraced:
 
 
 def traced_value(tensors: Any, place: int) -> JitObject | None:
-    """The value that holds `tensors[place]` in the graph that is traced; None where the tracer refuses to say.
+    """The value of `tensors[place]` in the traced graph; None where the tracer raises.
 
-    Where it does not know the tensor it enters it as a constant. It names a value after a variable of the frames that
-    look it up: there must be none that is the tensor, which is why it is passed by its place.
+    The tracer adds an unknown tensor as a constant. It names a value after a local variable that refers to the tensor
+    in the calling frames: there must be none, so the tensor is passed by its index.
     """
     state, look_up = tracing_state(), fixed_part("torch._C._get_value_trace")
     try:
         return look_up(tensors[place])
     except RuntimeError:
-        # An unknown tensor that requires a gradient: the tracer refuses, and stops tracing.
+        # An unknown tensor that requires a gradient: the tracer raises and stops tracing.
         set_tracing_state(state)
         return None
 
 
 def module_labels() -> dict[Any, str]:
-    """The label of each module, from which the tracer makes the scopes of nodes: it looks them up at each call."""
+    """The label of each module. The tracer looks it up at each call and builds the scopes of nodes from it."""
     labels: dict[Any, str] = find_part("torch.jit._trace._trace_module_map") or {}
     return labels
 
 
 @contextlib.contextmanager
 def module_calls_through(call: Callable[..., Any], forward: Callable[..., Any]) -> Iterator[None]:
-    """For the time of the context, module calls go through `call`, and their `forward` in a trace through `forward`.
+    """Within the context, run module calls through `call`, and their `forward` in a trace through `forward`.
 
-    Both get the original and the module first. Needed because a call's scope must be labelled after its hooks ran, and
-    hooks of our own would be recorded as part of the caller.
+    The first arguments of both are the original and the module. Needed because a call's scope must be labelled after
+    its hooks ran, and our own hooks would be traced as part of the caller.
     """
     with (
         called_through("torch.nn.Module", "_call_impl", call),
@@ -210,7 +206,7 @@ def module_calls_through(call: Callable[..., Any], forward: Callable[..., Any]) 
 
 
 def decompositions_of(operator: str) -> Iterator[Callable[..., Any]]:
-    """What torch itself takes the overloads of an operator apart into, for operators without a translation to ONNX."""
+    """The decompositions that torch has for the overloads of an operator, for operators without an ONNX translation."""
     table = find_part("torch._decomp.decomposition_table")
     look_up = find_part("torch._library.utils.lookup_op")
     for schema in find_part("torch._C._jit_get_schemas_for_operator")(operator):

@@ -1,40 +1,49 @@
-"""Leave the model and torch as they were: whatever an export touches is put back, however it ends."""
+"""State guards: restore the model and torch's global state after an export, whether it succeeds or fails."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import random
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-# torch keeps its tracing state in module globals: whatever runs or traces a model here takes its turn.
-TURN = threading.Lock()
+from modelexport.torch_support.private import dispatch_mode, find_attribute, storage_id, storage_of, written_arguments
+
+# torch keeps its tracing state in module globals: hold this lock to run or trace a model.
+TORCH_LOCK = threading.Lock()
 _CONTAINERS = (dict, collections.OrderedDict, list, set)
 
 
+@dataclasses.dataclass
+class PreservedState:
+    """`changed` says, after the context, whether an attribute of a module had to be restored."""
+
+    changed: bool = False
+
+
 @contextlib.contextmanager
-def preserved_state(model: torch.nn.Module) -> Iterator[None]:
-    """The modules' attributes, gradient flags, random state and torch's global modes and hooks, put back."""
-    with _random_state(), _torch_modes(), _global_hooks(), _module_state(model), warnings.catch_warnings():
-        # Where warnings are errors, torch would end at its own. Captures record those that are about the model.
+def preserved_state(model: torch.nn.Module) -> Iterator[PreservedState]:
+    """Restore the modules' attributes, gradient flags, the random state, and torch's global modes and hooks."""
+    state = PreservedState()
+    with _random_state(), _torch_modes(), _global_hooks(), _module_state(model, state), warnings.catch_warnings():
+        # Where the user turns warnings into errors, torch would fail on its own. Captures record those about the model.
         warnings.simplefilter("ignore")
-        yield
+        yield state
 
 
 @contextlib.contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode for the time of the context.
+    """Set every module to evaluation mode within the context.
 
-    The flags are set directly: `eval()` and `train()` may be overridden with side effects (adapters that merge
-    their weights), and those would not be undone by setting the flags back.
+    The flags are set directly: overridden `eval()` and `train()` may have side effects (adapters that merge their
+    weights), which resetting the flags would not undo.
     """
     flags = [(module, module.training) for module in model.modules()]
     try:
@@ -48,7 +57,7 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def buffers_restored(model: torch.nn.Module) -> Iterator[None]:
-    """A forward that counts its calls or keeps statistics has run: its buffers are put back."""
+    """Restore the buffers after a forward pass that changes them (counters, running statistics)."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -66,60 +75,44 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
 
 
-class CopyOnWrite(TorchDispatchMode):
-    """Keeps a copy of what a forward overwrites in its model's tensors.
+class CopyOnWrite:
+    """Within its context, copies the model's tensors before a forward pass overwrites them, to restore them later.
 
-    Few models write to their weights, and only those pay for it: nothing is copied before an operator writes to it.
-    Operators that do not tell what they write to (batch normalization in training mode) are not noticed: see
-    `buffers_restored`.
+    Few models write to their weights, and only for those anything is copied. Operators whose schema does not declare
+    their writes (batch normalization in training mode) are missed: see `buffers_restored`.
     """
 
-    # Operators with functions as arguments cannot write to what is there already, and run as they are.
-    supports_higher_order_operators = True
-
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         attributes = (value for module in model.modules() for value in vars(module).values())
         tensors = [*model.parameters(), *model.buffers(), *(v for v in attributes if isinstance(v, torch.Tensor))]
-        self._kept = {memory._cdata: memory for tensor in tensors if (memory := memory_of(tensor)) is not None}
-        self._copies: dict[int, torch.UntypedStorage] = {}
+        self._storages: dict[int | None, torch.UntypedStorage] = {
+            storage_id(tensor): storage for tensor in tensors if (storage := storage_of(tensor)) is not None
+        }
+        self._copies: dict[int | None, torch.UntypedStorage] = {}
+        self._mode = dispatch_mode(self._run)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in overwritten(func, args, kwargs or {}):
-            memory = memory_of(tensor)
-            if memory is not None and memory._cdata in self._kept and memory._cdata not in self._copies:
-                self._copies[memory._cdata] = memory.clone()
-        return func(*args, **(kwargs or {}))
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for tensor in written_arguments(func, args, kwargs):
+            storage = storage_id(tensor)
+            if storage in self._storages and storage not in self._copies:
+                self._copies[storage] = self._storages[storage].clone()
+        return func(*args, **kwargs)
 
     def restore(self) -> None:
-        """Put back what was overwritten."""
-        for identity, before in self._copies.items():
-            self._kept[identity].copy_(before)
-        self._copies.clear()
-
-
-def overwritten(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes to."""
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
-    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    leaves = pytree.tree_leaves([given.get(name) for name in written])
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Where a tensor lies; None where it has no memory: a wrapper around others, or one of an unusual layout."""
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
-        return None
+        """Restore the tensors that were overwritten; also after a run outside the context, if it wrote to the same."""
+        for storage, before in self._copies.items():
+            self._storages[storage].copy_(before)
 
 
 @contextlib.contextmanager
-def fused_layers_off() -> Iterator[None]:
-    """Without gradients torch runs whole layers of its own in one kernel; exporters never see that."""
+def mha_fast_path_disabled() -> Iterator[None]:
+    """Disable the fast path of torch's attention layers: it runs a whole layer in one kernel, unlike exporters."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -128,28 +121,28 @@ def fused_layers_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-class AttributeSnapshot:
-    """The attributes of every module of a model: hooks, flags, `forward`, parameters, caches, whatever it keeps.
+class _AttributeSnapshot:
+    """The attributes of every module of a model: hooks, flags, `forward`, parameters, caches.
 
-    Tables, lists and sets among them are put back as well, but not what other objects hold. What a module with
-    uninitialized parameters becomes at its first call cannot be undone: such a module is left out.
+    The contents of dicts, lists and sets among them are restored as well, but not those of other objects. A module with
+    uninitialized parameters is left out: its first call initializes them, which cannot be undone.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = [_ModuleAttributes(module) for module in model.modules() if not _is_uninitialized(module)]
 
     def restore(self) -> bool:
-        """Put everything back.
+        """Restore all attributes.
 
         Returns:
-            Whether something had changed.
+            Whether any had changed.
         """
         changed = [module.restore() for module in self._modules]
         return any(changed)
 
 
 class _ModuleAttributes:
-    """What one module holds, and what the containers hold that it has as attributes."""
+    """The attributes of one module, and the contents of those that are containers."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -171,12 +164,12 @@ class _ModuleAttributes:
 
 
 def _is_uninitialized(module: torch.nn.Module) -> bool:
-    tensors = (*module._parameters.values(), *module._buffers.values())
+    tensors = (value for name in ("_parameters", "_buffers") for value in find_attribute(module, name).values())
     return any(tensor is not None and torch.nn.parameter.is_lazy(tensor) for tensor in tensors)
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two containers hold the very same objects in the same order."""
+    """Whether two containers have the identical objects in the same order."""
     if isinstance(one, dict):
         return list(one) == list(other) and all(one[key] is other[key] for key in one)
     if isinstance(one, list):
@@ -185,13 +178,13 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _module_state(model: torch.nn.Module) -> Iterator[None]:
-    attributes = AttributeSnapshot(model)
+def _module_state(model: torch.nn.Module, state: PreservedState) -> Iterator[None]:
+    attributes = _AttributeSnapshot(model)
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield
     finally:
-        attributes.restore()
+        state.changed = attributes.restore()
         for parameter, flag in gradients:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
@@ -214,9 +207,9 @@ def _random_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _global_hooks() -> Iterator[None]:
-    """The hooks that torch keeps for all modules: its export leaves one of its own behind when a forward fails.
+    """Restore torch's global module hooks: an export whose forward fails may leave one registered.
 
-    torch 2.9.1 and 2.11.0 keep their hook on registered buffers then; 2.13.0 and 2.15.0 remove it.
+    torch 2.9.1 and 2.11.0 leave their hook on registered buffers; 2.13.0 and 2.15.0 remove it.
     """
     tables = [table for name, table in vars(torch.nn.modules.module).items() if _is_hook_table(name, table)]
     before = [dict(table) for table in tables]

@@ -1,4 +1,4 @@
-"""The tensors inside whatever a `forward` takes and returns, each with the way to it."""
+"""The tensors inside the arguments and results of a `forward`, each with its path."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch.utils import _pytree as pytree
 
 from modelexport.hierarchy import ForwardArgument
+from modelexport.torch_support.private import registered_children
 
 _MAX_DEPTH = 8
-# While torch traces, numbers are symbols, which know all tensors of the trace.
+# While torch traces, numbers are symbols, whose attributes lead to all tensors of the trace.
 _NUMBERS = (int, float, complex, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
-_NO_CONTAINERS = (str, bytes, *_NUMBERS, torch.nn.Module, type)
+_NOT_CONTAINERS = (str, bytes, *_NUMBERS, torch.nn.Module, type)
 
 
 def named_arguments(
     arguments: tuple[ForwardArgument, ...], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a call, under the names of the forward arguments they were given for."""
+    """The tensors in the arguments of a call, named by the arguments of `forward`."""
     positional = [a for a in arguments if a.kind.startswith("positional")]
     rest = next((a.name for a in arguments if a.kind == "var_positional"), "args")
     for position, value in enumerate(args):
@@ -33,7 +33,7 @@ def named_arguments(
 
 
 def named_results(result: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a result, under its fields; a bare tensor is called ``output``."""
+    """The tensors of a result, named by its fields; a bare tensor is named ``output``."""
     if isinstance(result, torch.Tensor):
         yield "output", result
     else:
@@ -44,10 +44,10 @@ def named_results(result: object) -> Iterator[tuple[str, torch.Tensor]]:
 def tensors_in(
     value: object, name: str, depth: int = 0, inside: frozenset[int] = frozenset()
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor inside `value`, named by the way to it.
+    """Every tensor inside `value`, named by its path.
 
-    Goes through tuples, lists, mappings, dataclasses, what is registered as a pytree, and the attributes of
-    other objects (caches hold their tensors there). Modules are not looked into.
+    Descends into tuples, lists, mappings, dataclasses, registered pytree nodes, and the attributes of other objects
+    (caches store their tensors there), but not into modules.
     """
     if isinstance(value, torch.Tensor):
         yield name, value
@@ -59,7 +59,7 @@ def tensors_in(
 
 
 def _children(value: object) -> list[tuple[object, object]]:
-    if value is None or isinstance(value, _NO_CONTAINERS):
+    if value is None or isinstance(value, _NOT_CONTAINERS):
         return []
     if isinstance(value, Mapping):
         return list(value.items())
@@ -69,10 +69,8 @@ def _children(value: object) -> list[tuple[object, object]]:
         return list(enumerate(value))
     if dataclasses.is_dataclass(value):
         return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    # Its own attributes rather than what it is registered as: a library may register its classes at any time, and
-    # names should not depend on that.
+    # Attributes before registered children: a library may register its classes at any time, and names must not depend
+    # on that.
     if type(value).__module__ != "builtins" and getattr(value, "__dict__", None):
         return list(vars(value).items())
-    if type(value) in pytree.SUPPORTED_NODES:
-        return list(enumerate(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]))
-    return []
+    return list(enumerate(registered_children(value) or ()))

@@ -1,8 +1,8 @@
-"""An exported file against PyTorch: shares no code with what made it."""
+"""Compare an exported file with PyTorch, independently of the code that attributes nodes."""
 
 from __future__ import annotations
 
-from modelexport.verification.contamination_by_value import judge_attributions
+from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.difference import Difference
 from modelexport.verification.module_verification import verify_modules
 from modelexport.verification.report import CallVerification, VerificationReport, verification_schema
@@ -11,7 +11,7 @@ __all__ = [
     "CallVerification",
     "Difference",
     "VerificationReport",
-    "judge_attributions",
+    "validate_owners_by_value",
     "verification_schema",
     "verify_modules",
 ]

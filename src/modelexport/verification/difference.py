@@ -1,4 +1,4 @@
-"""How far two arrays are apart: largest and relative error, cosine, and how that stands to a tolerance."""
+"""The difference of two arrays: largest and relative error, cosine, and excess over a tolerance."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 DEFAULT_RTOL = 1e-3
 DEFAULT_ATOL = 1e-5
-# Numbers come in pieces of this many, so that a large tensor is not there several times over as 64-bit floats. Larger
-# pieces are slower, because they do not fit the processor's cache.
-_PIECE = 1 << 16
-# The distance from one to the next number, of the types that are coarser than the default tolerance asks for.
+# Elements are compared in chunks, so that a large tensor does not exist several times as 64-bit floats. Larger chunks
+# are slower, because they do not fit into the processor's cache.
+_CHUNK = 1 << 16
+# The distance from 1 to the next number, for types that are coarser than the default tolerance.
 _SPACING = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
@@ -29,15 +29,15 @@ _COARSE_RTOL_SPACINGS = 8
 class Tolerance:
     """What counts as equal: ``|value - reference| <= atol + rtol * |reference|``, element by element.
 
-    What is not given is the default: 1e-3 and 1e-5, and more for types that are coarser: of these, rtol is 8 and atol 1
-    times the distance from one to the next number. Integers and booleans have to be equal.
+    The defaults are 1e-3 and 1e-5, and more for coarser types: 8 times and 1 times the distance from 1 to the next
+    number. Integers and booleans must be equal.
     """
 
     rtol: float | None = None
     atol: float | None = None
 
     def limits(self, *dtypes: str) -> tuple[float, float]:
-        """rtol and atol for values that have been through these element types."""
+        """rtol and atol for values that were stored in these element types."""
         spacing = max((_SPACING.get(dtype, 0.0) for dtype in dtypes), default=0.0)
         rtol = max(DEFAULT_RTOL, _COARSE_RTOL_SPACINGS * spacing) if self.rtol is None else self.rtol
         atol = max(DEFAULT_ATOL, spacing) if self.atol is None else self.atol
@@ -45,17 +45,17 @@ class Tolerance:
 
 
 class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a tensor is from the one it is compared with.
+    """The difference between a tensor and its reference.
 
     Attributes:
-        absolute: The largest difference of two elements; infinite where only one of them is a finite number.
-        relative: The norm of all differences by the norm of the reference.
-        cosine: Of the angle between the two; None where one of them is zero.
-        excess: The largest difference by what the tolerance allows for that element; above 1 it is out.
-        elements: How many there are.
-        outside: How many of them are out of tolerance.
-        nonfinite: How many are infinite or not a number in one and something else in the other.
-        problem: Why the two cannot be compared at all; then they count as out.
+        absolute: The largest difference of two elements; infinite if only one of them is finite.
+        relative: The norm of the differences divided by the norm of the reference.
+        cosine: The cosine similarity; None if one of the tensors is zero.
+        excess: The largest ratio of a difference to the tolerance of its element; above 1 it is out of tolerance.
+        elements: The number of elements.
+        outside: The number of elements out of tolerance.
+        nonfinite: The number of elements that are infinite or NaN in one tensor and different in the other.
+        problem: Why the two cannot be compared; they then count as out of tolerance.
     """
 
     absolute: float
@@ -77,19 +77,19 @@ def compare(value: np.ndarray, reference: np.ndarray, tolerance: Tolerance, *dty
     """The difference of two arrays.
 
     Args:
-        value: The one that is judged.
-        reference: The one it is judged by.
+        value: The array.
+        reference: The array it is compared with.
         tolerance: What counts as equal.
-        dtypes: The element types that they had, by torch's names, where the arrays' own are wider.
+        dtypes: The torch names of the element types that the arrays had before they were widened.
     """
     if value.shape != reference.shape:
-        problem = f"its shape is {_shown(value)}, and not {_shown(reference)}"
+        problem = f"its shape is {_shape_text(value)} instead of {_shape_text(reference)}"
         return Difference(math.inf, math.inf, None, math.inf, reference.size, reference.size, problem=problem)
     rtol, atol = tolerance.limits(value.dtype.name, reference.dtype.name, *dtypes)
     sums = _Sums(rtol, atol)
-    ones, others = value.reshape(-1), reference.reshape(-1)
-    for start in range(0, ones.size, _PIECE):
-        sums.add(ones[start : start + _PIECE], others[start : start + _PIECE])
+    values, references = value.reshape(-1), reference.reshape(-1)
+    for start in range(0, values.size, _CHUNK):
+        sums.add(values[start : start + _CHUNK], references[start : start + _CHUNK])
     return sums.difference(value.size)
 
 
@@ -102,37 +102,37 @@ class _Sums:
 
     def add(self, value: np.ndarray, reference: np.ndarray) -> None:
         exact = "f" not in (value.dtype.kind, reference.dtype.kind)
-        ones, others = value.astype(np.float64), reference.astype(np.float64)
-        lost = 0
-        finite = np.isfinite(ones) & np.isfinite(others)
+        values, references = value.astype(np.float64), reference.astype(np.float64)
+        nonfinite = 0
+        finite = np.isfinite(values) & np.isfinite(references)
         if not finite.all():
-            same = (ones == others) | (np.isnan(ones) & np.isnan(others))
-            lost = int((~finite & ~same).sum())
-            ones, others = np.where(finite, ones, 0.0), np.where(finite, others, 0.0)
-        apart = np.abs(ones - others)
+            same = (values == references) | (np.isnan(values) & np.isnan(references))
+            nonfinite = int((~finite & ~same).sum())
+            values, references = np.where(finite, values, 0.0), np.where(finite, references, 0.0)
+        errors = np.abs(values - references)
         if exact:
-            # Large integers may be the same as floats without being the same.
-            apart = np.where(value != reference, np.maximum(apart, 1.0), 0.0)
-            allowed = np.full_like(apart, 0.5)
+            # Different large integers may be equal as floats.
+            errors = np.where(value != reference, np.maximum(errors, 1.0), 0.0)
+            allowed = np.full_like(errors, 0.5)
         else:
-            allowed = np.abs(others)
+            allowed = np.abs(references)
             allowed *= self._rtol
             allowed += self._atol
         if allowed.all():
-            excess = np.divide(apart, allowed, out=allowed)
+            excess = np.divide(errors, allowed, out=allowed)
         else:
-            # Where nothing is allowed, nothing apart is within and anything apart is out.
+            # With a tolerance of zero, only equal elements are within.
             with np.errstate(divide="ignore", invalid="ignore"):
-                excess = np.where(apart > 0, apart / allowed, 0.0)
-        self._absolute = max(self._absolute, float(apart.max()), math.inf if lost else 0.0)
+                excess = np.where(errors > 0, errors / allowed, 0.0)
+        self._absolute = max(self._absolute, float(errors.max()), math.inf if nonfinite else 0.0)
         largest = float(excess.max())
-        self._excess = max(self._excess, largest, math.inf if lost else 0.0)
-        self._squares += _product(apart, apart)
-        self._value_squares += _product(ones, ones)
-        self._reference_squares += _product(others, others)
-        self._products += _product(ones, others)
-        self._outside += (int((excess > 1).sum()) if largest > 1 else 0) + lost
-        self._nonfinite += lost
+        self._excess = max(self._excess, largest, math.inf if nonfinite else 0.0)
+        self._squares += _product(errors, errors)
+        self._value_squares += _product(values, values)
+        self._reference_squares += _product(references, references)
+        self._products += _product(values, references)
+        self._outside += (int((excess > 1).sum()) if largest > 1 else 0) + nonfinite
+        self._nonfinite += nonfinite
 
     def difference(self, elements: int) -> Difference:
         if self._nonfinite:
@@ -147,9 +147,9 @@ class _Sums:
 
 
 def _product(one: np.ndarray, other: np.ndarray) -> float:
-    # Not `numpy.dot`: its threads take longer to meet than a piece takes to multiply.
+    # Not `numpy.dot`: synchronizing its threads takes longer than multiplying a chunk.
     return float(np.einsum("i,i->", one, other))
 
 
-def _shown(array: np.ndarray) -> str:
-    return "x".join(map(str, array.shape)) or "that of a single number"
+def _shape_text(array: np.ndarray) -> str:
+    return "x".join(map(str, array.shape)) or "scalar"

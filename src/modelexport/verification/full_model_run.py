@@ -1,4 +1,4 @@
-"""The whole ONNX model, run as often as needed to see all the tensors that are asked for."""
+"""Run the full ONNX model on PyTorch's inputs and return any of its tensors."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import InputError, OnnxRunError
+from modelexport.graph import named_values
 from modelexport.ort import PreparedModel, Runner
 from modelexport.verification.graph_inputs import GraphInputs
-from modelexport.verification.module_run import content
+from modelexport.verification.tensor_arrays import array_of
 
 
-class WholeRun:
-    """Gives tensors of the main graph, with the model's inputs as PyTorch had them.
+class FullModelRun:
+    """Returns tensors of the main graph, computed from PyTorch's inputs.
 
     Args:
         model: The model.
         ready: The same model, prepared for runs.
         inputs: The tensors for the graph's inputs.
 
+    Attributes:
+        error: Why the model could not run; empty if it could.
+
     Raises:
-        InputError: The file does not take what the model was given.
+        InputError: The shape of an input does not match the file.
     """
 
     def __init__(self, model: ir.Model, ready: PreparedModel, inputs: GraphInputs) -> None:
         self._ready = ready
-        self._values = _main_values(model.graph)
+        self._values = named_values(model.graph)
         self.error = ""
         self._feeds: dict[str, np.ndarray] = {}
         for value in model.graph.inputs:
             name = value.name or ""
             if name in inputs.tensors:
-                array = content(inputs.tensors[name])
+                array = array_of(inputs.tensors[name])
                 self._feeds[name] = array
                 _check_shape(value, array)
             elif not value.is_initializer():
@@ -44,7 +48,7 @@ class WholeRun:
         return tensor in self._values
 
     def fetch(self, runner: Runner, tensors: Iterable[str]) -> dict[str, np.ndarray]:
-        """The content of these tensors; none of what the runtime makes where it cannot run the model."""
+        """The content of these tensors; without those that nodes produce, if onnxruntime cannot run the model."""
         found: dict[str, np.ndarray] = {}
         produced: list[str] = []
         for name in dict.fromkeys(tensors):
@@ -64,21 +68,16 @@ class WholeRun:
         return found
 
 
-def _main_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-    return {value.name: value for value in values if value.name}
-
-
 def _check_shape(value: ir.Value, array: np.ndarray) -> None:
     if value.shape is None:
         return
-    fits = len(value.shape) == array.ndim and all(
+    matches = len(value.shape) == array.ndim and all(
         not isinstance(wanted, int) or wanted == size for wanted, size in zip(value.shape, array.shape, strict=True)
     )
-    if not fits:
+    if not matches:
         wanted = "x".join("?" if not isinstance(size, int) else str(size) for size in value.shape)
-        given = "x".join(map(str, array.shape))
+        actual = "x".join(map(str, array.shape))
         raise InputError(
-            f"input {value.name!r} is {given or 'a single number'}, and the file takes {wanted or 'a single number'}: "
+            f"the shape of input {value.name!r} is {actual or 'scalar'}, and the file requires {wanted or 'scalar'}: "
             "give inputs of that shape, or export with dynamic shapes"
         )

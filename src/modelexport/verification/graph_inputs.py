@@ -1,4 +1,4 @@
-"""The tensors that the inputs of a graph take: those the model was given, and those its exporter made of them."""
+"""The tensors for the inputs of a graph: the model's inputs, and those that its exporter computes from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from modelexport.hierarchy import ROOT_CALL, CallRecord, ForwardArgument, HierarchyDocument
 from modelexport.torch_support import (
-    TURN,
+    TORCH_LOCK,
     buffers_restored,
     copied_inputs,
     evaluation_mode,
@@ -19,25 +19,25 @@ from modelexport.torch_support import (
 )
 from modelexport.torch_support.transformers_private import prepared_inputs
 
-# transformers' own exporter computes some arguments ahead, where forward would do it in a way that cannot be traced:
-# its files have them as inputs.
+# The exporter of transformers computes some arguments before the forward pass, because forward computes them in a way
+# that cannot be traced. Its files have them as inputs.
 _PREPARES_INPUTS = "transformers"
 
 
 class GraphInputs:
-    """What a model is given, by the names of its arguments, completed as the graph's exporter completed it.
+    """The tensors for the inputs of a graph, including those that its exporter computes.
 
     Args:
-        document: The hierarchy of the file: who made the graph, and which argument each of its inputs is.
-        model: The model. It stays as it was.
+        document: The document of the file, for the exporter and the argument of each graph input.
+        model: The model. It is not changed.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        wanted: The names of the graph's inputs, weights aside.
+        wanted: The names of the graph's inputs, without initializers.
 
     Attributes:
-        tensors: For each of the wanted inputs that there is a tensor for, that tensor.
-        missing: The wanted inputs that there is none for.
-        why: Why the exporter's own preparation does not give them; empty where it has none.
+        tensors: The tensor for each wanted input.
+        missing: The wanted inputs without a tensor.
+        why: Why the exporter's preparation failed; empty if it succeeded or does not exist.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class GraphInputs:
         self.missing = [name for name in wanted if name not in self.tensors]
 
     def explain(self) -> str:
-        """What is missing, and what to do."""
-        said = f"nothing was given for {', '.join(map(repr, self.missing))}"
+        """The missing inputs, and what to do."""
+        problem = f"no tensor for {', '.join(map(repr, self.missing))}"
         if self.why:
-            said += f", which transformers' exporter computes from the other inputs, and now cannot ({self.why})"
-        return f"{said}: give the inputs that the file was exported with, by name"
+            problem += f", which the exporter of transformers computes from the other inputs; that failed ({self.why})"
+        return f"{problem}: give the inputs that the file was exported with, by name"
 
 
 def _root(document: HierarchyDocument) -> CallRecord | None:
@@ -77,11 +77,11 @@ def _by_name(arguments: Sequence[ForwardArgument], args: tuple[Any, ...], kwargs
 
 
 def _prepared(model: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], str]:
-    """The inputs as transformers' exporter has them before it traces the model, or why it cannot."""
+    """The inputs as the exporter of transformers prepares them for tracing, or why that fails."""
     _, copied = copied_inputs((), kwargs)
-    with TURN, preserved_state(model), buffers_restored(model), evaluation_mode(model), torch.no_grad():
+    with TORCH_LOCK, preserved_state(model), buffers_restored(model), evaluation_mode(model), torch.no_grad():
         try:
-            made = prepared_inputs(model, copied)
-        except Exception as error:  # noqa: BLE001  whatever a model raises: its inputs stay as they are
+            inputs = prepared_inputs(model, copied)
+        except Exception as error:  # noqa: BLE001  a model may raise anything; its own inputs are used then
             return {}, " ".join(f"{type(error).__name__}: {error}".split())
-    return {name: tensor for key, value in made.items() for name, tensor in tensors_in(value, key)}, ""
+    return {name: tensor for key, value in inputs.items() for name, tensor in tensors_in(value, key)}, ""

@@ -1,4 +1,4 @@
-"""Results that PyTorch itself gives otherwise from another random state: nothing can be said against those."""
+"""Nondeterministic outputs: PyTorch's own outputs change with the random state, so they cannot be compared."""
 
 from __future__ import annotations
 
@@ -6,62 +6,64 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from modelexport.verification.boundary_recording import BoundaryKey, BoundaryRecording, Direction
 from modelexport.verification.difference import Tolerance, compare
-from modelexport.verification.module_run import ModuleRun, Place, Side
 from modelexport.verification.report import CallVerification, Verdict
 
-# What chance can be the cause of.
-_MAY_BE_CHANCE = (Verdict.INTRODUCED, Verdict.INHERITED, Verdict.UNDECIDED)
-_RANDOM = "PyTorch's own results are others from one random state to the next"
-_RANDOM_INPUTS = "in the whole run nothing can be compared: what it is given depends on random numbers"
+# The verdicts that nondeterminism can cause.
+_AFFECTED = (Verdict.INTRODUCED, Verdict.INHERITED, Verdict.UNDECIDED)
+_NONDETERMINISTIC = "its outputs are nondeterministic: in PyTorch they change with the random state"
+_NONDETERMINISTIC_INPUTS = "not compared in the full ONNX run: its inputs are nondeterministic"
 
-# Runs PyTorch's model once more, keeping the content of these places, with other random numbers from when the call of
-# this identity begins.
-StirredRun = Callable[[Sequence[Place], str], ModuleRun]
+# Runs PyTorch's model again and keeps the content of these inputs and outputs, with another random seed from the
+# beginning of the call with this id.
+ReseededRun = Callable[[Sequence[BoundaryKey], str], BoundaryRecording]
 
 
-def without_chance(
+def excuse_nondeterminism(
     records: Sequence[CallVerification],
-    seen_as: Callable[[str], str],
-    run: ModuleRun,
-    stirred: StirredRun,
+    id_in_run: Callable[[str], str],
+    run: BoundaryRecording,
+    run_reseeded: ReseededRun,
     tolerance: Tolerance,
 ) -> list[CallVerification]:
-    """The records, where those that are out of tolerance by chance say so.
+    """Change the verdict of calls that are out of tolerance only because their outputs are nondeterministic.
 
     Args:
         records: The records.
-        seen_as: The identity of a call in PyTorch's run.
-        run: That run, with the results of these calls.
-        stirred: Runs the model from another random state.
+        id_in_run: Returns the id of a call in PyTorch's run.
+        run: That run, with the outputs of these calls.
+        run_reseeded: Runs the model from another random state.
         tolerance: What counts as equal.
     """
-    doubtful = [record for record in records if record.verdict in _MAY_BE_CHANCE]
-    if not doubtful:
+    affected = [record for record in records if record.verdict in _AFFECTED]
+    if not affected:
         return list(records)
-    places = {r.call: [Place(seen_as(r.call), Side.OUTPUT, t.name) for t in r.tensors] for r in doubtful}
-    again = stirred([place for found in places.values() for place in found], seen_as(""))
+    keys = {r.call: [BoundaryKey(id_in_run(r.call), Direction.OUTPUT, t.name) for t in r.tensors] for r in affected}
+    reseeded = run_reseeded([key for found in keys.values() for key in found], id_in_run(""))
 
-    def varied(other: ModuleRun, call: str) -> set[str]:
+    def changed(other: BoundaryRecording, call: str) -> set[str]:
         return {
-            place.name
-            for place in places[call]
-            if place in run.values
-            and place in other.values
-            and compare(other.values[place], run.values[place], tolerance, run.seen[place].dtype).is_out
+            key.name
+            for key in keys[call]
+            if key in run.values
+            and key in other.values
+            and compare(other.values[key], run.values[key], tolerance, run.tensors[key].dtype).is_out
         }
 
-    def judged(record: CallVerification) -> CallVerification:
+    def excused(record: CallVerification) -> CallVerification:
         own = {t.name for t in record.tensors if t.introduced is not None and t.introduced.is_out}
         all_out = own | {t.name for t in record.tensors if t.total is not None and t.total.is_out}
-        if not all_out <= varied(again, record.call):
+        if not all_out <= changed(reseeded, record.call):
             return record
-        if own and not own <= varied(stirred(places[record.call], seen_as(record.call)), record.call):
+        if own and not own <= changed(run_reseeded(keys[record.call], id_in_run(record.call)), record.call):
             return record
         if own or record.introduced is None:
             reason = record.reason or "random"
-            said = "; ".join(text for text in (record.explanation, _RANDOM) if text)
-            return msgspec.structs.replace(record, verdict=Verdict.NOT_COMPARABLE, reason=reason, explanation=said)
-        return msgspec.structs.replace(record, verdict=Verdict.WITHIN, notes=(*record.notes, _RANDOM_INPUTS))
+            explanation = "; ".join(text for text in (record.explanation, _NONDETERMINISTIC) if text)
+            return msgspec.structs.replace(
+                record, verdict=Verdict.NOT_COMPARABLE, reason=reason, explanation=explanation
+            )
+        return msgspec.structs.replace(record, verdict=Verdict.WITHIN, notes=(*record.notes, _NONDETERMINISTIC_INPUTS))
 
-    return [judged(record) if record.verdict in _MAY_BE_CHANCE else record for record in records]
+    return [excused(record) if record.verdict in _AFFECTED else record for record in records]

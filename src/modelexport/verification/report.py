@@ -1,4 +1,4 @@
-"""What a verification found: a record for each module call, the worst first."""
+"""The report of a verification: a record for each module call, the worst first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN = 10
 
 
 class Verdict(enum.StrEnum):
-    """What became of a call; the worst first."""
+    """The verdict on a call; the worst first."""
 
     INTRODUCED = "introduced"
     FAILED = "failed"
@@ -29,23 +29,23 @@ class Verdict(enum.StrEnum):
     NOT_COMPARABLE = "not_comparable"
 
 
-# What lets a verification fail.
+# The verdicts that fail a verification.
 _FINDINGS = (Verdict.INTRODUCED, Verdict.FAILED, Verdict.UNDECIDED, Verdict.INSIDE, Verdict.INHERITED)
-# What is judged by what the call does alone, and not by the whole run.
+# The verdicts about the call run alone, rather than in the full ONNX run.
 _OWN = (Verdict.INTRODUCED, Verdict.INSIDE, Verdict.WITHIN)
-_ORDER = {verdict: place for place, verdict in enumerate(Verdict)}
+_ORDER = {verdict: position for position, verdict in enumerate(Verdict)}
 
 
 class TensorVerification(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One result of a call.
+    """One output of a call.
 
     Attributes:
-        name: The result's field.
-        tensor: The tensor of the graph that holds it.
+        name: The name of the output.
+        tensor: Its tensor in the graph.
         dtype: Its element type in PyTorch.
-        introduced: The module as ONNX model, given PyTorch's inputs, against PyTorch's result.
-        inherited: The whole ONNX run against the module as ONNX model, given PyTorch's inputs.
-        total: The whole ONNX run against PyTorch's result.
+        introduced: The extracted ONNX model on PyTorch's inputs, compared with PyTorch's output.
+        inherited: The full ONNX run, compared with the extracted ONNX model on PyTorch's inputs.
+        total: The full ONNX run, compared with PyTorch's output.
     """
 
     name: str
@@ -57,29 +57,29 @@ class TensorVerification(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One module call; its differences are those of its worst result.
+    """One module call; its differences are those of its worst output.
 
     Attributes:
         call: The call.
         tag: Its tag.
         class_name: The class of its module.
-        verdict: ``introduced``: it makes an error of its inputs as PyTorch had them, and no call inside of it does.
-            ``inside``: it does, because a call inside of it does. ``inherited``: it makes none, and yet its results in
-            the whole ONNX run are out of tolerance. ``undecided``: they are, and it cannot be run alone. ``failed``:
-            onnxruntime could not run it alone. ``reordered``: its results are the same numbers in another order, and
-            the calls around give the same with either. ``within``: all is within tolerance. ``not_comparable``: it
-            cannot be run alone, and nothing is known against it.
-        introduced: The error it makes, given the inputs that PyTorch had.
-        inherited: What the errors of its inputs in the whole ONNX run do to its results.
-        total: The error of its results in the whole ONNX run.
-        reason: Why it could not be run alone: ``fused``, ``no_operation``, ``unknown_boundary``, ``not_run`` (PyTorch's
-            run did not show this call), ``failed``, ``no_result`` (nothing of what it returned is in the graph), or
-            ``random`` (PyTorch's own results are others from another random state).
-        explanation: The same in words.
+        verdict: ``introduced``: on PyTorch's inputs it is out of tolerance, and no call inside it is. ``inside``: on
+            PyTorch's inputs it is out of tolerance, because a call inside it is. ``inherited``: on PyTorch's inputs it
+            is within tolerance, but its outputs in the full ONNX run are not. ``undecided``: its outputs in the full
+            ONNX run are out of tolerance, and it cannot run alone. ``failed``: onnxruntime could not run it alone.
+            ``reordered``: its outputs are permuted, without effect on its callers. ``within``: it is within tolerance.
+            ``not_comparable``: it cannot run alone, and no output is known to be out of tolerance.
+        introduced: The error on PyTorch's inputs.
+        inherited: The effect that the errors of its inputs in the full ONNX run have on its outputs.
+        total: The error of its outputs in the full ONNX run.
+        reason: Why it could not run alone: ``fused``, ``no_operation``, ``unknown_boundary``, ``not_run`` (PyTorch's
+            run has no such call), ``failed``, ``no_result`` (none of its outputs is in the graph), or ``random`` (its
+            outputs are nondeterministic in PyTorch).
+        explanation: The reason in words.
         source: For ``inside``, the worst of the calls inside that introduce an error.
         fused_with: The calls it is fused with.
-        tensors: Its results.
-        notes: What else is to be known.
+        tensors: Its outputs.
+        notes: Remarks on the comparison.
     """
 
     call: str
@@ -105,7 +105,7 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether it lets the verification fail."""
+        """Whether it fails the verification."""
         return self.verdict in _FINDINGS
 
 
@@ -126,14 +126,14 @@ def _summary(report: VerificationReport) -> Summary:
 
 @summarized(_summary)
 class VerificationReport(msgspec.Struct, frozen=True):
-    """The module calls of a model against PyTorch.
+    """The module calls of a model, compared with PyTorch.
 
     Attributes:
-        calls: A record for each, the worst first: by verdict, and by how far out of tolerance they are.
-        rtol: The relative tolerance that was asked for; None for the default.
-        atol: The absolute tolerance that was asked for; None for the default.
-        whole_run_error: Why the whole model could not be run in onnxruntime; empty where it could.
-        forward_passes: How often PyTorch's model ran.
+        calls: A record for each call, the worst first: by verdict, then by excess over the tolerance.
+        rtol: The relative tolerance; None for the default.
+        atol: The absolute tolerance; None for the default.
+        whole_run_error: Why the full model could not run in onnxruntime; empty if it could.
+        forward_passes: How many forward passes PyTorch's model ran.
     """
 
     calls: tuple[CallVerification, ...]
@@ -144,18 +144,18 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is out of tolerance, and something was compared at all."""
+        """Whether at least one call was compared, and none is out of tolerance."""
         compared = any(call.verdict is Verdict.WITHIN for call in self.calls)
         return compared and not self.whole_run_error and not self.findings
 
     @property
     def findings(self) -> tuple[CallVerification, ...]:
-        """The calls that let it fail, the worst first."""
+        """The calls that fail it, the worst first."""
         return tuple(call for call in self.calls if call.is_finding)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many calls there are of each verdict."""
+        """The number of calls with each verdict."""
         counted = Counter(call.verdict for call in self.calls)
         return {verdict.value: counted[verdict] for verdict in Verdict if counted[verdict]}
 
@@ -166,22 +166,22 @@ class VerificationReport(msgspec.Struct, frozen=True):
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON: what is infinite is None, with the reason beside it."""
-        whole = VerificationContent(
+        """The report for JSON; infinite numbers are None."""
+        report = VerificationContent(
             self.passed, self.counts, self.calls, self.rtol, self.atol, self.whole_run_error, self.forward_passes
         )
-        content: dict[str, Any] = _finite(msgspec.to_builtins(whole))
+        content: dict[str, Any] = _finite(msgspec.to_builtins(report))
         return content
 
     def summary(self) -> str:
-        """How many calls there are of each kind, in one line."""
+        """The number of calls with each verdict, in one line."""
         words = {
             "introduced": "introduce an error",
             "failed": "onnxruntime could not run",
-            "undecided": "out of tolerance for unknown reason",
-            "inside": "out because of a call inside",
+            "undecided": "out of tolerance for an unknown reason",
+            "inside": "out of tolerance because of a call inside",
             "inherited": "inherit an error",
-            "reordered": "in another order that nobody notices",
+            "reordered": "with permuted outputs without effect",
             "within": "within tolerance",
             "not_comparable": "not comparable",
         }
@@ -194,7 +194,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         lines = [self.summary()]
         if self.whole_run_error:
-            lines.append(f"the whole model does not run in onnxruntime: {self.whole_run_error}")
+            lines.append(f"the full model does not run in onnxruntime: {self.whole_run_error}")
         for record in self.findings[:_SHOWN]:
             worst = record.judged
             error = f", largest error {worst.absolute:.3g}" if worst is not None else ""
@@ -207,7 +207,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
 
 class VerificationContent(msgspec.Struct, frozen=True):
-    """A report in plain types: with what follows from it."""
+    """The content of a report, with derived fields."""
 
     passed: bool
     counts: dict[str, int]
@@ -220,20 +220,20 @@ class VerificationContent(msgspec.Struct, frozen=True):
 
 
 class PrintedVerification(VerificationContent, frozen=True, kw_only=True):
-    """A report as the command prints it: with what was compared."""
+    """A report as the command prints it, with the names of file and model."""
 
     file: str
     model: str
 
 
 def verification_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport verify --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport verify --format json``."""
     schema: dict[str, Any] = or_null(json_schema("modelexport verification", PrintedVerification))
     return schema
 
 
 def worst_first(record: CallVerification) -> tuple[int, float]:
-    """The place of a record in a report."""
+    """The sort key of a record in a report."""
     judged = record.judged
     return _ORDER[record.verdict], -judged.excess if judged is not None else 0.0
 

@@ -14,12 +14,12 @@ def test_rules_that_found_the_inputs_of_a_model_are_on_the_page() -> None:
     pytest.importorskip("transformers")
     record: dict[str, Any] = {"name": "transformers:clip", "source": "transformers"}
     assert build_with_inputs(Candidate("transformers", "clip"), record) is not None
-    assert record["forward"]["rules"] == ("dummy_inputs", "add_argument_that_is_none")
+    assert record["forward"]["rules"] == ("dummy_inputs", "add_named_arguments")
     text = page([record], {"transformers": 1})
     for row in (
         "| first proposal | `dummy_inputs` | 1 |",
         "| guess of an argument | `image` | 1 |",
-        "| repair | `add_argument_that_is_none` | 1 |",
+        "| repair | `add_named_arguments` | 1 |",
     ):
         assert row in text
 

@@ -93,7 +93,7 @@ def test_axis_of_size_one_that_the_model_cannot_take_twice_is_refused(tmp_path: 
     model = Acting(lambda model, x: model.lin(x.view(4)))
     assert check_forward(model, (torch.randn(1, 4),), {}) == ()
     with pytest.raises(
-        InputError, match=r"a dynamic axis of size 1 is exported with 2 on it: Acting.*\(x 2x4 float32\)"
+        InputError, match=r"a dynamic axis of size 1 is exported with size 2: Acting.*\(x 2x4 float32\)"
     ):
         modelexport.export_model(model, torch.randn(1, 4), tmp_path / "model.onnx", dynamic={"x": {0: "rows"}})
 
@@ -270,16 +270,37 @@ def test_model_runs_once_and_is_never_copied_also_where_exporters_fail(tmp_path:
     assert runs == [1]
 
 
-def test_compiled_model_is_not_compiled_to_be_checked() -> None:
-    compiled = []
+def test_control_flow_is_not_compiled_to_be_checked() -> None:
+    """Compiled code is numbered, and the numbers are in the stack traces that torch writes into the file."""
 
-    def backend(graph: Any, _: Any) -> Any:
-        compiled.append(graph)
-        return graph
+    def decide(_: Acting, x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        if not torch.is_grad_enabled() and again:
+            raise ValueError("not like this")
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
-    model = torch.compile(nn.Linear(4, 3), backend=backend)
-    assert check_forward(model, (example(),), {}) == ()
-    assert not compiled
+    for again in (False, True):
+        seen: list[bool] = []
+        torch._dynamo.reset()
+        before = torch.fx.graph_module._loader.next_id
+        assert check_forward(Acting(decide), (example(),), {}) == ()
+        assert torch.fx.graph_module._loader.next_id == before
+        assert seen == [False, True][: 1 + again]
+
+
+def test_second_run_starts_where_the_first_did() -> None:
+    """What fails when it is watched is run unwatched, and nothing of the first run is left in the way."""
+
+    def once(model: Acting, x: torch.Tensor) -> torch.Tensor:
+        assert not model.seen, "runs once"
+        model.seen.append(1)
+        model.steps.add_(1)
+        assert torch.equal(model.steps, torch.ones(2))
+        if not torch.is_grad_enabled():
+            raise ValueError("not like this")
+        return model.lin(x)
+
+    assert check_forward(Acting(once), (example(),), {}) == ()
 
 
 def test_forward_that_needs_gradients_runs() -> None:
@@ -301,11 +322,19 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_model_that_cannot_run_here_is_left_to_the_exporters_with_a_note() -> None:
-    (note,) = check_forward(Acting(lambda _, x: elsewhere(x)), (example(),), {})
-    assert note.startswith(
-        "the example inputs were not checked: PyTorch cannot run the model here (NotImplementedError"
-    )
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (lambda _, x: elsewhere(x), "NotImplementedError"),
+        (lambda model, x: model.lin(x) + torch.zeros(2**50, 1, 1), "RuntimeError"),
+    ],
+    ids=["no kernel", "no memory"],
+)
+def test_model_that_cannot_run_here_is_left_to_the_exporters_with_a_note(
+    act: Callable[[Any, torch.Tensor], Any], error: str
+) -> None:
+    (note,) = check_forward(Acting(act), (example(),), {})
+    assert note.startswith(f"the example inputs were not checked: PyTorch cannot run the model here ({error}: ")
 
 
 def test_fake_tensors_are_not_run_and_tensors_without_values_are() -> None:

@@ -1,4 +1,4 @@
-"""The command line with what it cannot use: one line that names it, and nothing lost."""
+"""The command line with bad arguments: a one-line error, and no file is lost."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_inputs_that_forward_fails_on_are_one_line_and_leave_an_existing_output_
     assert files_in(tmp_path) == {"net.onnx": b"what stood here before"}
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(command: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_debug_shows_the_traceback_at_any_position(command: Callable[..., Outcome], tmp_path: Path) -> None:
     missing = tmp_path / "none.onnx"
     outcome = in_process("tree", missing, "--debug")
     assert outcome.code != 0
@@ -124,7 +124,7 @@ def test_wrong_use_is_exit_code_2_with_nothing_on_stdout(
 
 
 @pytest.mark.integration
-def test_interrupt_exits_130_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_interrupt_exits_130_and_keeps_existing_files(tmp_path: Path) -> None:
     folder, started = tmp_path / "out", tmp_path / "started"
     folder.mkdir()
     target = folder / "net.onnx"
@@ -163,7 +163,7 @@ def test_report_and_dump_cannot_take_the_place_of_the_files_of_the_export(
 
 
 @pytest.mark.parametrize("shape", ["x=99999999999x99999999999", "x=2x3:qint8"])
-def test_shape_that_cannot_be_made_is_one_line_that_names_it(
+def test_invalid_shape_is_a_one_line_error_with_the_shape(
     command: Callable[..., Outcome], tmp_path: Path, shape: str
 ) -> None:
     outcome = command("export", f"{FACTORIES}:net", tmp_path / "net.onnx", "--input-shape", shape)

@@ -23,7 +23,7 @@ from modelexport.strategies.attempts import AttemptReport
 # --- what needs no torch ---------------------------------------------------------------------------------------
 
 
-def test_torch_is_not_imported_by_what_needs_no_model(bert: Exported, tmp_path: Path) -> None:
+def test_commands_without_a_model_do_not_import_torch(bert: Exported, tmp_path: Path) -> None:
     commands = (
         "--help",
         "export --help",
@@ -63,7 +63,7 @@ def test_export_of_the_builtin_model_writes_its_files_and_nothing_else(bert: Exp
 
 
 @pytest.mark.integration
-def test_json_result_is_all_of_stdout_and_tells_what_was_done(bert: Exported) -> None:
+def test_json_result_is_the_only_stdout_and_describes_the_export(bert: Exported) -> None:
     result = json.loads(bert.outcome.stdout)
     document = decode_document(bert.sidecar_path.read_bytes(), "sidecar")
     nodes = onnx.load_model(bert.onnx_path).graph.node
@@ -101,7 +101,7 @@ def test_progress_is_one_line_a_step_on_stderr(bert: Exported) -> None:
 
 
 @pytest.mark.integration
-def test_report_tells_modules_steps_and_the_nodes_that_are_not_exact(bert: Exported) -> None:
+def test_report_lists_modules_steps_and_nodes_that_are_not_exact(bert: Exported) -> None:
     report = re.sub(r"\\(.)", r"\1", (bert.folder / "report.md").read_text(encoding="utf-8"))
     document = decode_document(bert.sidecar_path.read_bytes(), "sidecar")
     assert report.startswith("# Export of builtin:bert-tiny\n")
@@ -148,7 +148,7 @@ def test_fx_graph_names_the_owner_of_each_traced_operation(bert: Exported) -> No
     assert all(line.startswith("  [pooler.dense] ") for line in linears)
 
 
-def test_human_result_tells_files_and_what_to_do_next(command: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_human_result_lists_files_and_next_steps(command: Callable[..., Outcome], tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     outcome = command("export", f"{FACTORIES}:net_with_inputs", target)
     assert outcome.code == 0

@@ -1,4 +1,4 @@
-"""`modelexport extract` as a user runs it, and what it writes; weights in other files stay where they are."""
+"""`modelexport extract` on the command line, and the files it writes; external weights are not copied needlessly."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_targets_can_be_listed_and_existing_files_stay(exported: Exporter, tmp_p
     "arguments",
     [[], ["blk"], ["blk", "--select", "x", "-o", "a.onnx"], ["--select", "x"], ["--select", "x", "-o", "{folder}"]],
 )
-def test_wrong_use_is_told(tmp_path: Path, arguments: list[str]) -> None:
+def test_usage_error_is_reported(tmp_path: Path, arguments: list[str]) -> None:
     words = [word.format(folder=tmp_path / "cut") for word in arguments]
     with pytest.raises(InputError):
         CliRunner().invoke(app, ["extract", str(tmp_path / "m.onnx"), *words], catch_exceptions=False)
 
 
-def test_file_names_are_safe_and_told_apart() -> None:
+def test_file_names_are_safe_and_unique() -> None:
     calls = ["", "a.b@1", "A.b@1", "con", "x/../y", "ü" * 300, "é" * 300, "a b", "a_b", "encoder.layer.0"]
     names = file_names(calls, "model")
     assert names[""] == "model.onnx"
@@ -195,7 +195,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_module_is_cut_out_of_ten_gigabytes_without_reading_them(tmp_path: Path) -> None:
+def test_module_is_extracted_from_ten_gigabytes_without_reading_them(tmp_path: Path) -> None:
     path, cut = _large_model(tmp_path), tmp_path / "cut.onnx"
     command = [sys.executable, "-c", _MEASURE, str(path), str(cut)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -208,7 +208,7 @@ def test_module_is_cut_out_of_ten_gigabytes_without_reading_them(tmp_path: Path)
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_weights_can_lie_in_a_file_of_their_own(exported: Exporter, tmp_path: Path) -> None:
+def test_weights_can_be_written_to_a_separate_file(exported: Exporter, tmp_path: Path) -> None:
     submodel = modelexport.Extractor(exported("shared_block").path).extract("blk@1")
     inline = write_submodel(submodel, tmp_path / "inline.onnx")
     apart = write_submodel(submodel, tmp_path / "apart.onnx", external_data=True)

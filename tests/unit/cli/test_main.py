@@ -159,7 +159,7 @@ def test_pipe_gets_the_columns_and_rows_that_a_terminal_has_no_room_for(
     monkeypatch.setenv("COLUMNS", "80")
     shown = command("analyze", bert.onnx_path).stdout
     assert "transformers.models.bert" not in shown
-    assert "columns without room here: qualified class, operations" in shown
+    assert "columns omitted to fit the width: qualified class, operations" in shown
 
 
 def test_name_of_the_file_says_the_format(bert: Exported, command: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_name_of_the_file_says_the_format(bert: Exported, command: Callable[...,
     outcome = command("tree", bert.onnx_path, "-o", tmp_path / "tree.csv")
     assert (outcome.code, outcome.error) == (
         2,
-        f"error: {tmp_path / 'tree.csv'}: its name does not say the format. Use .txt, .json, or give --format.",
+        f"error: {tmp_path / 'tree.csv'}: unknown file extension. Use .txt, .json, or give --format.",
     )
     assert files_in(tmp_path).keys() == {"tree.json", "modules.csv"}
 

@@ -60,5 +60,5 @@ def test_option_about_a_model_without_a_model_is_refused(
 def test_option_that_the_model_has_no_use_for_is_one_line(command: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = command("export", f"{FACTORIES}:net", tmp_path / "net.onnx", "--dtype", "float16")
     assert outcome.code == 2
-    assert outcome.error == f"error: {FACTORIES}:net takes no --dtype: leave it out"
+    assert outcome.error == f"error: {FACTORIES}:net does not support --dtype: remove it"
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`modelexport tree` and `schema` as people and scripts meet them, and what reaches the terminal."""
+"""`modelexport tree` and `schema`: output for people and programs, escaped for the terminal."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def test_all_shows_the_modules_without_nodes_too(command: Callable[..., Outcome]
     assert "dropout: Dropout  0 nodes" in command("tree", bert.onnx_path, "--all").stdout
 
 
-def test_tied_parameter_counts_once_in_the_module_that_holds_both(
-    command: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_tied_parameter_counts_once_in_the_common_parent(command: Callable[..., Outcome], tmp_path: Path) -> None:
     assert command("export", f"{FACTORIES}:tied", tmp_path / "net.onnx").code == 0
     shown = json.loads(command("tree", tmp_path / "net.onnx", "--format", "json").stdout)
     assert shown["modules"][0]["parameters"] == 16
@@ -81,7 +79,7 @@ def test_file_without_sidecar_is_shown_from_its_tags(
     (tmp_path / "bert_hierarchy.json").unlink()
     outcome = command("tree", model)
     assert outcome.code == 0
-    assert outcome.stderr == "note: there is no sidecar bert_hierarchy.json; shown from the tags in the file\n"
+    assert outcome.stderr == "note: there is no sidecar bert_hierarchy.json; the tree is that of the tags in the file\n"
     assert "BertLayer.1" in outcome.stdout
     assert "BertLayer.1" not in command("tree", model, "--depth", "1").stdout
     shown = json.loads(command("tree", model, "--format", "json").stdout)
@@ -143,7 +141,7 @@ def test_file_that_is_no_model_is_one_line_that_names_it(
     assert named in outcome.error
 
 
-def test_model_without_a_hierarchy_is_one_line_that_says_what_to_do(
+def test_model_without_a_hierarchy_is_a_one_line_error_with_the_next_step(
     command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     file = plain_onnx(tmp_path / "plain.onnx")

@@ -45,7 +45,7 @@ def test_a_good_file_is_valid_and_needs_no_torch(good: Path) -> None:
     assert done.stderr.splitlines()[-1] == "False"
 
 
-def test_a_wrong_owner_is_told_in_full(contaminated: Path) -> None:
+def test_wrong_owner_is_reported_with_all_fields(contaminated: Path) -> None:
     assert command(contaminated).returncode == 0
     done = command(contaminated, "--check-contamination")
     assert done.returncode == 1

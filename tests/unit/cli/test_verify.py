@@ -148,7 +148,7 @@ def test_inputs_selection_and_tolerance_are_taken(command: Command, good: Path, 
         (("{good}", *MODEL, "--inputs", "a.npz", "--input-shape", "x=1"), "use one of them"),
     ],
 )
-def test_wrong_use_is_told_before_torch_is_loaded(good: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_usage_error_is_reported_before_torch_is_loaded(good: Path, arguments: tuple[str, ...], message: str) -> None:
     done = in_process(*(argument.format(good=good) for argument in arguments))
     assert done.returncode == 2
     assert message in done.stderr

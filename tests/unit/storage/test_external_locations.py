@@ -14,9 +14,7 @@ from tests.support.model_files import CANARY, READERS, external, function, make_
 
 from modelexport.errors import FileFormatError
 from modelexport.limits import DEFAULT_LIMITS
-from modelexport.storage.loaded_model import load
-from modelexport.storage.opened_file import read_model
-from modelexport.storage.untrusted_checks import external_tensors
+from modelexport.storage.opened_file import load, read_model
 
 
 def in_weight(tensor: onnx.TensorProto) -> onnx.ModelProto:
@@ -116,11 +114,6 @@ def test_data_outside_of_the_folder_is_refused_wherever_the_tensor_is(
         for reader in READERS:
             with pytest.raises(FileFormatError, match=r"has external data for .*, and .*: it is not read"):
                 reader(path)
-
-
-def test_every_place_of_a_tensor_is_known() -> None:
-    for place in PLACES:
-        assert [tensor.name for _, tensor in external_tensors(place(external("w.data")))] == ["w"], place
 
 
 def test_data_in_the_folder_is_followed_also_from_functions_and_from_elsewhere(

@@ -30,7 +30,6 @@ from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
 from modelexport.storage.document_builder import build_document
-from modelexport.storage.loaded_model import load
 from modelexport.storage.metadata_stores import (
     KIND_KEY,
     MODULE_KEY,
@@ -42,6 +41,7 @@ from modelexport.storage.metadata_stores import (
     strip_hierarchy,
     write_stores,
 )
+from modelexport.storage.opened_file import load
 
 ROOT = Path(__file__).parents[2]
 # What only a file of the exporting machine is called, and how a stack trace looks.

@@ -18,11 +18,11 @@ from onnx import TensorProto, helper
 from tests.conftest import Exporter
 from tests.support.model_files import READERS, external, function, make_model, refused, relu, saved, value
 
-from modelexport.errors import InputError, ModelExportError
+from modelexport.errors import FileFormatError, InputError, ModelExportError
 from modelexport.hierarchy.document_codec import decode_document, encode_document
 from modelexport.limits import ReadLimits
-from modelexport.storage.loaded_model import load
-from modelexport.storage.opened_file import read_model
+from modelexport.storage import opened_file
+from modelexport.storage.opened_file import load, read_model, read_proto
 from modelexport.storage.transaction import sidecar_path
 from modelexport.storage.wire_format import scan
 
@@ -53,6 +53,48 @@ def test_large_weights_have_no_content_in_the_light_reader_and_all_of_it_in_load
     assert (tensor.numpy() == content).all()
 
 
+def test_opened_file_reads_each_part_once_and_rereads_only_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model([relu()], [onnx.numpy_helper.from_array(np.ones(2**19, np.float32), "w")])
+    path = saved(tmp_path, model)
+    reads: list[bool] = []
+
+    def counting(file: Path, limits: ReadLimits, *, weights: bool) -> onnx.ModelProto:
+        reads.append(weights)
+        return read_proto(file, limits, weights=weights)
+
+    monkeypatch.setattr(opened_file, "read_proto", counting)
+    file = read_model(path)
+    assert file.proto is file.proto
+    assert file.missing == "there is no sidecar model_hierarchy.json"
+    assert not file.stored
+    assert [stores.doc_string for stores in file.stores] == [None]
+    assert reads == [False]
+    assert file.model.graph.initializers["w"].const_value.nbytes == 2**21
+    assert file.model is file.model
+    assert reads == [False, True]
+    loaded = load(path)
+    assert loaded.proto.graph.initializer[0].raw_data
+    assert loaded.model is loaded.model
+    assert reads == [False, True, True]
+
+
+def test_file_that_changes_after_it_was_opened_is_not_mixed_with_its_old_graph(tmp_path: Path) -> None:
+    path = saved(tmp_path, make_model([relu()]))
+    file = read_model(path)
+    saved(tmp_path, make_model([relu("x", "z"), relu("z", "y")]))
+    with pytest.raises(FileFormatError, match="was changed after it was opened"):
+        _ = file.model
+
+
+@pytest.mark.parametrize("path", [None, 3, b"m.onnx"])
+@pytest.mark.parametrize("read", [read_model, load])
+def test_path_of_another_type_is_refused(read: Callable[[Any], object], path: object) -> None:
+    with pytest.raises(InputError, match="is given by its path, not by"):
+        read(path)
+
+
 def test_sidecar_of_another_graph_is_noticed(tmp_path: Path, exported: Exporter) -> None:
     path = saved(tmp_path, make_model([relu()]))
     sidecar_path(path).write_bytes(encode_document(exported("cond").document))
@@ -77,7 +119,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "text": (b"hello, this is not a model", "cannot be read as an ONNX model"),
     "truncated": (make_model([relu()]).SerializeToString()[:-3], "cannot be read as an ONNX model"),
-    "no graph": (onnx.ModelProto(ir_version=10, producer_name="p").SerializeToString(), "holds no graph"),
+    "no graph": (onnx.ModelProto(ir_version=10, producer_name="p").SerializeToString(), "has no graph"),
     "a length without end": (b"\x3a" + b"\xff" * 12, "not terminated"),
     "groups": (b"\x3b\x3c", "wire type 3"),
 }
@@ -252,7 +294,7 @@ def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
     for message, data in broken.items():
         assert data != good
         refused(beside(data), message)
-    refused(beside(good), "more than a sidecar may", ReadLimits(sidecar_bytes=len(good) - 1))
+    refused(beside(good), "for a sidecar", ReadLimits(sidecar_bytes=len(good) - 1))
 
 
 @pytest.mark.xdist_group("shared_block")

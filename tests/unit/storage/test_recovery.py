@@ -90,7 +90,7 @@ def test_torch_metadata_gives_modules_classes_and_tags_and_says_it_is_inferred(e
     found = recover_document(strip_hierarchy(proto_of(ours)))
     document = checked(found)
     assert found.origin == "torch metadata"
-    assert any("does not tell the calls" in words for words in found.missing)
+    assert any("does not distinguish the calls" in words for words in found.missing)
     assert {node.kind for node in document.nodes} == {"inferred"}
     assert all(0 < node.confidence < 1 and node.reason for node in document.nodes)
     assert {n.id: (n.module, n.tag) for n in document.nodes} == {n.id: (n.module, n.tag) for n in ours.document.nodes}
@@ -100,7 +100,7 @@ def test_torch_metadata_gives_modules_classes_and_tags_and_says_it_is_inferred(e
     parameters = {m.path: set(m.parameters) for m in document.modules if m.parameters}
     assert parameters["embeddings.word_embeddings"] == {"weight"}
     # The optimizer transposed the others, and gave them names of its own.
-    assert any("lost the name of their parameter" in words for words in found.missing)
+    assert any("do not have the name of a parameter" in words for words in found.missing)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.support.artifact_sets import (
 )
 
 from modelexport.errors import InputError, ModelExportError, StorageError
-from modelexport.storage.transaction import check_target, recover, stage_files
+from modelexport.storage.transaction import check_target, roll_back_killed_commit, stage_files
 
 
 @pytest.mark.parametrize(("number", "hard_links"), [(errno.ENOSPC, True), (errno.EIO, False)])
@@ -64,7 +64,7 @@ def test_failure_of_any_call_leaves_the_old_set(
             "os.unlink",
             "os.rmdir",
         }:  # these may have failed to remove the temporary folder
-            recover(folder / "model.onnx")
+            roll_back_killed_commit(folder / "model.onnx")
         assert snapshot(folder) == expected
         if not reached:
             assert index > 1 or only in {"os.link", "builtins.open"}
@@ -104,7 +104,7 @@ def test_interrupt_at_any_call_leaves_a_whole_set(new_folder: Callable[[], Path]
             found = visible(snapshot(folder))
             assert found in (whole("old"), whole("new"))
             results.append(found == whole("old"))
-            recover(folder / "model.onnx")
+            roll_back_killed_commit(folder / "model.onnx")
             assert snapshot(folder) == found
         else:
             break
@@ -122,14 +122,14 @@ def test_kill_at_any_call_leaves_a_whole_set(new_folder: Callable[[], Path]) -> 
             break
         check_weights(target)
         copy = Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-copy")))
-        recover(target)
+        roll_back_killed_commit(target)
         assert snapshot(folder) in (whole("old"), whole("new"))
         results.append(snapshot(folder) == whole("old"))
         other = Path(shutil.copytree(copy, folder.with_name(f"{folder.name}-other")))
         check_target(copy / "model.onnx", force=True)  # which stages
         assert snapshot(copy) == snapshot(folder)
         # A set may hold several models: whoever reads one of its files puts all of them back.
-        recover(other / "model_report.md")
+        roll_back_killed_commit(other / "model_report.md")
         assert visible(snapshot(other)) == snapshot(folder)
     assert snapshot(folder) == whole("new")
     assert results == sorted(results, reverse=True)
@@ -142,7 +142,7 @@ def test_kill_of_a_first_export_leaves_nothing_or_all(tmp_path: Path) -> None:
         folder.mkdir()
         if not killed_export(folder / "model.onnx", index):
             break
-        recover(folder / "model.onnx")
+        roll_back_killed_commit(folder / "model.onnx")
         found = snapshot(folder)
         assert not found or found | {"model.onnx.data": b"foreign"} == whole("new")
     assert index > 20
@@ -175,7 +175,7 @@ def test_kill_while_undoing_is_undone_by_the_next(
 
             killed = in_child(work)
             check_weights(folder / "model.onnx")
-            recover(folder / "model.onnx")
+            roll_back_killed_commit(folder / "model.onnx")
             assert snapshot(folder) == whole("old")
             if not killed:
                 assert index > 4
@@ -189,10 +189,13 @@ def test_kill_while_recovering_is_recovered_by_the_next(new_folder: Callable[[],
 
         def work(folder: Path = folder, index: int = index) -> None:
             with at_call(index, die):
-                assert recover(folder / "model.onnx")
+                assert roll_back_killed_commit(folder / "model.onnx")
 
         killed = in_child(work)
-        assert recover(folder / "model.onnx") or (folder / "model_hierarchy.json").read_bytes() == b"sidecar old"
+        assert (
+            roll_back_killed_commit(folder / "model.onnx")
+            or (folder / "model_hierarchy.json").read_bytes() == b"sidecar old"
+        )
         assert snapshot(folder) == whole("old")
         if not killed:
             assert index > 5
@@ -212,7 +215,7 @@ def test_kill_of_another_run_is_undone_before_a_commit_and_not_after(new_folder:
         staging.commit("m", None, {})
     expected = whole("old", data=False) | {"model.onnx": b"graph"}
     assert snapshot(folder) == expected
-    assert not recover(folder / "model.onnx")
+    assert not roll_back_killed_commit(folder / "model.onnx")
     assert snapshot(folder) == expected
 
 

@@ -17,7 +17,7 @@ from tests.support.artifact_sets import as_root, contents, export, forked, in_ch
 
 from modelexport.errors import StorageError
 from modelexport.storage import transaction
-from modelexport.storage.transaction import recover, stage_files
+from modelexport.storage.transaction import roll_back_killed_commit, stage_files
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -26,7 +26,7 @@ def test_file_that_somebody_wrote_after_the_kill_is_kept(new_folder: Callable[[]
     if not in_place:
         target.unlink()
     target.write_bytes(b"somebody's own model")
-    assert recover(target)
+    assert roll_back_killed_commit(target)
     assert snapshot(target.parent) == whole("old") | {"model.onnx": b"somebody's own model"}
 
 
@@ -40,7 +40,7 @@ def test_temporaries_of_other_targets_are_removed_and_their_journals_wait(
         pass
     assert not litter.exists()
     assert temporary.exists()
-    assert recover(target)
+    assert roll_back_killed_commit(target)
     assert snapshot(target.parent) == whole("old")
 
 
@@ -53,7 +53,7 @@ def test_temporary_of_a_living_run_and_foreign_names_are_not_swept(new_folder: C
     with stage_files(folder / "model.onnx") as staging:
         staging.path("m").write_bytes(b"graph")
         export(folder / "model.onnx", "new")
-        assert not recover(folder / "model.onnx")
+        assert not roll_back_killed_commit(folder / "model.onnx")
         assert staging.path("m").read_bytes() == b"graph"
     expected = dict.fromkeys(foreign) | {".modelexport-file-0123456789abcdef": b""}
     assert snapshot(folder) == whole("new") | expected
@@ -69,7 +69,7 @@ def test_journal_from_a_stranger_reaches_nothing_outside_the_folder(tmp_path: Pa
         journal = f'["model.onnx",[{{"name":"{name}","old":[1,1],"new":[6,1]}}]]'
         (temporary / "commit.json").write_text(journal)
     (folder / ".modelexport-model-0000000000000009").symlink_to(tmp_path)
-    recover(folder / "model.onnx")
+    roll_back_killed_commit(folder / "model.onnx")
     assert (tmp_path / "canary").read_bytes() == b"canary"
     left = {f".modelexport-model-{index:016x}" for index in (0, 4, 9)}
     assert {path.name for path in folder.iterdir()} == left  # ours have no such names in them
@@ -80,7 +80,7 @@ def test_journal_cut_short_means_that_nothing_was_moved(new_folder: Callable[[],
     temporary = folder / ".modelexport-model-0123456789abcdef"
     temporary.mkdir()
     (temporary / "commit.json").write_text('["model.onnx",[{"name":"model.onnx","old":[1,1],')
-    recover(folder / "model.onnx")
+    roll_back_killed_commit(folder / "model.onnx")
     assert snapshot(folder) == whole("old")
 
 
@@ -139,8 +139,8 @@ def test_lock_does_not_outlive_the_commit_in_a_child_forked_meanwhile(
 
 
 def test_recover_without_anything_to_do(tmp_path: Path, new_folder: Callable[[], Path]) -> None:
-    assert not recover(tmp_path / "missing" / "model.onnx")
-    assert not recover(new_folder() / "model.onnx")
+    assert not roll_back_killed_commit(tmp_path / "missing" / "model.onnx")
+    assert not roll_back_killed_commit(new_folder() / "model.onnx")
 
 
 def test_two_processes_that_export_to_one_target_take_turns(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_two_processes_that_export_to_one_target_take_turns(tmp_path: Path) -> N
 
     def reader() -> None:
         while not (tmp_path / "stop").exists():
-            recover(target)
+            roll_back_killed_commit(target)
             tag = target.read_text().split()[1]
             with contextlib.suppress(FileNotFoundError):  # an old graph whose weights are gone by now
                 assert (tmp_path / str(contents(tag)[1])).read_bytes() == contents(tag)[2]
@@ -195,7 +195,7 @@ def test_export_works_where_nothing_can_be_locked(
     monkeypatch.setattr(transaction, "flock", unsupported)
     export(folder / "model.onnx", "new")
     assert snapshot(folder) == whole("new")
-    assert not recover(target)
+    assert not roll_back_killed_commit(target)
     assert temporary.exists()
 
 
@@ -211,5 +211,5 @@ def test_module_works_without_fcntl(new_folder: Callable[[], Path], monkeypatch:
     with module.stage_files(target) as staging:
         staging.path("m").write_bytes(b"graph")
         staging.commit("m", None, {})
-    assert not module.recover(target)
+    assert not module.roll_back_killed_commit(target)
     assert snapshot(target.parent) == whole("old", data=False) | {"model.onnx": b"graph"}

@@ -282,7 +282,7 @@ def test_what_is_odd_about_a_model_is_not_printed_in_its_own_words(model: onnx.M
     command = ["retag", str(path), "--from", str(path), "-o", str(path.with_name("out.onnx"))]
     run = subprocess.run([*start, *command], capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert "has no hierarchy to carry over" in run.stderr
+    assert "has no hierarchy to transfer" in run.stderr
     assert "\x1b" not in run.stdout + run.stderr
 
 

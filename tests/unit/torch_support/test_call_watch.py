@@ -11,7 +11,7 @@ import torch
 from tests.support.untouched import changes, model_state, torch_state
 from torch import nn
 
-from modelexport.capture.fx.trace_recorder import Recorder
+from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.torch_support.call_watch import CallWatch, RunningCall
 
@@ -213,13 +213,13 @@ def test_recorder_keeps_the_pass_that_came_to_an_end_after_one_that_failed() -> 
         return fail(module, x) if next(failing) else x
 
     model = Acting(lambda module, x: module.child(x), child=Acting(act))
-    recorder = Recorder(model, read_module_tree(model))
+    recorder = TraceRecorder(model, read_module_tree(model))
     with recorder.watching():
         with pytest.raises(ValueError, match="no"):
             model(torch.ones(2))
         model(torch.ones(2))
-    assert recorder.last is not None
-    assert [str(call) for call in recorder.last.calls] == ["", "child"]
+    assert recorder.last_pass is not None
+    assert [str(call) for call in recorder.last_pass.calls] == ["", "child"]
 
 
 @pytest.mark.parametrize("wrap", [False, True], ids=["the error itself", "an error that came of it"])

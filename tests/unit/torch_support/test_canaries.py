@@ -1,6 +1,6 @@
-"""One test for each private part of torch and transformers: which one a release has changed is the test that fails.
+"""One test for each private API of torch and transformers: the test that fails names the API that a release changed.
 
-Each is called as the function of `torch_support` that uses the part.
+Each test has the name of the function of `torch_support` that wraps the API.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport.capture.fx.evidence import FxSources
-from modelexport.capture.fx.trace_recorder import mark_serial, serial_of
+from modelexport.capture.fx.onnx_sources import FxSources
+from modelexport.capture.fx.serial_numbers import serial_of, set_serial
 from modelexport.errors import ModelExportError, UnsupportedLibraryError
 from modelexport.exporting.export import export_model
 from modelexport.torch_support import private, private_export, private_fx, private_jit, transformers_private
@@ -28,11 +28,19 @@ pytestmark = [
     # torch's own exporters call what torch says this of.
     pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated"),
 ]
-# Functions that use no part themselves.
-HELPERS = {"called_through", "find_part", "fixed_part", "find_attribute", "missing_part", "tensors_among"}
+# Functions that use no private API themselves.
+HELPERS = {
+    "called_through",
+    "find_part",
+    "fixed_part",
+    "find_attribute",
+    "missing_part",
+    "storage_of",
+    "tensors_among",
+}
 
 
-def test_every_part_has_a_canary() -> None:
+def test_every_private_api_has_a_test() -> None:
     functions = {
         name
         for module in (private, private_export, private_fx, private_jit, transformers_private)
@@ -61,17 +69,17 @@ def test_missing_part_is_named_with_the_releases_that_have_it() -> None:
 # --- private: tensors -------------------------------------------------------------------------------------------
 
 
-def test_memory_of() -> None:
+def test_storage_id() -> None:
     tensor = torch.ones(4)
-    assert private.memory_of(tensor) == private.memory_of(tensor.view(2, 2)[1:])
-    assert private.memory_of(tensor) != private.memory_of(tensor.clone())
-    assert private.memory_of(torch.ones(2, 2).to_sparse()) is None
+    assert private.storage_id(tensor) == private.storage_id(tensor.view(2, 2)[1:])
+    assert private.storage_id(tensor) != private.storage_id(tensor.clone())
+    assert private.storage_id(torch.ones(2, 2).to_sparse()) is None
 
 
-def test_hold_memory() -> None:
+def test_storage_reference() -> None:
     tensor = torch.ones(4)
-    assert private.hold_memory(tensor).cdata == private.hold_memory(tensor[1:]).cdata
-    assert private.hold_memory(torch.ones(2, 2).to_sparse()) is None
+    assert private.storage_reference(tensor).cdata == private.storage_reference(tensor[1:]).cdata
+    assert private.storage_reference(torch.ones(2, 2).to_sparse()) is None
 
 
 def test_version_of() -> None:
@@ -142,8 +150,21 @@ def test_schema_of() -> None:
     assert private.schema_of(torch.add) is None
 
 
-def test_control_flow_names() -> None:
-    assert {"cond", "scan", "while_loop"} <= private.control_flow_names()
+def test_written_arguments() -> None:
+    x, y = torch.ones(2), torch.ones(2)
+    (written,) = private.written_arguments(torch.ops.aten.add_.Tensor, (x, y), {})
+    assert written is x
+    (out,) = private.written_arguments(torch.ops.aten.add.out, (x, x), {"out": y})
+    assert out is y
+    assert private.written_arguments(torch.ops.aten.add.Tensor, (x, y), {}) == []
+
+
+def test_is_control_flow() -> None:
+    from torch._higher_order_ops import associative_scan, scan, while_loop
+
+    operators = (torch.cond, scan, while_loop, associative_scan, torch.ops.higher_order.cond)
+    assert all(private.is_control_flow(operator) for operator in operators)
+    assert not any(private.is_control_flow(other) for other in (map, torch.relu, torch.ops.aten.relu, torch.nn.ReLU))
 
 
 def test_dispatch_mode() -> None:
@@ -236,7 +257,7 @@ class Watched(nn.Module):
         self.see(private_fx.node_of(result, tracer) if tracer is not None else None)
         if tracer is not None:
             for node in tracer.graph.nodes:
-                mark_serial(node, 7)
+                set_serial(node, 7)
         return result
 
 
@@ -305,7 +326,7 @@ def test_before_optimization() -> None:
     assert program is not None
     assert program.exported_program is not None
     sources = FxSources(program.exported_program)
-    assert [getattr(sources.of(node), "op", None) for node in program.model.graph] == ["call_function"]
+    assert [getattr(sources.find(node), "op", None) for node in program.model.graph] == ["call_function"]
     assert all("pkg.torch.onnx.fx_node" in node.metadata_props for node in program.model.graph)
 
 
@@ -410,7 +431,7 @@ def test_tracing_state() -> None:
 
     def look(x: torch.Tensor) -> torch.Tensor:
         state = private_jit.tracing_state()
-        with private_jit.Untraced(state):
+        with private_jit.TracingPaused(state):
             seen.append((state, private_jit.tracing_state()))
             x.neg()
         seen.append(private_jit.tracing_state() is not None)

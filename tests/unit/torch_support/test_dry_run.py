@@ -1,16 +1,17 @@
-"""A part of a model that is tried out leaves no trace, whatever it does."""
+"""A dry run has no side effects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelexport.torch_support.dry_run import EffectError, Trial, try_out
+from modelexport.torch_support.dry_run import SideEffectError, WriteGuard, run_without_effects
+from modelexport.torch_support.private import dispatch_mode
 
 
 class Net(nn.Module):
@@ -43,11 +44,11 @@ def _fail(net: Net) -> None:
     ],
     ids=["computes", "sets", "adds", "lists", "keeps", "counts", "takes away", "switches", "fails"],
 )
-def test_model_is_as_before_and_what_changes_it_or_fails_is_told(action: Callable[[Net], Any], done: bool) -> None:
+def test_model_is_restored_and_a_change_or_failure_is_returned(action: Callable[[Net], Any], done: bool) -> None:
     net = Net()
     before, state, random = dict(net.__dict__), dict(net.state_dict()), torch.random.get_rng_state()
     bias = net.lin.bias
-    assert try_out(net, lambda: action(net)) is done
+    assert run_without_effects(net, lambda: action(net)) is done
     assert net.__dict__ == before
     assert (net.seen, net.cache, net.number, net.training) == ([1], {}, 0, True)
     assert net.lin.bias is bias
@@ -55,16 +56,16 @@ def test_model_is_as_before_and_what_changes_it_or_fails_is_told(action: Callabl
     assert torch.equal(random, torch.random.get_rng_state())
 
 
-class Watched(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trial = Trial()
+def guarded() -> AbstractContextManager[Any]:
+    guard = WriteGuard()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.trial.check(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        self.trial.note(result, (args, kwargs))
+    def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        guard.check(func, args, kwargs)
+        result = func(*args, **kwargs)
+        guard.record(result, (args, kwargs))
         return result
+
+    return dispatch_mode(run)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +79,16 @@ class Watched(TorchDispatchMode):
     ],
     ids=["in place", "through a slice", "through a view", "as out", "in a list"],
 )
-def test_writing_to_what_was_there_before_is_stopped_before_it_happens(write: Callable[[torch.Tensor], Any]) -> None:
+def test_write_to_an_existing_tensor_is_prevented(write: Callable[[torch.Tensor], Any]) -> None:
     x = torch.arange(4.0)
-    with Watched(), pytest.raises(EffectError, match="writes to a tensor that was there before"):
+    with guarded(), pytest.raises(SideEffectError, match="writes to a tensor that existed before the dry run"):
         write(x)
     assert torch.equal(x, torch.arange(4.0))
 
 
-def test_writing_to_what_the_trial_made_is_free() -> None:
+def test_write_to_a_tensor_of_the_dry_run_is_allowed() -> None:
     x = torch.arange(4.0)
-    with Watched():
+    with guarded():
         y = (x * 2).view(2, 2)
         y[0].add_(1)
         y.relu_()

@@ -101,7 +101,7 @@ def test_scalars_and_empty_tensors_are_compared() -> None:
 def test_other_shape_is_out_and_named() -> None:
     found = compare(np.zeros((2, 3)), np.zeros((3, 2)), DEFAULT)
     assert found.is_out
-    assert found.problem == "its shape is 2x3, and not 3x2"
+    assert found.problem == "its shape is 2x3 instead of 3x2"
 
 
 def test_zero_has_no_direction_and_no_scale() -> None:
@@ -124,12 +124,12 @@ def test_coarser_types_have_a_coarser_default_and_what_is_asked_for_holds_for_al
     assert not compare(*close, DEFAULT, "float16").is_out
 
 
-def test_pieces_give_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_in_chunks_equals_comparison_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
     reference = random.normal(size=(7, 11)).astype(np.float32)
     value = reference + random.normal(0, 1e-3, reference.shape).astype(np.float32)
     whole = compare(value, reference, DEFAULT)
-    monkeypatch.setattr(difference, "_PIECE", 10)
+    monkeypatch.setattr(difference, "_CHUNK", 10)
     pieces = compare(value, reference, DEFAULT)
     assert (pieces.absolute, pieces.excess, pieces.outside) == (whole.absolute, whole.excess, whole.outside)
     assert pieces.relative == pytest.approx(whole.relative)

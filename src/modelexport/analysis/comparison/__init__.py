@@ -1,15 +1,15 @@
-"""What differs between two files, by module and structure."""
+"""Compare two model files by module and structure."""
 
 from __future__ import annotations
 
-from modelexport.analysis.comparison.model_comparison import (
+from modelexport.analysis.comparison.comparison_report import (
     Comparison,
     FieldChange,
     NodeAt,
     NodeChange,
-    compare_models,
     comparison_schema,
 )
+from modelexport.analysis.comparison.model_comparison import compare_models
 
 __all__ = [
     "Comparison",

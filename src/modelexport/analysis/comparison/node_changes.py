@@ -1,4 +1,4 @@
-"""What differs between two nodes that stand in the same place of two models."""
+"""The differences between matched nodes of two models."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import dataclasses
 
 import onnx
 
-from modelexport.analysis.comparison.model_index import ABSENT, Outline
-from modelexport.analysis.comparison.node_matching import Matching
+from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex
+from modelexport.analysis.comparison.node_matching import NodeMatching
 
-# Kinds of change that make another topology. A shape is a note of the exporter's, and follows from the rest.
+# Changes of these kinds change the topology. Recorded shapes follow from the rest.
 TOPOLOGY = frozenset({"operation", "attributes", "inputs", "outputs", "weights", "constants"})
 _WEIGHTS = ("weight", "sparse weight")
 
 
 @dataclasses.dataclass(frozen=True)
 class PairChange:
-    """Which things differ, and in words how."""
+    """The kinds of change, and a description."""
 
     what: tuple[str, ...]
     detail: str
 
 
-def changes_of_pairs(matching: Matching) -> dict[int, PairChange]:
-    """For each node of the first model that has a partner and differs from it, what differs."""
+def changed_pairs(matching: NodeMatching) -> dict[int, PairChange]:
+    """The changes of matched nodes that differ, by node of the first model."""
     found: dict[int, PairChange] = {}
     before, after = matching.before, matching.after
     for a, b in enumerate(matching.to_after):
@@ -43,7 +43,7 @@ def changes_of_pairs(matching: Matching) -> dict[int, PairChange]:
     return found
 
 
-def _attribute_changes(before: Outline, a: int, after: Outline, b: int) -> str:
+def _attribute_changes(before: ModelIndex, a: int, after: ModelIndex, b: int) -> str:
     first, second = dict(before.attributes[a]), dict(after.attributes[b])
     names = [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
     return ", ".join(f"{name} {_shown(first.get(name))} → {_shown(second.get(name))}" for name in names)
@@ -57,49 +57,50 @@ def _shown(content: tuple[object, ...] | None) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _compare_inputs(matching: Matching, a: int, b: int, differs: dict[str, str]) -> None:
+def _compare_inputs(matching: NodeMatching, a: int, b: int, differs: dict[str, str]) -> None:
     before, after = matching.before, matching.after
     first, second = before.inputs[a], after.inputs[b]
     if len(first) != len(second):
         differs["inputs"] = f"{len(first)} → {len(second)} inputs"
-    # Operands at the end come and go, those before them stay where they are.
+    # Optional inputs can be added or removed at the end; the others keep their positions.
     for slot, (v, w) in enumerate(zip(first, second, strict=False)):
-        maker = before.producers[v] if v != ABSENT else ABSENT
+        producer = before.producers[v] if v != ABSENT else ABSENT
         other = after.producers[w] if w != ABSENT else ABSENT
-        if maker >= 0 and other >= 0:
-            partner, origin = matching.to_after[maker], matching.to_before[other]
-            # What is read through nodes that came or went is theirs to tell.
-            rewired = partner >= 0 and origin >= 0 and (partner != other or before.slots[v] != after.slots[w])
+        if producer >= 0 and other >= 0:
+            match, origin = matching.to_after[producer], matching.to_before[other]
+            # An input from an added or removed node is reported as that node's change.
+            same_output = before.output_indexes[v] == after.output_indexes[w]
+            rewired = match >= 0 and origin >= 0 and (match != other or not same_output)
         else:
-            kind_v = "node" if maker >= 0 else before.leaves[v][0] if v in before.leaves else "none"
-            kind_w = "node" if other >= 0 else after.leaves[w][0] if w in after.leaves else "none"
+            kind_v = "node" if producer >= 0 else before.sources[v][0] if v in before.sources else "none"
+            kind_w = "node" if other >= 0 else after.sources[w][0] if w in after.sources else "none"
             if kind_v == kind_w and kind_v in _WEIGHTS:
-                _compare_leaves(slot, before.leaves[v], after.leaves[w], differs)
+                _compare_sources(slot, before.sources[v], after.sources[w], differs)
             if kind_v == kind_w == "argument" and v in matching.inputs:
                 rewired = matching.inputs[v] != w
             else:
-                # One that is made by a node only one model has, is told there.
-                new = (maker >= 0 and matching.to_after[maker] < 0) or (other >= 0 and matching.to_before[other] < 0)
-                rewired = kind_v != kind_w and not new
+                removed = producer >= 0 and matching.to_after[producer] < 0
+                added = other >= 0 and matching.to_before[other] < 0
+                rewired = kind_v != kind_w and not (added or removed)
         if rewired:
-            differs.setdefault("inputs", f"input {slot} comes from elsewhere")
+            differs.setdefault("inputs", f"input {slot} comes from another tensor")
 
 
-def _compare_leaves(slot: int, first: tuple[object, ...], second: tuple[object, ...], differs: dict[str, str]) -> None:
+def _compare_sources(slot: int, first: tuple[object, ...], second: tuple[object, ...], differs: dict[str, str]) -> None:
     if first == second:
         return
     if first[1:3] != second[1:3]:
-        differs.setdefault("weights", f"input {slot}: {_weight_text(first)} → {_weight_text(second)}")
+        differs.setdefault("weights", f"input {slot}: {_type_and_shape(first)} → {_type_and_shape(second)}")
     else:
-        differs.setdefault("constants", f"input {slot} has another content")
+        differs.setdefault("constants", f"the content of input {slot} differs")
 
 
-def _weight_text(leaf: tuple[object, ...]) -> str:
-    return f"{type_name(leaf[1])}{leaf[2] if len(leaf) > 2 else ''}"
+def _type_and_shape(source: tuple[object, ...]) -> str:
+    return f"{type_name(source[1])}{source[2] if len(source) > 2 else ''}"
 
 
 def type_name(number: object) -> str:
-    """The type as ONNX calls it."""
+    """The ONNX name of an element type, in lower case."""
     try:
         return str(onnx.TensorProto.DataType.Name(number)).lower()
     except (ValueError, TypeError):
@@ -109,10 +110,10 @@ def type_name(number: object) -> str:
 # --- shapes ----------------------------------------------------------------------------------------------------
 
 
-def _compare_shapes(before: Outline, a: int, after: Outline, b: int, differs: dict[str, str]) -> None:
+def _compare_shapes(before: ModelIndex, a: int, after: ModelIndex, b: int, differs: dict[str, str]) -> None:
     for v, w in zip(before.outputs[a], after.outputs[b], strict=False):
         first, second = before.types.get(v), after.types.get(w)
-        # What a file does not say is no difference.
+        # A type that one file does not record is no difference.
         if first is None or second is None or first == second:
             continue
         if _type_key(first) != _type_key(second):
@@ -120,7 +121,7 @@ def _compare_shapes(before: Outline, a: int, after: Outline, b: int, differs: di
 
 
 def _type_key(data: bytes) -> object:
-    """The type without the names of axes, which say nothing but that they can be any size."""
+    """The type without the names of dynamic axes."""
     found = onnx.TypeProto.FromString(data)
     if not found.HasField("tensor_type"):
         return data
@@ -130,7 +131,7 @@ def _type_key(data: bytes) -> object:
 
 
 def type_text(data: bytes | None) -> str:
-    """A type as people write it: ``float[2, batch]``."""
+    """A type for display: ``float[2, batch]``."""
     if data is None:
         return "unknown"
     found = onnx.TypeProto.FromString(data)

@@ -1,74 +1,74 @@
-"""The module call that each node and weight of two compared models is counted with, also where a file does not say."""
+"""The module call that owns each node and weight of two compared models, inferred if a file does not record it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 
-from modelexport.analysis.comparison.model_index import ABSENT, Outline, tensor_bytes
-from modelexport.analysis.comparison.node_matching import Matching
+from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex, tensor_bytes
+from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.hierarchy import ROOT_PATH, parent_path
 
-# Calls within calls beyond this count as the root's.
-_DEEPEST = 200
+# An untrusted sidecar can nest calls without end: callers beyond this depth are ignored.
+_MAX_DEPTH = 200
 
 
-class Ownership:
+class NodeOwners:
     """Owners of the nodes of both models.
 
-    A node whose owner its file does not name is counted with its partner's call; without a partner, with the call of
-    the node whose tensor it now makes; else with the innermost call around those that read its results, or around
-    those whose results it reads.
+    If its file does not record the owner of a node, the owner is that of its match; without a match, that of the
+    node in the other model that produces a tensor of the same name; else the innermost call around the owners of
+    its consumers, or of its producers.
 
     Attributes:
         before: The call of each node of the first model.
         after: The call of each node of the second.
     """
 
-    def __init__(self, matching: Matching) -> None:
+    def __init__(self, matching: NodeMatching) -> None:
         first, second = matching.before, matching.after
         self._parents: dict[str, str | None] = {}
         self._classes: dict[str, str] = {}
         self._call_tags: dict[str, str] = {}
         for side in (second, first):
-            self._learn(side)
+            self._add_hierarchy(side)
         self.before = self._complete(first, second, matching.to_after)
         self.after = self._complete(second, first, matching.to_before)
         self._first = first
 
     def class_of(self, call: str) -> str:
-        """The class of the module that is called, empty where neither file says."""
+        """The class of the called module; empty if neither file records it."""
         return self._classes.get(_path(call), "")
 
     def tag_of(self, call: str) -> str:
-        """The tag of a call, empty where neither file says."""
+        """The tag of a call; empty if neither file records it."""
         return self._call_tags.get(call, "")
 
-    def tags(self, side: Outline) -> Counter[str]:
-        """How many nodes of a model carry each tag, as its file says; nodes without one have the empty tag."""
+    def tags(self, side: ModelIndex) -> Counter[str]:
+        """The number of nodes by recorded tag; nodes without one have the empty tag."""
         if side.document is not None:
             return Counter(record.tag for record in side.document.nodes)
         counts = Counter(side.file.tag_counts())
         untagged = len(side) - sum(counts.values())
         return counts + Counter({"": untagged})
 
-    def weights(self, side: Outline) -> dict[str, tuple[int, int]]:
-        """Elements and bytes of the weights that each call takes; one that several take is that of the call around."""
+    def weights(self, side: ModelIndex) -> dict[str, tuple[int, int]]:
+        """Elements and bytes of the weights of each call: the innermost one around all consumers owns a weight."""
         owners = self.before if side is self._first else self.after
-        holders: dict[int, str] = {}
+        weight_owners: dict[int, str] = {}
         for node, values in enumerate(side.inputs):
             for value in values:
                 if value in side.tensors:
-                    known = holders.get(value)
-                    holders[value] = owners[node] if known is None else self._around(known, owners[node])
+                    owner = weight_owners.get(value, owners[node])
+                    weight_owners[value] = self._innermost_common(owner, owners[node])
         found: dict[str, tuple[int, int]] = {}
         for value, tensor in side.tensors.items():
-            call = holders.get(value, ROOT_PATH)
+            call = weight_owners.get(value, ROOT_PATH)
             elements, size = found.get(call, (0, 0))
             found[call] = elements + math.prod(tensor.dims), size + tensor_bytes(tensor)
         return found
 
-    def _learn(self, side: Outline) -> None:
+    def _add_hierarchy(self, side: ModelIndex) -> None:
         document = side.document
         if document is not None:
             self._parents.update((call.id, call.parent) for call in document.calls)
@@ -77,55 +77,57 @@ class Ownership:
         else:
             self._call_tags.update((stored.module, stored.hierarchy_path) for stored in side.file.stored.values())
 
-    def _complete(self, side: Outline, other: Outline, partners: list[int]) -> list[str]:
+    def _complete(self, side: ModelIndex, other: ModelIndex, matches: list[int]) -> list[str]:
         found = list(side.owners)
         for node, owner in enumerate(found):
-            if owner is None and partners[node] >= 0:
-                found[node] = other.owners[partners[node]]
-        open_nodes = [node for node in side.order if found[node] is None]
-        if open_nodes:
-            self._complete_unpaired(side, other, found, open_nodes)
+            if owner is None and matches[node] >= 0:
+                found[node] = other.owners[matches[node]]
+        unowned = [node for node in side.order if found[node] is None]
+        if unowned:
+            self._complete_unmatched(side, other, found, unowned)
         return [owner if owner is not None else ROOT_PATH for owner in found]
 
-    def _complete_unpaired(self, side: Outline, other: Outline, found: list[str | None], open_nodes: list[int]) -> None:
-        makers = {
+    def _complete_unmatched(
+        self, side: ModelIndex, other: ModelIndex, found: list[str | None], unowned: list[int]
+    ) -> None:
+        owners_by_name = {
             other.names[value]: other.owners[node]
             for node, values in enumerate(other.outputs)
             for value in values
-            if value != ABSENT and not other.places[node]
+            if value != ABSENT and not other.graph_paths[node]
         }
-        for node in open_nodes:
-            if not side.places[node]:
+        for node in unowned:
+            if not side.graph_paths[node]:
                 names = (side.names[value] for value in side.outputs[node] if value != ABSENT)
-                found[node] = next((makers[name] for name in names if makers.get(name) is not None), None)
-        for node in reversed(open_nodes):
+                found[node] = next((owner for name in names if (owner := owners_by_name.get(name)) is not None), None)
+        for node in reversed(unowned):
             if found[node] is None:
-                found[node] = self._around_all([found[reader] for reader, _, _ in side.readers[node]])
-        for node in open_nodes:
+                found[node] = self._innermost_common_of([found[consumer] for consumer, _, _ in side.consumers[node]])
+        for node in unowned:
             if found[node] is None:
-                makers_of = [side.producers[value] for value in side.inputs[node] if value != ABSENT]
-                found[node] = self._around_all([found[maker] for maker in makers_of if maker >= 0])
+                sources = [side.producers[value] for value in side.inputs[node] if value != ABSENT]
+                found[node] = self._innermost_common_of([found[source] for source in sources if source >= 0])
 
-    def _around_all(self, calls: list[str | None]) -> str | None:
+    def _innermost_common_of(self, calls: list[str | None]) -> str | None:
         around: str | None = None
         for call in calls:
             if call is not None:
-                around = call if around is None else self._around(around, call)
+                around = call if around is None else self._innermost_common(around, call)
         return around
 
-    def _around(self, first: str, second: str) -> str:
-        """The innermost call that both are, or ran inside of."""
+    def _innermost_common(self, first: str, second: str) -> str:
+        """The innermost call that is, or encloses, both calls."""
         if first in (second, ROOT_PATH):
             return first
-        outer = self._chain(first)
-        return next((call for call in self._chain(second) if call in outer), ROOT_PATH)
+        outer = self._with_callers(first)
+        return next((call for call in self._with_callers(second) if call in outer), ROOT_PATH)
 
-    def _chain(self, call: str) -> dict[str, None]:
-        """The call and those it ran inside of, innermost first."""
+    def _with_callers(self, call: str) -> dict[str, None]:
+        """The call and its callers, innermost first."""
         chain: dict[str, None] = {}
         current: str | None = call
-        # A sidecar may lie about who called whom: in circles, or without end.
-        while current is not None and current not in chain and len(chain) < _DEEPEST:
+        # The callers of tags alone are not checked for cycles.
+        while current is not None and current not in chain and len(chain) < _MAX_DEPTH:
             chain[current] = None
             known = current in self._parents
             current = self._parents[current] if known else parent_path(_path(current))

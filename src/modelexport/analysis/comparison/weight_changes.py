@@ -1,4 +1,4 @@
-"""The weights of two compared models: which came, went or changed; their contents only where that is asked for."""
+"""Compare the weights of two models: added, removed and changed ones; their contents only if requested."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from modelexport.analysis.comparison.model_index import Outline, is_small, small_content, tensor_bytes
+from modelexport.analysis.comparison.model_index import ModelIndex, constant_content, is_small, tensor_bytes
 from modelexport.analysis.comparison.node_changes import type_name
-from modelexport.analysis.comparison.node_matching import Matching
+from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.storage import DataFolder, ModelFile, read_proto
 
-# Contents are compared in pieces of this size, however large a weight is.
-_PIECE_BYTES = 2**22
+# Contents are read and compared in chunks of this size.
+_CHUNK_BYTES = 2**22
 
 
 class WeightTotals(msgspec.Struct, frozen=True):
-    """The weights of one model: from their shapes and types, without reading them."""
+    """The weights of one model, counted by shape and type without reading them."""
 
     tensors: int
     elements: int
@@ -36,7 +36,7 @@ class WeightTotals(msgspec.Struct, frozen=True):
 
 
 class WeightChange(msgspec.Struct, frozen=True):
-    """A weight that is not the same in both models; `values` means that a small one has another content."""
+    """A weight that differs between the models; for `values`, a small one whose content differs."""
 
     kind: Literal["added", "removed", "changed", "values"]
     before: str | None = None
@@ -45,7 +45,7 @@ class WeightChange(msgspec.Struct, frozen=True):
 
 
 class ContentChange(msgspec.Struct, frozen=True):
-    """A weight whose content differs, and by how much at most, where its type has numbers to subtract."""
+    """A weight whose content differs; numeric ones with the largest difference of an element."""
 
     before: str
     after: str
@@ -53,7 +53,7 @@ class ContentChange(msgspec.Struct, frozen=True):
 
 
 class ContentReport(msgspec.Struct, frozen=True):
-    """What comparing the contents of weights gave: how many were read, and those that differ."""
+    """The result of comparing the contents of weights: how many were compared, and which differ."""
 
     compared: int
     different: int
@@ -63,7 +63,7 @@ class ContentReport(msgspec.Struct, frozen=True):
 WeightPair = tuple[TensorProto, TensorProto]
 
 
-def weight_totals(side: Outline) -> WeightTotals:
+def weight_totals(side: ModelIndex) -> WeightTotals:
     """Count a model's weights."""
     by_type: Counter[str] = Counter()
     elements = 0
@@ -73,38 +73,38 @@ def weight_totals(side: Outline) -> WeightTotals:
     return WeightTotals(len(side.tensors), elements, by_type.total(), dict(sorted(by_type.items())))
 
 
-def compare_weights(matching: Matching) -> tuple[list[WeightPair], list[WeightChange]]:
-    """The weights that paired nodes take in the same place, and what differs among all of them."""
+def compare_weights(matching: NodeMatching) -> tuple[list[WeightPair], list[WeightChange]]:
+    """Match the weights: the pairs that matched nodes consume at the same input, and all changes."""
     before, after = matching.before, matching.after
-    partners = _paired_weights(matching)
+    matches = _match_weights(matching)
     pairs, changes = [], []
     for value, tensor in before.tensors.items():
-        partner = partners.get(value)
-        if partner is None:
-            changes.append(WeightChange("removed", before=before.names[value], detail=_looks(tensor)))
+        match = matches.get(value)
+        if match is None:
+            changes.append(WeightChange("removed", before=before.names[value], detail=_type_and_shape(tensor)))
             continue
-        other = after.tensors[partner]
+        other = after.tensors[match]
         pairs.append((tensor, other))
         change = _change(tensor, other)
         if change is not None:
-            changes.append(WeightChange(*change[:1], before.names[value], after.names[partner], change[1]))
-    taken = set(partners.values())
+            changes.append(WeightChange(*change[:1], before.names[value], after.names[match], change[1]))
+    taken = set(matches.values())
     changes += [
-        WeightChange("added", after=after.names[value], detail=_looks(tensor))
+        WeightChange("added", after=after.names[value], detail=_type_and_shape(tensor))
         for value, tensor in after.tensors.items()
         if value not in taken
     ]
     return pairs, changes
 
 
-def _paired_weights(matching: Matching) -> dict[int, int]:
+def _match_weights(matching: NodeMatching) -> dict[int, int]:
     before, after = matching.before, matching.after
-    partners: dict[int, int] = {}
+    matches: dict[int, int] = {}
     taken: set[int] = set()
 
-    def join(first: int, second: int) -> None:
-        if first not in partners and second not in taken:
-            partners[first] = second
+    def match(first: int, second: int) -> None:
+        if first not in matches and second not in taken:
+            matches[first] = second
             taken.add(second)
 
     for a, b in enumerate(matching.to_after):
@@ -112,21 +112,21 @@ def _paired_weights(matching: Matching) -> dict[int, int]:
             continue
         for v, w in zip(before.inputs[a], after.inputs[b], strict=False):
             if v in before.tensors and w in after.tensors:
-                join(v, w)
-    # Those that no paired node takes: the same name, type and shape is the same weight.
+                match(v, w)
+    # Weights that no matched node consumes are matched by name, type and shape.
     named = {(after.names[w], *_shape(tensor)): w for w, tensor in after.tensors.items()}
     for v, tensor in before.tensors.items():
         same = named.get((before.names[v], *_shape(tensor)))
         if same is not None:
-            join(v, same)
-    return partners
+            match(v, same)
+    return matches
 
 
 def _change(first: TensorProto, second: TensorProto) -> tuple[Literal["changed", "values"], str] | None:
     if _shape(first) != _shape(second):
-        return "changed", f"{_looks(first)} → {_looks(second)}"
-    if is_small(first) and is_small(second) and small_content(first) != small_content(second):
-        return "values", _looks(first)
+        return "changed", f"{_type_and_shape(first)} → {_type_and_shape(second)}"
+    if is_small(first) and is_small(second) and constant_content(first) != constant_content(second):
+        return "values", _type_and_shape(first)
     return None
 
 
@@ -134,7 +134,7 @@ def _shape(tensor: TensorProto) -> tuple[int, tuple[int, ...]]:
     return tensor.data_type, tuple(tensor.dims)
 
 
-def _looks(tensor: TensorProto) -> str:
+def _type_and_shape(tensor: TensorProto) -> str:
     return f"{type_name(tensor.data_type)}{list(tensor.dims)}"
 
 
@@ -142,19 +142,22 @@ def _looks(tensor: TensorProto) -> str:
 
 
 def compare_contents(before: ModelFile, after: ModelFile, pairs: list[WeightPair]) -> ContentReport:
-    """Read the contents of paired weights of one type and shape, piece by piece, and compare them.
+    """Read and compare the contents of matched weights of the same type and shape.
 
     Raises:
-        FileFormatError: A weight's content is missing or not as long as its shape says.
+        FileFormatError: A weight's content is missing, or its size does not match the shape.
     """
-    alike = [pair for pair in pairs if _shape(pair[0]) == _shape(pair[1])]
-    first, second = _Contents(before), _Contents(after)
+    comparable = [pair for pair in pairs if _shape(pair[0]) == _shape(pair[1])]
+    first, second = _ContentReader(before), _ContentReader(after)
     found = []
-    for one, other in alike:
-        equal, largest = _difference(one, first.pieces(one), second.pieces(other))
+    for one, other in comparable:
+        if one.data_type == TensorProto.STRING:
+            equal, largest = first.strings(one) == second.strings(other), None
+        else:
+            equal, largest = _difference(one, first.chunks(one), second.chunks(other))
         if not equal:
             found.append(ContentChange(one.name, other.name, largest))
-    return ContentReport(len(alike), len(found), tuple(found))
+    return ContentReport(len(comparable), len(found), tuple(found))
 
 
 def _difference(tensor: TensorProto, first: Iterator[bytes], second: Iterator[bytes]) -> tuple[bool, float | None]:
@@ -175,38 +178,54 @@ def _difference(tensor: TensorProto, first: Iterator[bytes], second: Iterator[by
     return equal, None if numbers is None else largest
 
 
-class _Contents:
-    """Where the contents of one file's weights are read from."""
+class _ContentReader:
+    """Reads the contents of one file's weights."""
 
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self._folder = DataFolder(file.path, DEFAULT_LIMITS)
-        self._whole: dict[str, TensorProto] | None = None
+        self._complete: dict[str, TensorProto] | None = None
 
-    def pieces(self, tensor: TensorProto) -> Iterator[bytes]:
-        """The content of a weight in pieces of the same size on both sides."""
+    def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
+        """The content of a weight in chunks."""
         size = tensor_bytes(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
             yield from self._external(tensor, size)
             return
         content = self._inline(tensor)
-        if tensor.data_type != TensorProto.STRING and len(content) != size:
+        if len(content) != size:
             raise FileFormatError(
-                f"{self._file.path}: weight {tensor.name!r} has {len(content)} bytes, and its shape needs {size}"
+                f"{self._file.path}: weight {tensor.name!r} has {len(content)} bytes, but its shape needs {size}"
             )
-        yield from (content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES))
+        yield from (content[start : start + _CHUNK_BYTES] for start in range(0, len(content), _CHUNK_BYTES))
+
+    def strings(self, tensor: TensorProto) -> list[bytes]:
+        """The elements of a string tensor."""
+        strings = list(self._with_content(tensor).string_data)
+        if len(strings) != math.prod(tensor.dims):
+            raise FileFormatError(
+                f"{self._file.path}: weight {tensor.name!r} has {len(strings)} strings, but its shape needs "
+                f"{math.prod(tensor.dims)}"
+            )
+        return strings
+
+    def _with_content(self, tensor: TensorProto) -> TensorProto:
+        """The tensor with its content, which `read_model` skips for large weights."""
+        if tensor.data_type == TensorProto.STRING:
+            is_complete = len(tensor.string_data) == math.prod(tensor.dims)
+        else:
+            is_complete = bool(tensor.raw_data) or tensor_bytes(tensor) <= SMALL_TENSOR_BYTES
+        if is_complete:
+            return tensor
+        if self._complete is None:
+            proto = read_proto(self._file.path, weights=True)
+            self._complete = {weight.name: weight for weight in proto.graph.initializer}
+        return self._complete.get(tensor.name, tensor)
 
     def _inline(self, tensor: TensorProto) -> bytes:
-        if tensor_bytes(tensor) > SMALL_TENSOR_BYTES and not tensor.raw_data:
-            # The light reader has left the content of large weights out.
-            if self._whole is None:
-                proto = read_proto(self._file.path, weights=True)
-                self._whole = {weight.name: weight for weight in proto.graph.initializer}
-            tensor = self._whole.get(tensor.name, tensor)
+        tensor = self._with_content(tensor)
         if tensor.raw_data:
             return tensor.raw_data
-        if tensor.data_type == TensorProto.STRING:
-            return b"\0".join(tensor.string_data)
         try:
             return onnx.numpy_helper.to_array(tensor).tobytes()
         except (ValueError, TypeError, KeyError) as error:
@@ -220,12 +239,12 @@ class _Contents:
             with path.open("rb") as opened:
                 opened.seek(int(entries.get("offset", "0")))
                 while size > 0:
-                    piece = opened.read(min(size, _PIECE_BYTES))
-                    if not piece:
-                        raise FileFormatError(f"{path} ends within weight {tensor.name!r}: it is damaged")
-                    size -= len(piece)
-                    yield piece
+                    chunk = opened.read(min(size, _CHUNK_BYTES))
+                    if not chunk:
+                        raise FileFormatError(f"{path} ends before the end of weight {tensor.name!r}: it is damaged")
+                    size -= len(chunk)
+                    yield chunk
         except OSError as error:
             raise FileFormatError(
-                f"{path} cannot be read, where weight {tensor.name!r} lies: {error.strerror or error}"
+                f"{path}, the external data of weight {tensor.name!r}, cannot be read: {error.strerror or error}"
             ) from error

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from modelexport.analysis.contamination.call_index import ROOT, CallIndex, Side, may_be
-from modelexport.analysis.contamination.check import RULE, Evidence, contamination_findings
-from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction
-from modelexport.analysis.contamination.flow_rules import FlowJudge
-from modelexport.analysis.contamination.weight_owners import weight_holders
+from modelexport.analysis.contamination.call_index import ROOT, BoundaryTensors, CallIndex, types_compatible
+from modelexport.analysis.contamination.flow_rules import FlowRules
+from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
+from modelexport.analysis.contamination.owner_check import RULE, OwnerCheck
+from modelexport.analysis.contamination.weight_modules import modules_by_weight
 
 __all__ = [
     "ROOT",
     "RULE",
+    "BoundaryTensors",
     "CallIndex",
-    "Claims",
-    "Contradiction",
-    "Evidence",
-    "FlowJudge",
-    "Side",
-    "contamination_findings",
-    "may_be",
-    "weight_holders",
+    "Conflict",
+    "FlowRules",
+    "NodeOwners",
+    "OwnerCheck",
+    "modules_by_weight",
+    "types_compatible",
 ]

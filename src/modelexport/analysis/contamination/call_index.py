@@ -1,4 +1,4 @@
-"""The calls of a document by number: who runs inside whom, and which of a graph's tensors cross each one's boundary."""
+"""The module calls of a document by number: their callers, and the tensors at their boundaries."""
 
 from __future__ import annotations
 
@@ -15,86 +15,92 @@ ROOT = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a call's boundary: its tensors in the graph, and what the graph no longer has under a name."""
+class BoundaryTensors:
+    """The inputs or the outputs of a call.
+
+    Attributes:
+        tensors: Those that are tensors of the graph.
+        unnamed: The types of the others; None for an unknown type.
+    """
 
     tensors: frozenset[int]
     unnamed: tuple[TensorInfo | None, ...]
 
-    def may_have(self, tensor: int, kind: TensorType | None) -> bool:
-        """Whether the tensor is among them, or may be one of those that have no name in the graph."""
-        return tensor in self.tensors or any(may_be(info, kind) for info in self.unnamed)
+    def may_contain(self, tensor: int, tensor_type: TensorType | None) -> bool:
+        """Whether the tensor is one of them, or has the type of one that is not named in the graph."""
+        return tensor in self.tensors or any(types_compatible(info, tensor_type) for info in self.unnamed)
 
 
 class CallIndex:
-    """The calls of a document, in its order; the root's is number `ROOT`.
+    """The calls of a document, in its order, except that the root call comes first: its number is `ROOT`.
 
     Attributes:
-        ids: The calls' identities.
-        numbers: The calls by identity.
-        parents: For each call the one that made it; the root's own is itself.
-        inputs: For each call what enters it.
-        outputs: For each call what leaves it.
-        recorded_outputs: For each call what the document itself says left it.
-        recorded: For each call whether its boundary is known at all.
+        records: The calls.
+        ids: Their ids.
+        numbers: Their numbers by id.
+        parents: The caller of each call; the root call's is itself.
+        inputs: The inputs of each call.
+        outputs: The outputs of each call.
+        recorded_outputs: The outputs of each call in the document.
+        has_boundary: For each call whether any input or output is known.
     """
 
     def __init__(self, document: HierarchyDocument, flow: FlowGraph) -> None:
         records = _root_first(document.calls)
         self.records = records
         self.ids = [record.id for record in records]
-        self.numbers = {identity: number for number, identity in enumerate(self.ids)}
+        self.numbers = {call_id: number for number, call_id in enumerate(self.ids)}
         self.parents = [self.numbers.get(record.parent, ROOT) if record.parent else ROOT for record in records]
-        self.inputs = [_side(record.inputs, flow) for record in records]
-        self.outputs = [_side(record.outputs, flow) for record in records]
+        self.inputs = [_boundary_tensors(record.inputs, flow) for record in records]
+        self.outputs = [_boundary_tensors(record.outputs, flow) for record in records]
         self.recorded_outputs = self.outputs
-        self.recorded = [bool(record.inputs or record.outputs) for record in records]
+        self.has_boundary = [bool(record.inputs or record.outputs) for record in records]
         self._depths = _depths(self.parents)
 
-    def with_boundaries(self, inputs: Mapping[int, Side], outputs: Mapping[int, Side]) -> CallIndex:
-        """The same calls, with what a run has shown of these boundaries."""
+    def with_boundaries(
+        self, inputs: Mapping[int, BoundaryTensors], outputs: Mapping[int, BoundaryTensors]
+    ) -> CallIndex:
+        """The same calls, with these inputs and outputs in place of the recorded ones."""
         other = copy.copy(self)
-        other.inputs = [inputs.get(call, side) for call, side in enumerate(self.inputs)]
-        other.outputs = [outputs.get(call, side) for call, side in enumerate(self.outputs)]
-        other.recorded = [known or call in inputs or call in outputs for call, known in enumerate(self.recorded)]
+        other.inputs = [inputs.get(call, recorded) for call, recorded in enumerate(self.inputs)]
+        other.outputs = [outputs.get(call, recorded) for call, recorded in enumerate(self.outputs)]
+        other.has_boundary = [
+            known or call in inputs or call in outputs for call, known in enumerate(self.has_boundary)
+        ]
         return other
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def chain(self, call: int) -> Iterator[int]:
+    def with_callers(self, call: int) -> Iterator[int]:
         """The call and its callers, innermost first, without the root."""
         while call != ROOT and self._depths[call]:
             yield call
             call = self.parents[call]
 
     def encloses(self, outer: int, inner: int) -> bool:
-        """Whether `inner` is `outer` or ran inside of it."""
+        """Whether `inner` is `outer` or ran inside it."""
         if outer == ROOT:
             return True
         while self._depths[inner] > self._depths[outer]:
             inner = self.parents[inner]
         return inner == outer
 
-    def are_related(self, one: int, other: int) -> bool:
-        """Whether one of them ran inside the other, or they are the same."""
-        return self.encloses(one, other) or self.encloses(other, one)
-
-    def between(self, inner: int, outer: int) -> Iterator[int]:
-        """The calls around `inner`, itself first, that `outer` did not run inside of."""
-        for call in self.chain(inner):
-            if self.encloses(call, outer):
+    def below_common_caller(self, call: int, other: int) -> Iterator[int]:
+        """The call and its callers, innermost first, up to the first that encloses `other`."""
+        for outer in self.with_callers(call):
+            if self.encloses(outer, other):
                 return
-            yield call
+            yield outer
 
-    def innermost_around(self, calls: Iterable[int]) -> int:
-        """The innermost call that all of these ran inside of, or are."""
+    def common_caller(self, calls: Iterable[int]) -> int:
+        """The innermost call that encloses all of these."""
         remaining = iter(calls)
-        around = next(remaining, ROOT)
+        outer = next(remaining, ROOT)
         for call in remaining:
-            while not self.encloses(around, call):
-                around = self.parents[around]
-        return around
+            while not self.encloses(outer, call):
+                outer = self.parents[outer]
+        return outer
 
 
 def _root_first(calls: tuple[CallRecord, ...]) -> list[CallRecord]:
@@ -104,48 +110,49 @@ def _root_first(calls: tuple[CallRecord, ...]) -> list[CallRecord]:
 
 
 def _depths(parents: list[int]) -> list[int]:
-    """How far each call is from the root. Calls of a damaged document that make each other hang off the root."""
+    """The distance of each call from the root. In a damaged document calls may call each other: one of them then
+    gets the root as caller."""
     depths = [0] * len(parents)
     for start in range(1, len(parents)):
-        way, current, seen = [], start, set()
+        path, current, seen = [], start, set()
         while current != ROOT and not depths[current]:
             if current in seen:
                 parents[current] = ROOT
                 break
             seen.add(current)
-            way.append(current)
+            path.append(current)
             current = parents[current]
-        for number in reversed(way):
+        for number in reversed(path):
             depths[number] = depths[parents[number]] + 1
     return depths
 
 
-def _side(boundary: tuple[BoundaryTensor, ...], flow: FlowGraph) -> Side:
+def _boundary_tensors(boundary: tuple[BoundaryTensor, ...], flow: FlowGraph) -> BoundaryTensors:
     names = (tensor.tensor if tensor.tensor is not None else tensor.stand_in for tensor in boundary)
-    named = [flow.numbers.get(name) if name is not None else None for name in names]
-    return Side(
+    named = [flow.tensor_numbers.get(name) if name is not None else None for name in names]
+    return BoundaryTensors(
         frozenset(number for number in named if number is not None),
         tuple(tensor.info for tensor, number in zip(boundary, named, strict=True) if number is None),
     )
 
 
-def may_be(info: TensorInfo | None, kind: TensorType | None) -> bool:
-    """Whether a tensor of this type may be the one that was recorded; what is unknown may be anything."""
-    if info is None or kind is None:
+def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) -> bool:
+    """Whether a tensor of this type may be the recorded one. An unknown type or axis is compatible with any."""
+    if info is None or tensor_type is None:
         return True
-    element = ELEMENTS.get(info.dtype)
-    if element is not None and element != kind.element:
+    element = ELEMENT_TYPES.get(info.dtype)
+    if element is not None and element != tensor_type.element:
         return False
-    if kind.shape is None:
+    if tensor_type.shape is None:
         return True
-    if len(kind.shape) != len(info.shape):
+    if len(tensor_type.shape) != len(info.shape):
         return False
-    pairs = zip(info.shape, kind.shape, strict=True)
-    return all(not isinstance(one, int) or other is None or one == other for one, other in pairs)
+    pairs = zip(info.shape, tensor_type.shape, strict=True)
+    return all(not isinstance(recorded, int) or size is None or recorded == size for recorded, size in pairs)
 
 
-# torch's names of element types, as documents have them.
-ELEMENTS = {
+# ONNX element types by their torch names, which documents use.
+ELEMENT_TYPES = {
     "float16": onnx.TensorProto.FLOAT16,
     "bfloat16": onnx.TensorProto.BFLOAT16,
     "float32": onnx.TensorProto.FLOAT,

@@ -1,28 +1,28 @@
-"""Which attributions the file itself contradicts: tensors that cross a call's boundary where none was recorded.
+"""Conflicts between the owners of nodes and the data flow at the boundaries of calls.
 
-What a document says is checked against what it says elsewhere. A call's boundary was recorded when the model ran,
-apart from the owners of nodes; the graph says which node reads what. A node owned by a call that did not run it
-reads tensors that never entered that call, makes some that never left it, and leaves a gap where it was taken from.
-No operator, node or module is known by its name.
+The inputs and outputs of each call were recorded when the model ran, independently of the owners of nodes; the graph
+shows which node consumes which tensor. A node with a wrong owner consumes tensors that are not inputs of that call,
+produces tensors that are not outputs of it, and is missing from the call that ran it. No rule depends on the name of an
+operator, node or module.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import onnx
 
 from modelexport.analysis.contamination.call_index import ROOT, CallIndex
-from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction, Suspicion, Weighed, Witness
-from modelexport.analysis.contamination.subgraph_rules import BodyRules
-from modelexport.analysis.contamination.weight_owners import lost_weights, weight_holders
-from modelexport.graph import NOBODY, FlowGraph
+from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
+from modelexport.analysis.contamination.subgraph_rules import SubgraphRules
+from modelexport.analysis.contamination.weight_modules import modules_by_weight, modules_with_missing_weights
+from modelexport.graph import NO_NODE, FlowGraph
 from modelexport.hierarchy import ModuleRecord, contains
 
-# Contributors beyond these are looked up, not tried one by one: a mask may serve a hundred layers.
-_TRIED = 8
-_WHOLE_NUMBERS = frozenset(
+# Contributors beyond these are looked up instead of tried one by one: a mask may serve a hundred layers.
+MAX_TRIED_CALLS = 8
+_INTEGER_TYPES = frozenset(
     {
         onnx.TensorProto.INT8,
         onnx.TensorProto.INT16,
@@ -36,359 +36,297 @@ _WHOLE_NUMBERS = frozenset(
     }
 )
 
-# Where more owners than these are contradicted, the hierarchy as a whole is that of another graph: for the rest it is
-# not asked which owner would be right, and no file can keep us busy for long.
-MOST_WEIGHED = 2000
+
+class RunEvidence(Protocol):
+    """Evidence from a run of the model: which calls computed the values of each node."""
+
+    def conflicts(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """Conflicts with the owner of a node."""
+        ...
+
+    def candidates(self, node: int) -> Iterable[int]:
+        """The calls that may own a node."""
+        ...
+
+    def computed_by(self, node: int) -> Sequence[int]:
+        """The calls that computed the outputs of a node, without those that only returned them unchanged."""
+        ...
 
 
-class FlowJudge:
-    """Says what the file contradicts; built once for a file, to judge any claims about it."""
+class FlowRules:
+    """The rules for one file; owners are an argument, so that others than the recorded ones can be checked.
+
+    Args:
+        flow: The graph.
+        calls: The calls.
+        modules: The modules.
+        run: Evidence from a run of the model; None uses the file alone.
+    """
 
     def __init__(
-        self, flow: FlowGraph, calls: CallIndex, modules: Sequence[ModuleRecord], witness: Witness | None = None
+        self, flow: FlowGraph, calls: CallIndex, modules: Sequence[ModuleRecord], run: RunEvidence | None = None
     ) -> None:
         self.flow = flow
         self.calls = calls
-        self._witness = witness
-        self._holders = weight_holders(flow, modules)
-        self._lost = lost_weights(flow, modules)
+        self.run = run
+        # The calls that return each tensor.
+        self.returned_by: dict[int, list[int]] = {}
+        for call, outputs in enumerate(calls.recorded_outputs):
+            for tensor in outputs.tensors:
+                self.returned_by.setdefault(tensor, []).append(call)
+        self._weight_modules = modules_by_weight(flow, modules)
+        self._missing_weights = modules_with_missing_weights(flow, modules)
         self._paths = [record.path for record in calls.records]
         self._called = set(self._paths)
-        self._bodies = BodyRules(flow, calls) if any(flow.bodies) else None
-        self._leaving: dict[int, list[int]] = {}
-        for call, side in enumerate(calls.recorded_outputs):
-            for tensor in side.tensors:
-                self._leaving.setdefault(tensor, []).append(call)
-        # What PyTorch holds as plain numbers, constants included, crosses boundaries without a trace.
-        self._free = [flow.constant[tensor] or self._is_number(tensor) for tensor in range(len(flow.names))]
+        self._subgraph_rules = SubgraphRules(flow, calls) if any(flow.graph_numbers) else None
+        # Constants and sizes may be Python numbers in PyTorch: these cross the boundaries of calls unrecorded.
+        self._unrecorded = [
+            flow.is_constant[tensor] or self._may_be_python_number(tensor) for tensor in range(len(flow.tensor_names))
+        ]
 
-    def _is_number(self, tensor: int) -> bool:
-        """Whether PyTorch may have held this as numbers of the host: a size, an index, a list of them."""
-        kind = self.flow.types.get(tensor)
-        if kind is None:
+    def _may_be_python_number(self, tensor: int) -> bool:
+        """Whether the tensor may be a size, an index or a list of them, which PyTorch keeps as Python integers."""
+        tensor_type = self.flow.types.get(tensor)
+        if tensor_type is None or tensor_type.shape == ():
             return True
-        if kind.shape == ():
-            return True
-        return kind.element in _WHOLE_NUMBERS and (kind.shape is None or len(kind.shape) == 1)
+        return tensor_type.element in _INTEGER_TYPES and (tensor_type.shape is None or len(tensor_type.shape) == 1)
 
-    # --- one node ----------------------------------------------------------------------------------------------
-
-    def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """What contradicts the owner of a node, with all other owners as they are claimed."""
-        if self._witness is not None:
-            yield from self._witness.contradictions(node, claims)
-        yield from self._reading(node, claims)
-        for tensor in self.flow.makes[node]:
-            yield from self._leaving_unseen(node, tensor, claims)
-            yield from self._missing_where_it_left(node, tensor, claims)
-        yield from self._serving_nobody(node, claims)
-        yield from self._owner_has_no_part(node, claims)
-        yield from self._left_and_came_back(node, claims)
-        if self._bodies is not None:
-            yield from self._bodies.contradictions(node, claims)
-        if claims.common[node] and not all(
-            self.calls.encloses(claims.owners[node], other) for other in claims.contributors[node]
+    def conflicts(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """The conflicts with the owner of a node, given the owners of all others."""
+        if self.run is not None:
+            yield from self.run.conflicts(node, owners)
+        yield from self._input_conflicts(node, owners)
+        for tensor in self.flow.node_outputs[node]:
+            yield from self._unrecorded_output(node, tensor, owners)
+            yield from self._missing_in_returning_call(node, tensor, owners)
+        yield from self._unused_constant(node, owners)
+        yield from self._owner_without_consumer(node, owners)
+        yield from self._interrupted_call(node, owners)
+        if self._subgraph_rules is not None:
+            yield from self._subgraph_rules.conflicts(node, owners)
+        if owners.is_common_caller[node] and not all(
+            self.calls.encloses(owners.owner(node), other) for other in owners.contributors[node]
         ):
-            yield Contradiction((node,), "its owner is said to be a common caller of its contributors, and is not")
+            yield Conflict((node,), "its owner is recorded as a common caller of its contributors, and is not")
 
-    def _reading(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        for tensor in dict.fromkeys(self.flow.reads[node]):
-            if tensor in self.flow.weights:
-                yield from self._foreign_weight(node, tensor, claims)
-            elif tensor in self.flow.formal:
+    def _input_conflicts(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        for tensor in dict.fromkeys(self.flow.node_inputs[node]):
+            producer = self.flow.producers[tensor]
+            if tensor in self.flow.initializers:
+                yield from self._foreign_weight(node, tensor, owners)
+            elif tensor in self.flow.subgraph_inputs:
                 continue
-            elif not self._free[tensor]:
-                if self.flow.makers[tensor] == NOBODY and self._is_size_for(node, claims):
+            elif not self._unrecorded[tensor]:
+                if producer == NO_NODE and self._is_inferred_size(node, owners):
                     continue
-                yield from self._edge(self.flow.makers[tensor], tensor, node, claims)
-            elif self.flow.makers[tensor] != NOBODY:
-                # Made for this node alone, it would be this node that is in the wrong place.
-                made_for = self._serving_nobody(self.flow.makers[tensor], claims)
-                yield from (found for found in made_for if node in found.nodes)
+                yield from self._unrecorded_flow(producer, tensor, node, owners)
+            elif producer != NO_NODE:
+                # A constant with one consumer: either of the two may have the wrong owner.
+                unused = self._unused_constant(producer, owners)
+                yield from (conflict for conflict in unused if node in conflict.nodes)
 
-    def _is_size_for(self, node: int, claims: Claims) -> bool:
-        """Whether nobody ran the node, and it only gives numbers: exporters read the size of an axis from the model's
-        own input, for whichever call needs it."""
-        return claims.inferred[node] and all(self._free[tensor] for tensor in self.flow.makes[node])
+    def _is_inferred_size(self, node: int, owners: NodeOwners) -> bool:
+        """Whether the node has an inferred owner and returns only numbers.
 
-    def _leaving_unseen(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
-        if self._free[tensor]:
+        Exporters read the size of an axis from an input of the model, for whichever call needs it.
+        """
+        return owners.is_inferred[node] and all(self._unrecorded[tensor] for tensor in self.flow.node_outputs[node])
+
+    def _unrecorded_output(self, node: int, tensor: int, owners: NodeOwners) -> Iterator[Conflict]:
+        if self._unrecorded[tensor]:
             return
-        for reader in self.flow.readers[tensor]:
-            yield from self._edge(node, tensor, reader, claims)
+        for consumer in self.flow.consumers[tensor]:
+            yield from self._unrecorded_flow(node, tensor, consumer, owners)
 
-    def _edge(self, maker: int, tensor: int, reader: int, claims: Claims) -> Iterator[Contradiction]:
-        """A tensor may go from call to call only where it was seen to leave the one and to enter the other."""
-        sources = claims.of(maker) if maker != NOBODY else (ROOT,)
-        if self._may_flow(sources, tensor, claims.of(reader)):
+    def _unrecorded_flow(self, producer: int, tensor: int, consumer: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """A tensor passes from call to call only as a recorded output of the one and a recorded input of the other."""
+        sources = owners.calls_of(producer) if producer != NO_NODE else (ROOT,)
+        targets = owners.calls_of(consumer)
+        if self._may_flow(sources, tensor, targets):
             return
-        if self._witness is not None and maker != NOBODY:
-            # The exporter keeps one of several equal nodes; where the values come from is the witness's to judge.
-            makers = self._witness.computed_by(maker)
-            if makers and self._may_flow(makers, tensor, claims.of(reader)):
+        if self.run is not None and producer != NO_NODE:
+            # An exporter keeps one of several equal nodes; the values show which calls computed it.
+            computed_by = self.run.computed_by(producer)
+            if computed_by and self._may_flow(computed_by, tensor, targets):
                 return
-        nodes = (maker, reader) if maker != NOBODY else (reader,)
-        source = self.calls.ids[sources[0]] or "(root)"
-        target = self.calls.ids[claims.owners[reader]] or "(root)"
-        yield Contradiction(
+        nodes = (producer, consumer) if producer != NO_NODE else (consumer,)
+        source, target = (self.calls.ids[call] or "(root)" for call in (sources[0], targets[0]))
+        yield Conflict(
             nodes,
-            f"{self._name(tensor)} goes from {source} to {target}, "
-            "and was not seen to leave the one and to enter the other",
+            f"{self._name(tensor)} flows from {source} to {target}, "
+            "and is not recorded as an output of the first and an input of the second",
         )
 
     def _may_flow(self, sources: Sequence[int], tensor: int, targets: Sequence[int]) -> bool:
-        # A caller among the sources is found in the chain of a target; trying all pairs is for the few.
+        # A source that calls a target is found among the callers of the target; only a few other pairs are tried.
         known = set(sources)
         for target in targets:
-            for call in self.calls.chain(target):
-                if call in known and self._enters(target, call, tensor):
+            for call in self.calls.with_callers(target):
+                if call in known and self._may_enter(target, call, tensor):
                     return True
-            if ROOT in known and self._enters(target, ROOT, tensor):
+            if ROOT in known and self._may_enter(target, ROOT, tensor):
                 return True
         return any(
-            self._leaves(source, target, tensor) and self._enters(target, source, tensor)
-            for source in sources[:_TRIED]
-            for target in targets[:_TRIED]
+            self._may_leave(source, target, tensor) and self._may_enter(target, source, tensor)
+            for source in sources[:MAX_TRIED_CALLS]
+            for target in targets[:MAX_TRIED_CALLS]
         )
 
-    def _leaves(self, source: int, target: int, tensor: int) -> bool:
-        kind = self.flow.types.get(tensor)
+    def _may_leave(self, source: int, target: int, tensor: int) -> bool:
+        tensor_type = self.flow.types.get(tensor)
         return all(
-            not self.calls.recorded[call] or self.calls.outputs[call].may_have(tensor, kind)
-            for call in self.calls.between(source, target)
+            not self.calls.has_boundary[call] or self.calls.outputs[call].may_contain(tensor, tensor_type)
+            for call in self.calls.below_common_caller(source, target)
         )
 
-    def _enters(self, target: int, source: int, tensor: int) -> bool:
-        kind = self.flow.types.get(tensor)
+    def _may_enter(self, target: int, source: int, tensor: int) -> bool:
+        tensor_type = self.flow.types.get(tensor)
         return all(
-            not self.calls.recorded[call] or self.calls.inputs[call].may_have(tensor, kind)
-            for call in self.calls.between(target, source)
+            not self.calls.has_boundary[call] or self.calls.inputs[call].may_contain(tensor, tensor_type)
+            for call in self.calls.below_common_caller(target, source)
         )
 
-    def _missing_where_it_left(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
-        """What left a call was made inside of it, or had entered it."""
-        if self.flow.constant[tensor] or (
-            self._witness is not None and claims.owners[node] in self._witness.computed_by(node)
-        ):
-            # A constant may come from anywhere; and where two calls computed the same, one node may stand for both.
+    def _missing_in_returning_call(self, node: int, tensor: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """An output of a call was computed inside it, or is one of its inputs."""
+        if self.flow.is_constant[tensor] or (self.run is not None and owners.owner(node) in self.run.computed_by(node)):
+            # A constant may come from any call; and if two calls computed the same, one node may represent both.
             return
-        for call in self._leaving.get(tensor, ()):
-            if not self._may_pass_on(call, node, tensor, claims) and not any(
-                self.calls.encloses(call, claimed) for claimed in claims.of(node)
+        for call in self.returned_by.get(tensor, ()):
+            if not self._may_return_input(call, node, tensor, owners) and not any(
+                self.calls.encloses(call, other) for other in owners.calls_of(node)
             ):
-                yield Contradiction(
+                name = self.calls.ids[call]
+                yield Conflict(
                     (node,),
-                    f"{self._name(tensor)} left {self.calls.ids[call]}, which was not given it: it was made there",
+                    f"{self._name(tensor)} is an output of {name} and not one of its inputs, so {name} computed it",
                 )
 
-    def _may_pass_on(self, call: int, node: int, tensor: int, claims: Claims) -> bool:
-        """Whether the call may have returned what it was given; a tensor may have lost its name on the way in."""
-        kind = self.flow.types.get(tensor)
+    def _may_return_input(self, call: int, node: int, tensor: int, owners: NodeOwners) -> bool:
+        """Whether the call may return one of its inputs as this tensor; an input may have no name in the graph."""
+        tensor_type = self.flow.types.get(tensor)
         inputs = self.calls.inputs[call]
-        if tensor in inputs.tensors or not claims.contributors[node] or not claims.shared[node]:
-            return inputs.may_have(tensor, kind)
-        # The inner tensors of fused calls have no name either. This one's result left its owner, by some name.
-        return inputs.may_have(tensor, kind) and self.calls.outputs[claims.owners[node]].may_have(tensor, kind)
+        if tensor in inputs.tensors or not owners.contributors[node] or not owners.is_shared[node]:
+            return inputs.may_contain(tensor, tensor_type)
+        # The inner tensors of fused calls have no name either. This one must then be an output of its owner too.
+        outputs = self.calls.outputs[owners.owner(node)]
+        return inputs.may_contain(tensor, tensor_type) and outputs.may_contain(tensor, tensor_type)
 
-    def _foreign_weight(self, node: int, tensor: int, claims: Claims) -> Iterator[Contradiction]:
-        """A weight is read where its module runs, by a caller that takes it from there, or where it was passed to."""
-        holders = self._holders.get(tensor)
-        if not holders or self._is_one_number(tensor):
+    def _foreign_weight(self, node: int, tensor: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """A weight is consumed by its own module, by a caller that accesses it, or by a call that received it."""
+        modules = self._weight_modules.get(tensor)
+        if not modules or self._is_scalar(tensor):
             return
-        for claimed in claims.of(node):
-            path = self._paths[claimed]
-            if any(contains(holder, path) for holder in holders):
+        for call in owners.calls_of(node):
+            path = self._paths[call]
+            if any(contains(module, path) for module in modules):
                 return
-            if any(contains(path, holder) for holder in holders):
+            if any(contains(path, module) for module in modules):
                 if (
-                    len(holders) > 1
-                    or holders[0] not in self._called
-                    or self._is_read_inside(holders[0], tensor, claims)
+                    len(modules) > 1
+                    or modules[0] not in self._called
+                    or self._is_consumed_inside(modules[0], tensor, owners)
+                    or self._may_have_merged_weight(path, tensor)
                 ):
                     return
-                if self._lost_such_a_weight(path, tensor):
-                    return
-                yield Contradiction(
+                yield Conflict(
                     (node,),
-                    f"it reads {self._name(tensor)}, a weight of {holders[0]}, which ran and has no node that reads it",
+                    f"it consumes {self._name(tensor)}, a weight of {modules[0]}, "
+                    "which ran and has no node that consumes it",
                 )
                 return
-            if self._enters(claimed, self._nearest_with(holders, claimed), tensor):
+            if self._may_enter(call, self._nearest_caller_with(modules, call), tensor):
                 return
-            if self._lost_such_a_weight(path, tensor):
+            if self._may_have_merged_weight(path, tensor):
                 return
-        if any(self._is_read_inside(holder, tensor, claims) for holder in holders):
-            # Its modules have their part. Who else reads it may have made a constant with the same content.
+        if any(self._is_consumed_inside(module, tensor, owners) for module in modules):
+            # Its own modules consume it. The others may have had a constant with the same content.
             return
-        yield Contradiction(
+        yield Conflict(
             (node,),
-            f"it reads {self._name(tensor)}, a weight of {holders[0] or '(root)'}, "
-            "which its owner neither holds nor was given",
+            f"it consumes {self._name(tensor)}, a weight of {modules[0] or '(root)'}, "
+            "which its owner neither contains nor received as an input",
         )
 
-    def _nearest_with(self, holders: Sequence[str], call: int) -> int:
-        """The innermost call around this one whose module has one of these inside, and can take their weights."""
-        around = (c for c in self.calls.chain(call) if any(contains(self._paths[c], holder) for holder in holders))
-        return next(around, ROOT)
+    def _nearest_caller_with(self, modules: Sequence[str], call: int) -> int:
+        """The innermost call around this one whose module contains one of these, and so can access their weights."""
+        found = (
+            c for c in self.calls.with_callers(call) if any(contains(self._paths[c], module) for module in modules)
+        )
+        return next(found, ROOT)
 
-    def _is_read_inside(self, path: str, tensor: int, claims: Claims) -> bool:
-        """Whether a node of the module, or of one inside it, reads the weight."""
+    def _is_consumed_inside(self, path: str, tensor: int, owners: NodeOwners) -> bool:
+        """Whether a node of the module, or of a module inside it, consumes the weight."""
         return any(
-            contains(path, self._paths[claimed])
-            for reader in self.flow.readers[tensor]
-            for claimed in claims.of(reader)
+            contains(path, self._paths[call])
+            for consumer in self.flow.consumers[tensor]
+            for call in owners.calls_of(consumer)
         )
 
-    def _is_one_number(self, tensor: int) -> bool:
-        """Whether a weight may stand for anybody's constant: exporters keep one of several with the same content."""
-        kind = self.flow.types.get(tensor)
-        return kind is not None and kind.shape is not None and all(size == 1 for size in kind.shape)
+    def _is_scalar(self, tensor: int) -> bool:
+        """Whether a weight has one element: exporters merge such a weight with any equal constant."""
+        tensor_type = self.flow.types.get(tensor)
+        return (
+            tensor_type is not None and tensor_type.shape is not None and all(size == 1 for size in tensor_type.shape)
+        )
 
-    def _lost_such_a_weight(self, path: str, tensor: int) -> bool:
-        """Whether the owner's own weight may be this one: exporters keep one of several with the same content."""
-        kind = self.flow.types.get(tensor)
-        lost = self._lost.get(kind, ()) if kind is not None else ()
-        return any(contains(path, holder) or contains(holder, path) for holder in lost)
+    def _may_have_merged_weight(self, path: str, tensor: int) -> bool:
+        """Whether the exporter may have merged a weight of this module, or of one inside it, with an equal one."""
+        tensor_type = self.flow.types.get(tensor)
+        modules = self._missing_weights.get(tensor_type, ()) if tensor_type is not None else ()
+        return any(contains(path, module) or contains(module, path) for module in modules)
 
-    def _serving_nobody(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """Constants and sizes are shared freely, but made for somebody: one reader at least is where it may go."""
-        makes = self.flow.makes[node]
-        if not makes or not all(self._free[tensor] for tensor in makes):
+    def _unused_constant(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """A constant or size may be shared between calls, but at least one consumer can receive it from its owner."""
+        outputs = self.flow.node_outputs[node]
+        if not outputs or not all(self._unrecorded[tensor] for tensor in outputs):
             return
-        uses = [(tensor, reader) for tensor in makes for reader in self.flow.readers[tensor]]
-        if not uses or any(tensor in self.flow.results for tensor in makes):
+        uses = [(tensor, consumer) for tensor in outputs for consumer in self.flow.consumers[tensor]]
+        if not uses or any(tensor in self.flow.graph_outputs for tensor in outputs):
             return
-        if not any(self._may_flow(claims.of(node), tensor, claims.of(reader)) for tensor, reader in uses):
-            # With several readers of one call it is not one of those that is wrong.
-            suspects = (node, uses[0][1]) if len(uses) == 1 else (node,)
-            yield Contradiction(suspects, f"nothing that reads {self._name(makes[0])} is where its owner could pass it")
+        sources = owners.calls_of(node)
+        if not any(self._may_flow(sources, tensor, owners.calls_of(consumer)) for tensor, consumer in uses):
+            # With several consumers, the wrong owner is that of the constant.
+            nodes = (node, uses[0][1]) if len(uses) == 1 else (node,)
+            yield Conflict(nodes, f"no consumer of {self._name(outputs[0])} can receive it from its owner")
 
-    def _left_and_came_back(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """A call runs once, from beginning to end: nothing that it made is worked on outside and then read inside."""
-        claimed = claims.of(node)
-        given = {
-            claims.owners[self.flow.makers[tensor]]: tensor
-            for tensor in self.flow.reads[node]
-            if not self.flow.constant[tensor] and self.flow.makers[tensor] != NOBODY
+    def _interrupted_call(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """A call runs without interruption: no other call processes its tensors and returns them to it."""
+        flow = self.flow
+        node_calls = owners.calls_of(node)
+        sources = {
+            owners.owner(flow.producers[tensor]): tensor
+            for tensor in flow.node_inputs[node]
+            if not flow.is_constant[tensor] and flow.producers[tensor] != NO_NODE
         }
-        taken = {
-            claims.owners[reader]: tensor for tensor in self.flow.makes[node] for reader in self.flow.readers[tensor]
+        targets = {
+            owners.owner(consumer): None for tensor in flow.node_outputs[node] for consumer in flow.consumers[tensor]
         }
-        for source, tensor in given.items():
-            for target in taken:
-                around = self.calls.innermost_around((source, target))
-                if around != ROOT and not any(self.calls.encloses(around, call) for call in claimed):
-                    yield Contradiction(
+        for source, tensor in sources.items():
+            for target in targets:
+                outer = self.calls.common_caller((source, target))
+                if outer != ROOT and not any(self.calls.encloses(outer, call) for call in node_calls):
+                    yield Conflict(
                         (node,),
-                        f"it works on {self._name(tensor)}, made in {self.calls.ids[around]}, and its result is read "
-                        "there again: a call does not pause",
+                        f"it consumes {self._name(tensor)}, computed in {self.calls.ids[outer]}, and its output is "
+                        "consumed in that call again: a call runs without interruption",
                     )
                     return
 
-    def _owner_has_no_part(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """Where several calls share a node, its owner is one whose work it does: the result is there or leaves it."""
-        if not claims.contributors[node] or not claims.shared[node]:
+    def _owner_without_consumer(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """The owner of a node that several calls share is one of them: it consumes or returns an output."""
+        flow = self.flow
+        outputs = flow.node_outputs[node]
+        if not owners.contributors[node] or not owners.is_shared[node]:
             return
-        if all(self.flow.constant[tensor] for tensor in self.flow.makes[node]):
-            # A constant that several calls made alike stays the first one's, also where its own use was folded away.
+        if all(flow.is_constant[tensor] for tensor in outputs):
+            # A merged constant stays with the first call, also if that call's own use was folded.
             return
-        owner = (claims.owners[node],)
-        uses = [(tensor, reader) for tensor in self.flow.makes[node] for reader in self.flow.readers[tensor]]
-        returned = [tensor for tensor in self.flow.makes[node] if tensor in self.flow.results]
-        if any(self._may_flow(owner, tensor, (ROOT,)) for tensor in returned):
+        owner = (owners.owner(node),)
+        if any(self._may_flow(owner, tensor, (ROOT,)) for tensor in outputs if tensor in flow.graph_outputs):
             return
-        if uses and not any(self._may_flow(owner, tensor, claims.of(reader)) for tensor, reader in uses):
-            yield Contradiction((node,), "nothing that reads its results is where its owner could pass them")
+        uses = [(tensor, consumer) for tensor in outputs for consumer in flow.consumers[tensor]]
+        if uses and not any(self._may_flow(owner, tensor, owners.calls_of(consumer)) for tensor, consumer in uses):
+            yield Conflict((node,), "no consumer of its outputs can receive them from its owner")
 
     def _name(self, tensor: int) -> str:
-        return repr(self.flow.names[tensor])
-
-    # --- the whole file ----------------------------------------------------------------------------------------
-
-    def affected_by(self, moved: Iterable[int], claims: Claims) -> set[int]:
-        """The nodes for which something may change when these get another owner."""
-        flow = self.flow
-        found: set[int] = set()
-        for node in moved:
-            found.add(node)
-            for tensor in flow.reads[node]:
-                if tensor in flow.weights:
-                    found.update(flow.readers[tensor])
-                elif flow.makers[tensor] != NOBODY:
-                    # A constant that serves nobody any more is told of with all that read it.
-                    found.add(flow.makers[tensor])
-                    found.update(flow.readers[tensor] if self._free[tensor] else ())
-            for tensor in flow.makes[node]:
-                found.update(flow.readers[tensor])
-            if self._bodies is not None:
-                found.update(self._bodies.affected_by(node, claims))
-        return found
-
-    def judge(self, claims: Claims, among: Iterable[int] | None = None) -> list[Suspicion]:
-        """The nodes that are owned by the wrong call, as far as the file shows it.
-
-        A tensor that goes where it cannot go has two ends, and one wrong owner spoils all ends around it. So the
-        node is taken for wrong for which another owner mends most; with that one in place, the rest is looked at
-        again.
-
-        Args:
-            claims: Who is said to own what.
-            among: The nodes to look at; None stands for all.
-        """
-        owners = list(claims.owners)
-        pending: list[tuple[int, int]] = []
-        unweighed: list[Suspicion] = []
-        for node in range(len(self.flow.ids)) if among is None else sorted(among):
-            first = next(self.contradictions(node, claims), None)
-            if first is not None and len(pending) < MOST_WEIGHED:
-                heapq.heappush(pending, (-self._weigh(node, claims).gain, node))
-            elif first is not None:
-                unweighed.append(Suspicion(node, (), (first.reason,)))
-        suspicions: list[Suspicion] = []
-        try:
-            while pending:
-                gain, node = heapq.heappop(pending)
-                weighed = self._weigh(node, claims)
-                if not weighed.reasons:
-                    continue
-                if -weighed.gain > gain:
-                    # What was mended since has made this one less likely.
-                    heapq.heappush(pending, (-weighed.gain, node))
-                    continue
-                suspicions.append(weighed.suspicion(node))
-                if weighed.supported:
-                    claims.owners[node] = weighed.supported[0]
-        finally:
-            claims.owners[:] = owners
-        return suspicions + unweighed
-
-    def _weigh(self, node: int, claims: Claims) -> Weighed:
-        """How much would be mended by another owner for this node, and by which."""
-        reasons = list(self.contradictions(node, claims))
-        owner = claims.owners[node]
-        scores: dict[int, int] = {}
-        for candidate in self._candidates(node, claims) if reasons else ():
-            claims.owners[node] = candidate
-            scores[candidate] = sum(1 for _ in self.contradictions(node, claims))
-        claims.owners[node] = owner
-        scores.pop(owner, None)
-        fewest = min(scores.values(), default=len(reasons))
-        if fewest >= len(reasons):
-            return Weighed(reasons, 0, ())
-        supported = tuple(candidate for candidate, score in scores.items() if score == fewest)
-        return Weighed(reasons, len(reasons) - fewest, supported)
-
-    def _candidates(self, node: int, claims: Claims) -> list[int]:
-        """The calls around the node, likeliest first: of its neighbours, and their callers."""
-        flow = self.flow
-        makers = [flow.makers[tensor] for tensor in flow.reads[node] if flow.makers[tensor] != NOBODY]
-        readers = [reader for tensor in flow.makes[node] for reader in flow.readers[tensor]]
-        found: dict[int, None] = dict.fromkeys(self._witness.candidates(node)) if self._witness is not None else {}
-        for tensor in flow.makes[node]:
-            found.update(dict.fromkeys(self._leaving.get(tensor, ())))
-        for neighbour in (*makers, *readers):
-            found.update(dict.fromkeys(claims.of(neighbour)[:_TRIED]))
-        for call in list(found):
-            found.update(dict.fromkeys(self.calls.chain(call)))
-        found[ROOT] = None
-        return list(found)
+        return repr(self.flow.tensor_names[tensor])

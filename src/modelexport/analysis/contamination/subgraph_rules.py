@@ -1,113 +1,106 @@
-"""What the bodies of branches and loops say against owners: a call in one of them is there from beginning to end."""
+"""Conflicts between the owners of nodes and the subgraphs of branches and loops: a call runs in one subgraph."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from modelexport.analysis.contamination.call_index import CallIndex
-from modelexport.analysis.contamination.claimed_owners import Claims, Contradiction
-from modelexport.graph import NOBODY, FlowGraph
+from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
+from modelexport.graph import NO_NODE, FlowGraph
 
-# So many nodes of a call tell where it ran, and so many readers of a constant where that is needed.
-_WITNESSES = 32
+# How many nodes of a call, and how many consumers of a constant, are compared.
+_MAX_COMPARED = 32
 
 
-class BodyRules:
-    """The rules for files whose nodes have bodies."""
+class SubgraphRules:
+    """The rules for files with subgraphs."""
 
     def __init__(self, flow: FlowGraph, calls: CallIndex) -> None:
         self.flow = flow
         self.calls = calls
-        self._held: dict[int, list[int]] = {}
-        for node, holder in enumerate(flow.holders):
-            if holder != NOBODY:
-                self._held.setdefault(holder, []).append(node)
+        self._subgraph_nodes: dict[int, list[int]] = {}
+        for node, owning_node in enumerate(flow.owning_nodes):
+            if owning_node != NO_NODE:
+                self._subgraph_nodes.setdefault(owning_node, []).append(node)
 
-    def contradictions(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """What the bodies say against the owner of a node, with all other owners as they are claimed."""
-        yield from self._beside_the_holder(node, claims)
-        yield from self._in_another_body(node, claims)
+    def conflicts(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """The conflicts with the owner of a node, given the owners of all others."""
+        yield from self._outside_owning_call(node, owners)
+        yield from self._in_another_subgraph(node, owners)
 
-    def affected_by(self, node: int, claims: Claims) -> Iterator[int]:
-        """The nodes for which something may change here when this one gets another owner."""
-        yield from self._held.get(node, ())
-        if self.flow.holders[node] != NOBODY:
-            yield self.flow.holders[node]
-        for call in self.calls.chain(claims.owners[node]):
-            yield from claims.owned(call)
-
-    def _beside_the_holder(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """What runs in a body runs inside the call of the node that holds the body."""
-        pairs = [(inner, node) for inner in self._held.get(node, ())]
-        if self.flow.holders[node] != NOBODY:
-            pairs.append((node, self.flow.holders[node]))
-        for inner, holder in pairs:
-            if not any(self.calls.encloses(call, claims.owners[inner]) for call in claims.of(holder)):
-                yield Contradiction(
-                    (inner, holder),
-                    f"{self.flow.ids[inner]!r} stands in a body of {self.flow.ids[holder]!r}, "
-                    "and its owner did not run inside the owner of that",
+    def _outside_owning_call(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """The nodes of a subgraph run inside the call of the owning node."""
+        pairs = [(inner, node) for inner in self._subgraph_nodes.get(node, ())]
+        if self.flow.owning_nodes[node] != NO_NODE:
+            pairs.append((node, self.flow.owning_nodes[node]))
+        for inner, outer in pairs:
+            if not any(self.calls.encloses(call, owners.owner(inner)) for call in owners.calls_of(outer)):
+                yield Conflict(
+                    (inner, outer),
+                    f"{self.flow.node_ids[inner]!r} is in a subgraph of {self.flow.node_ids[outer]!r}, "
+                    "and its owner did not run inside the owner of that node",
                 )
 
-    def _in_another_body(self, node: int, claims: Claims) -> Iterator[Contradiction]:
-        """All that a call runs it runs in one body; a constant it makes is read there, or where it may be handed to."""
+    def _in_another_subgraph(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """The nodes of a call are in one subgraph; a constant of the call is consumed there, or where it is visible."""
         uses = self._uses(node) if self._is_constant(node) else None
-        if uses is not None and (not uses or claims.contributors[node]):
-            # One that several calls made alike stays the first one's, also where its own use was folded away.
+        if uses is not None and (not uses or owners.contributors[node]):
+            # A merged constant stays with the first call, also if that call's own use was folded.
             return
-        for call in self.calls.chain(claims.owners[node]):
-            elsewhere = [
-                other for other in claims.owned(call)[:_WITNESSES] if other != node and not self._is_constant(other)
+        for call in self.calls.with_callers(owners.owner(node)):
+            others = [
+                other
+                for other in owners.recorded_nodes(call)[:_MAX_COMPARED]
+                if other != node and not self._is_constant(other)
             ]
             if uses is None:
-                apart = [other for other in elsewhere if not self._may_share_a_call(node, other, call, claims)]
+                apart = [other for other in others if not self._may_share_a_call(node, other, call, owners)]
             else:
-                # Exporters lift constants out of bodies, and what is made outside may be handed in.
-                apart = [
-                    other for other in elsewhere if not any(self._may_hand_in(other, use, call, claims) for use in uses)
-                ]
-            if len(apart) > len(elsewhere) / 2:
-                told = "run in another body than it" if uses is None else "run in another body than what reads it"
-                yield Contradiction((node,), f"the nodes of {self.calls.ids[call]} {told}: {self.flow.ids[apart[0]]!r}")
+                # Exporters move constants out of subgraphs, and a subgraph can capture what is outside.
+                apart = [other for other in others if not any(self._is_visible(other, u, call, owners) for u in uses)]
+            if len(apart) > len(others) / 2:
+                where = "another subgraph" if uses is None else "another subgraph than its consumers"
+                other_id = self.flow.node_ids[apart[0]]
+                yield Conflict((node,), f"the nodes of {self.calls.ids[call]} are in {where}: {other_id!r}")
                 return
 
     def _is_constant(self, node: int) -> bool:
-        return all(self.flow.constant[tensor] for tensor in self.flow.makes[node])
+        return all(self.flow.is_constant[tensor] for tensor in self.flow.node_outputs[node])
 
     def _uses(self, node: int) -> list[int]:
-        """The nodes that read what is made of a constant, where that is no constant any more."""
+        """The first consumers behind a constant node that are not constant themselves."""
         found: dict[int, None] = {}
         seen, waiting = {node}, [node]
-        while waiting and len(found) < _WITNESSES:
-            for tensor in self.flow.makes[waiting.pop()]:
-                for reader in self.flow.readers[tensor]:
-                    if reader in seen:
+        while waiting and len(found) < _MAX_COMPARED:
+            for tensor in self.flow.node_outputs[waiting.pop()]:
+                for consumer in self.flow.consumers[tensor]:
+                    if consumer in seen:
                         continue
-                    seen.add(reader)
-                    if self._is_constant(reader):
-                        waiting.append(reader)
+                    seen.add(consumer)
+                    if self._is_constant(consumer):
+                        waiting.append(consumer)
                     else:
-                        found[reader] = None
+                        found[consumer] = None
         return list(found)
 
-    def _may_hand_in(self, source: int, use: int, call: int, claims: Claims) -> bool:
-        """Whether a constant made where the one node runs is in reach of the other."""
+    def _is_visible(self, source: int, use: int, call: int, owners: NodeOwners) -> bool:
+        """Whether a constant computed in the graph of `source` can be captured in the graph of `use`."""
         inner = use
-        while inner != NOBODY:
-            if self.flow.bodies[inner] == self.flow.bodies[source]:
+        while inner != NO_NODE:
+            if self.flow.graph_numbers[inner] == self.flow.graph_numbers[source]:
                 return True
-            inner = self.flow.holders[inner]
-        return self._may_share_a_call(source, use, call, claims)
+            inner = self.flow.owning_nodes[inner]
+        return self._may_share_a_call(source, use, call, owners)
 
-    def _may_share_a_call(self, node: int, other: int, call: int, claims: Claims) -> bool:
-        """Whether both stand in one body, or one in a body that a node of the same call holds."""
-        bodies = self.flow.bodies
-        if bodies[node] is None or bodies[other] is None or bodies[node] == bodies[other]:
+    def _may_share_a_call(self, node: int, other: int, call: int, owners: NodeOwners) -> bool:
+        """Whether both are in one graph, or one is in a subgraph that a node of the call owns."""
+        graphs = self.flow.graph_numbers
+        if graphs[node] is None or graphs[other] is None or graphs[node] == graphs[other]:
             return True
         for inner, outer in ((node, other), (other, node)):
-            holder = self.flow.holders[inner]
-            while holder != NOBODY and self.calls.encloses(call, claims.owners[holder]):
-                if bodies[holder] == bodies[outer]:
+            owning_node = self.flow.owning_nodes[inner]
+            while owning_node != NO_NODE and self.calls.encloses(call, owners.owner(owning_node)):
+                if graphs[owning_node] == graphs[outer]:
                     return True
-                holder = self.flow.holders[holder]
+                owning_node = self.flow.owning_nodes[owning_node]
         return False

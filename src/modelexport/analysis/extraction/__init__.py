@@ -12,18 +12,17 @@ from modelexport.analysis.extraction.extractor import (
     extract_module_subgraph,
 )
 from modelexport.analysis.extraction.manifest import (
-    DescribedSubmodel,
     ExtractedModules,
+    SubmodelSummary,
     WrittenSubmodel,
-    describe_submodel,
     extraction_schema,
+    summarize_submodel,
 )
-from modelexport.analysis.extraction.submodel import Port
+from modelexport.analysis.extraction.port import Port
 from modelexport.analysis.extraction.submodel_files import write_submodel
 from modelexport.analysis.extraction.submodel_folder import extract_modules
 
 __all__ = [
-    "DescribedSubmodel",
     "ExtractedModules",
     "ExtractionPlan",
     "Extractor",
@@ -31,11 +30,12 @@ __all__ = [
     "ModelSource",
     "ModuleSubgraph",
     "Port",
+    "SubmodelSummary",
     "WrittenSubmodel",
-    "describe_submodel",
     "extract_module",
     "extract_module_subgraph",
     "extract_modules",
     "extraction_schema",
+    "summarize_submodel",
     "write_submodel",
 ]

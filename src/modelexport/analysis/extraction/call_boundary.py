@@ -106,6 +106,10 @@ class ExtractionPlanner:
         # Not `values` inverted: an invalid file may give one name to two tensors, and `values` has one of them.
         return {tensor.value: tensor.id for tensor in self._tensors}
 
+    def tensor_id(self, value: ir.Value) -> str:
+        """The id of a tensor; its name for one that is in none of the graphs of an invalid file."""
+        return self.tensor_ids.get(value, value.name or "")
+
     @functools.cached_property
     def node_ids(self) -> dict[ir.Node, str]:
         """The ids of the graph's nodes."""
@@ -123,7 +127,7 @@ class ExtractionPlanner:
 
     @functools.cached_property
     def has_fixed_sizes(self) -> bool:
-        """Whether the recorded shapes hold for all inputs: no axis is dynamic, or the dynamic ones have names."""
+        """Whether the recorded shapes are valid for all inputs: no axis is dynamic, or the dynamic ones have names."""
         named = any(isinstance(size, str) for info in self.infos.values() for size in info.shape)
         return named or all(
             value.shape is not None and all(isinstance(size, int) for size in value.shape)
@@ -132,7 +136,7 @@ class ExtractionPlanner:
 
     @functools.cached_property
     def folded_by(self) -> dict[str, str]:
-        """The calls that computed initializers, for those that constant folding made."""
+        """The calls that computed initializers, for those that constant folding produced."""
         return {
             record.id: record.producer
             for record in self.document.tensors
@@ -186,7 +190,7 @@ class ExtractionPlanner:
         """The plan for one call.
 
         Raises:
-            ExtractionError: It cannot be extracted; says why, and which call around it can be.
+            ExtractionError: It cannot be extracted; has the reason, and the smallest enclosing call that can be.
         """
         try:
             return self._plan(call)
@@ -295,7 +299,7 @@ class ExtractionPlanner:
             if self.records[node].kind == "fused":
                 fused_with |= self._other_calls(call, node)
         if not fused_with:
-            # No node is recorded as fused: name who produces what the slice starts from, or who consumes its results.
+            # No node is recorded as fused: list the calls that produce the extra inputs, or that consume the results.
             producers = [producer for value in extra if (producer := value.producer()) is not None]
             produced = [value for node in nodes for value in node.outputs]
             produced = [value for value in produced if value in self._input_dependent] or produced

@@ -17,9 +17,9 @@ from modelexport.analysis.extraction.target_resolution import find_call
 from modelexport.errors import ExtractionError, FileFormatError, InputError
 from modelexport.graph import graph_hash, nodes_with_ids
 from modelexport.hierarchy import CallRecord, HierarchyDocument, decode_document
-from modelexport.storage import LoadedModel, load, read_proto, read_sidecar, recover_document
+from modelexport.storage import LoadedModel, load, read_sidecar, recover_document
 
-# What a graph and what a hierarchy can be given as.
+# The types that a graph and a hierarchy can be given as.
 ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
 HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
 
@@ -33,7 +33,7 @@ class Extractor:
 
     Raises:
         InputError: The source cannot be used, or the hierarchy is that of another graph.
-        FileFormatError: The source is no ONNX model, or the sidecar is damaged.
+        FileFormatError: The source is not an ONNX model, or the sidecar is damaged.
     """
 
     def __init__(self, source: ModelSource, hierarchy: HierarchySource | None = None) -> None:
@@ -57,7 +57,7 @@ class Extractor:
         """The boundary of a call in the graph and the nodes between.
 
         Raises:
-            ExtractionError: It cannot be.
+            ExtractionError: It cannot be extracted.
         """
         try:
             return self._planner.plan(target if isinstance(target, CallRecord) else self.find(target))
@@ -134,9 +134,9 @@ def extract_module(path_or_model: ModelSource, target: str, *, hierarchy: Hierar
         The submodel, with its hierarchy in its nodes.
 
     Raises:
-        ExtractionError: The module cannot be extracted; says why.
+        ExtractionError: The module cannot be extracted; has the reason.
         InputError: The model or the hierarchy cannot be used.
-        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+        FileFormatError: The file is not an ONNX model, or its sidecar is damaged.
     """
     return Extractor(path_or_model, hierarchy).extract(target).model
 
@@ -152,15 +152,15 @@ def extract_module_subgraph(
         target_module: A module path, a call (``blk@1``), an alias, a tag, or a pattern that picks one call.
 
     Raises:
-        ExtractionError: Its part of the graph cannot be determined; says why.
+        ExtractionError: Its part of the graph cannot be determined; has the reason.
         InputError: The model or the hierarchy cannot be used.
-        FileFormatError: The file is no ONNX model, or its sidecar is damaged.
+        FileFormatError: The file is not an ONNX model, or its sidecar is damaged.
     """
     return Extractor(onnx_model, hierarchy_metadata).subgraph(target_module)
 
 
 def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Model, HierarchyDocument, str]:
-    """The model, its hierarchy, and what is missing from the hierarchy, in words."""
+    """The model, its hierarchy, and a description of what the hierarchy lacks."""
     if isinstance(source, str | Path):
         source = load(source)
     if isinstance(source, onnx.ModelProto):
@@ -180,7 +180,7 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
     if isinstance(source, LoadedModel) and source.document is not None:
         return model, source.document, ""
     reason = source.missing if isinstance(source, LoadedModel) else "no sidecar was given"
-    proto = read_proto(source.path, weights=False) if isinstance(source, LoadedModel) else ir.to_proto(model)
+    proto = source.proto if isinstance(source, LoadedModel) else ir.to_proto(model)
     try:
         found = recover_document(proto, model=model)
     except FileFormatError as error:
@@ -188,8 +188,8 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
             f"the model carries no hierarchy ({error}): export it with modelexport, tag it first (modelexport tag), or "
             "give the hierarchy that belongs to it"
         ) from error
-    said = "; ".join(found.missing)
-    missing = f"{reason}, so the names of arguments and results are unknown{f'; {said}' if said else ''}"
+    details = "; ".join(found.missing)
+    missing = f"{reason}, so the names of arguments and results are unknown{f'; {details}' if details else ''}"
     return model, found.document, missing
 
 

@@ -1,4 +1,4 @@
-"""Builds the submodel of an extraction plan, with the part of the document that describes it."""
+"""Builds the submodel of an extraction plan."""
 
 from __future__ import annotations
 
@@ -6,42 +6,21 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
+from modelexport.analysis.extraction.port import Port, port_of
+from modelexport.analysis.extraction.submodel_document import DocumentBuilder
 from modelexport.errors import ExtractionError
-from modelexport.graph import graph_hash, nodes_with_ids, operation, subgraphs_of, tensors_with_ids
+from modelexport.graph import subgraphs_of
 from modelexport.hierarchy import (
-    BoundaryTensor,
     CallRecord,
-    ExtractionRecord,
     HierarchyDocument,
     NodeRecord,
-    Producer,
-    TensorRecord,
-    ancestor_paths,
 )
-from modelexport.storage import strip_hierarchy, tensor_records, write_stores
-
-_ADDED = "added by the extraction for the inputs and outputs of the submodel"
+from modelexport.storage import strip_hierarchy, write_stores
 
 _Copy = TypeVar("_Copy")
-
-
-@dataclasses.dataclass(frozen=True)
-class Port:
-    """An input or output of a submodel.
-
-    Attributes:
-        name: Its name in the submodel.
-        argument: The forward argument or the result's field; None for a tensor that is neither.
-        tensor: The tensor of the whole graph that it was.
-    """
-
-    name: str
-    argument: str | None
-    tensor: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +29,8 @@ class Submodel:
 
     Attributes:
         call: The call.
-        model: The model, its hierarchy in its nodes.
-        document: The same hierarchy with everything else known of it.
+        model: The model, with the hierarchy in its nodes.
+        document: Its hierarchy document.
         inputs: Its inputs, in order.
         outputs: Its outputs, in order.
         notes: What users should know about it.
@@ -96,7 +75,9 @@ class _Builder:
             functions=[self._cloned(function.clone) for function in self._functions()],
             metadata_props=dict(source.metadata_props),
         )
-        document = self._document(model, inputs, outputs)
+        document = DocumentBuilder(self._planner, self._plan, self._originals, self._copies).build(
+            model, inputs, outputs
+        )
         model = strip_hierarchy(model)
         write_stores(model, document)
         return Submodel(self._plan.call, model, document, inputs, outputs, self._plan.notes)
@@ -145,8 +126,8 @@ class _Builder:
                 raise ExtractionError(
                     self._plan.call.id,
                     "unknown_boundary",
-                    f"its input {tensor.name!r} is recorded as {self._identity(tensor.value)}, which one of its own "
-                    "subgraphs produces: the hierarchy was changed, or describes another graph; export again",
+                    f"its input {tensor.name!r} is recorded as {self._planner.tensor_id(tensor.value)}, which one of "
+                    "its own subgraphs produces: the hierarchy was changed, or describes another graph; export again",
                 )
             if copy in values:
                 copy = ir.Value(type=copy.type, shape=copy.shape)
@@ -157,7 +138,8 @@ class _Builder:
                 # The argument takes the place of its replacement, whose shape may differ.
                 copy.shape = None
             self._describe(copy, tensor)
-            ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
+            argument = tensor.name if tensor.is_argument else None
+            ports.append(port_of(copy, name, argument, self._planner.tensor_id(tensor.value)))
             values.append(copy)
         graph.inputs.clear()
         graph.inputs.extend(values)
@@ -166,7 +148,7 @@ class _Builder:
 
     def _describe(self, value: ir.Value, tensor: BoundaryValue) -> None:
         """Set the type and shape that the graph does not give, from what was recorded at the call."""
-        info = tensor.info or self._planner.infos.get(self._identity(tensor.value))
+        info = tensor.info or self._planner.infos.get(self._planner.tensor_id(tensor.value))
         if value.type is None:
             if info is None or info.dtype not in _TYPES:
                 raise ExtractionError(
@@ -177,7 +159,7 @@ class _Builder:
                 )
             value.type = ir.TensorType(_TYPES[info.dtype])
         if value.shape is None and info is not None:
-            # Where dynamic axes have no names, recorded sizes are those of the example inputs: only the rank holds.
+            # Where dynamic axes have no names, recorded sizes are those of the example inputs: only the rank is valid.
             value.shape = ir.Shape([size if self._planner.has_fixed_sizes else None for size in info.shape])
 
     def _add_sizes(self, graph: ir.Graph) -> None:
@@ -225,7 +207,8 @@ class _Builder:
                 value = node.outputs[0]
             name = _unique(tensor.name, taken)
             self._describe(value, tensor)
-            ports.append(Port(name, tensor.name if tensor.is_argument else None, self._identity(tensor.value)))
+            argument = tensor.name if tensor.is_argument else None
+            ports.append(port_of(value, name, argument, self._planner.tensor_id(tensor.value)))
             values.append(value)
         graph.outputs.clear()
         graph.outputs.extend(values)
@@ -263,94 +246,6 @@ class _Builder:
                 found.add(key)
                 waiting.extend(functions[key].all_nodes())
         yield from (function for key, function in functions.items() if key in found)
-
-    def _identity(self, value: ir.Value) -> str:
-        return self._planner.tensor_ids.get(value, value.name or "")
-
-    def _document(self, model: ir.Model, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> HierarchyDocument:
-        source = self._planner.document
-        nodes = nodes_with_ids(model)
-        call = self._plan.call
-        added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
-        # Functions are copied whole, so that the ids of their nodes stay the same.
-        whole = {node for function in model.functions.values() for node in function.all_nodes()}
-        records = tuple(
-            msgspec.structs.replace(
-                self._planner.node_records[identity] if node in whole else self._originals.get(node, added),
-                id=identity,
-                op=operation(node),
-            )
-            for identity, node in nodes
-        )
-        calls = self._calls(records, inputs, outputs)
-        order = self._planner.module_order
-        paths = {path for kept in calls for path in (kept.path, *ancestor_paths(kept.path))} & order.keys()
-        document = msgspec.structs.replace(
-            source,
-            producer=Producer(),
-            graph_hash=graph_hash(model),
-            modules=tuple(source.modules[place] for place in sorted(order[path] for path in paths)),
-            calls=calls,
-            nodes=records,
-            tensors=(),
-            extracted=ExtractionRecord(call.id, source.graph_hash, self._plan.notes),
-        )
-        tensors = tensor_records(tensors_with_ids(model, nodes), records, document.tree(), self._axes())
-        kept_calls = {kept.id for kept in calls}
-        return msgspec.structs.replace(
-            document, tensors=tuple(self._with_producer(tensor, kept_calls) for tensor in tensors)
-        )
-
-    def _with_producer(self, tensor: TensorRecord, calls: set[str]) -> TensorRecord:
-        """A weight that constant folding computed keeps its producer, where that call is in the submodel too."""
-        producer = self._planner.folded_by.get(tensor.id) if tensor.source == "weight" else None
-        return tensor if producer not in calls else msgspec.structs.replace(tensor, producer=producer)
-
-    def _axes(self) -> dict[str, str]:
-        recorded = self._planner.axis_records
-        return {
-            str(copy.name): axis
-            for value, copy in self._copies.items()
-            if (record := recorded.get(self._identity(value))) is not None and (axis := record.axis) is not None
-        }
-
-    def _calls(
-        self, nodes: Iterable[NodeRecord], inputs: tuple[Port, ...], outputs: tuple[Port, ...]
-    ) -> tuple[CallRecord, ...]:
-        """The calls inside, those that copied nodes belong to, and the callers of both, with the submodel's tensors."""
-        source = self._planner.calls
-        inside = self._planner.calls_inside(self._plan.call.id)
-        kept = set(inside)
-        for node in nodes:
-            kept.update((node.module, *node.contributors, *node.context))
-        for name in list(kept):
-            parent = source[name].parent
-            while parent is not None and parent not in kept:
-                kept.add(parent)
-                parent = source[parent].parent
-        names = {self._identity(value): copy.name for value, copy in self._copies.items()}
-
-        def in_submodel(boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
-            return tuple(
-                BoundaryTensor(b.name, names.get(b.tensor) if b.tensor is not None else None, b.info) for b in boundary
-            )
-
-        def own(ports: tuple[Port, ...], boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
-            infos = {b.name: b.info for b in boundary}
-            return tuple(
-                BoundaryTensor(p.argument, p.name, infos.get(p.argument)) for p in ports if p.argument is not None
-            )
-
-        found = []
-        for record in sorted((source[name] for name in kept), key=lambda kept: self._planner.call_order[kept.id]):
-            if record.id == self._plan.call.id:
-                boundary = own(inputs, record.inputs), own(outputs, record.outputs)
-            elif record.id in inside:
-                boundary = in_submodel(record.inputs), in_submodel(record.outputs)
-            else:
-                boundary = (), ()
-            found.append(msgspec.structs.replace(record, inputs=boundary[0], outputs=boundary[1]))
-        return tuple(found)
 
 
 def _paired(pairs: Iterable[tuple[ir.Node, ir.Node]]) -> Iterator[tuple[ir.Node, ir.Node]]:

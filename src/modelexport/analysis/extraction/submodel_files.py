@@ -1,4 +1,4 @@
-"""Submodels as files: the model, its weights and its sidecar, all or none; many of them under safe names."""
+"""Write submodels to files: the model, its weights and its sidecar, all or none; with safe file names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from modelexport.graph import subgraphs_of, weight_bytes
 from modelexport.hierarchy import encode_document
 from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files
 
-# Weights beyond this lie in a file of their own, as in an export.
+# Larger weights are stored in a separate file, as in an export.
 _EXTERNAL_DATA_BYTES = 2**30
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-# Names that Windows keeps for devices, whatever the extension.
+# Names that Windows reserves for devices, with any extension.
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
-_LONGEST_NAME = 80
+_MAX_NAME_LENGTH = 80
 _DIGEST_LENGTH = 8
 
 
@@ -35,7 +35,7 @@ def write_submodel(
         submodel: The submodel.
         path: Where to write ``<name>.onnx``.
         overwrite: Replace an existing output.
-        external_data: Weights in a file of their own; None does so only where they need it.
+        external_data: Store weights in a separate file; None does so only if they are large.
 
     Returns:
         The files written: the model first.
@@ -167,7 +167,7 @@ def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
     taken: set[str] = set()
     for call in calls:
         plain = call or root
-        name = _UNSAFE.sub("_", plain).strip(".")[:_LONGEST_NAME] or "_"
+        name = _UNSAFE.sub("_", plain).strip(".")[:_MAX_NAME_LENGTH] or "_"
         if name != plain or name.lower() in taken or _RESERVED.match(name):
             digest = hashlib.sha256(call.encode("utf-8", "surrogatepass")).hexdigest()
             name = f"_{name}" if _RESERVED.match(name) else name

@@ -1,4 +1,4 @@
-"""Many modules of one model, each extracted to a file of one folder, with a manifest."""
+"""Extract many modules of one model, each to a file of one folder, with a manifest."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from modelexport.analysis.extraction.manifest import (
     ListedSubmodel,
     Manifest,
     RefusedSubmodel,
-    describe_submodel,
     manifest_text,
+    summarize_submodel,
 )
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
 from modelexport.analysis.query import select_calls
@@ -33,10 +33,10 @@ def extract_modules(
     A call that cannot be extracted is listed with the reason. No file appears in the folder before all are written.
 
     Args:
-        source: A file, what `modelexport.load` gives, or the model itself.
+        source: A file, the result of `modelexport.load`, or the model itself.
         targets: A selector, which may pick many calls, or a list of targets that name one call each.
         folder: Where to write; it is created if needed.
-        overwrite: Replace files that exist.
+        overwrite: Replace existing files.
 
     Raises:
         InputError: The source or the folder cannot be used, or a file exists.
@@ -64,7 +64,7 @@ def extract_modules(
                 f"Cannot write {taken[0]}: it exists. Choose another folder, or replace it: --force on the command "
                 "line, overwrite=True in Python."
             )
-    # A folder inside: what is written there can be renamed into place.
+    # A temporary folder on the same file system, so that files can be renamed into place.
     with tempfile.TemporaryDirectory(dir=place, prefix=".extracting-") as temporary:
         found = _write(extractor, names, Path(temporary))
         _move(Path(temporary), place)
@@ -81,7 +81,7 @@ def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifes
             refused.append(RefusedSubmodel(call, error.reason, error.explanation, error.fused_with, error.enclosing))
             continue
         write_submodel(submodel, folder / name)
-        written.append(ListedSubmodel(**msgspec.structs.asdict(describe_submodel(submodel)), file=name))
+        written.append(ListedSubmodel(**msgspec.structs.asdict(summarize_submodel(submodel)), file=name))
     found = Manifest(tuple(written), tuple(refused))
     (folder / MANIFEST).write_text(manifest_text(found), encoding="utf-8")
     return found

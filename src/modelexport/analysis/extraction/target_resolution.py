@@ -1,4 +1,4 @@
-"""From what a user names (a path, a call, an alias, a tag, a pattern) to one module call."""
+"""Find the one module call that a target names: a path, a call, an alias, a tag or a selector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelexport.errors import ExtractionError, SelectorError
 from modelexport.hierarchy import CallId, CallRecord, HierarchyDocument
 
 _SHOWN = 5
-# What only a pattern has: then it is the pattern that is wrong, and not a name.
+# Characters that only a selector has: then report the error of the selector.
 _PATTERN = re.compile(r"[\s*?\[\]():]")
 
 
@@ -18,7 +18,7 @@ def find_call(document: HierarchyDocument, target: str) -> CallRecord:
     """The one call that `target` names.
 
     Raises:
-        ExtractionError: There is none, or there are several.
+        ExtractionError: No call, or several calls, match.
     """
     calls = {call.id: call for call in document.calls}
     if target in calls:
@@ -31,29 +31,29 @@ def find_call(document: HierarchyDocument, target: str) -> CallRecord:
         if call is not None:
             return call
         times = sum(call.path == canonical for call in document.calls)
-        said = (
+        explanation = (
             f"it was called {times} times, the last is {str(CallId(canonical, times - 1))!r}"
             if times
             else "it was never called"
         )
-        raise ExtractionError(target, "never_called", said)
+        raise ExtractionError(target, "never_called", explanation)
     visible = {module.path for module in document.modules if module.visible}
     tagged = [call for call in document.calls if call.tag == target and call.path in visible]
     if len(tagged) == 1:
         return tagged[0]
-    idle = next((module for module in document.modules if module.tag == target and module.visible), None)
-    if idle is not None and not tagged:
-        raise ExtractionError(target, "never_called", f"module {idle.path!r} was never called")
-    found = tagged or _picked(document, target)
+    uncalled = next((module for module in document.modules if module.tag == target and module.visible), None)
+    if uncalled is not None and not tagged:
+        raise ExtractionError(target, "never_called", f"module {uncalled.path!r} was never called")
+    found = tagged or _selected_calls(document, target)
     if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(repr(call.id) for call in found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
         raise ExtractionError(target, "several", f"it picks {len(found)} calls: {names}. Name one of them")
-    raise ExtractionError(target, "unknown", f"there is no such module, call, tag or class{_close(document, target)}")
+    raise ExtractionError(target, "unknown", f"there is no such module, call, tag or class{_similar(document, target)}")
 
 
-def _picked(document: HierarchyDocument, target: str) -> list[CallRecord]:
+def _selected_calls(document: HierarchyDocument, target: str) -> list[CallRecord]:
     """The calls of the class of that name, or those that `target` picks as a pattern."""
     classes = {m.path for m in document.modules if target in (m.class_name, m.qualified_class) and target}
     if classes:
@@ -66,11 +66,9 @@ def _picked(document: HierarchyDocument, target: str) -> list[CallRecord]:
         return []
 
 
-def _close(document: HierarchyDocument, target: str) -> str:
+def _similar(document: HierarchyDocument, target: str) -> str:
     names = dict.fromkeys(name for call in document.calls for name in (call.id, call.tag)) | dict.fromkeys(
         name for module in document.modules for name in (*module.aliases, module.class_name)
     )
     near = difflib.get_close_matches(target, names, n=3, cutoff=0.6)
-    return (
-        f"; did you mean {' or '.join(map(repr, near))}?" if near else ": 'modelexport tree FILE' shows what there is"
-    )
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ": 'modelexport tree FILE' lists the modules"

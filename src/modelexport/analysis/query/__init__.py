@@ -1,10 +1,10 @@
-"""Questions about one file: selectors, statistics, the analysis report."""
+"""Query one file: selectors, statistics, the analysis report."""
 
 from __future__ import annotations
 
 from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule, analysis_schema, analyze
 from modelexport.analysis.query.node_selection import Selection, select, selection_schema
-from modelexport.analysis.query.selectors import select_calls, select_nodes
+from modelexport.analysis.query.selector_eval import select_calls, select_nodes
 from modelexport.analysis.query.statistics import ModuleStatistics, count_modules
 
 __all__ = [

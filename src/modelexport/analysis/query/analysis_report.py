@@ -1,4 +1,4 @@
-"""What `analyze` tells of a file: totals, modules, classes, tags, and what is not exact and why."""
+"""analyze: statistics of a file by module, class and tag, and the nodes whose owner is not exact."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Literal
 import msgspec
 import onnx
 
-from modelexport.analysis.query.selectors import Selector, parse
+from modelexport.analysis.query.selector_eval import Selector, parse_selector
 from modelexport.analysis.query.statistics import ClassStatistics, ModuleStatistics, count
 from modelexport.display import Summary, summarized
 from modelexport.hierarchy import HierarchyDocument, NodeRecord, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import ModelFile, find_hierarchy, read_model, tensor_bytes
 
-# How many modules the lists of the largest and of the most repeated have.
-_LISTED = 10
+# The length of rankings such as the largest modules.
+_MAX_RANKED = 10
 
 
 class WeightStatistics(msgspec.Struct, frozen=True):
-    """The weights in the file, whatever module they are of: not read, only added up from their shapes."""
+    """The weights in the file, summed by shape without reading them."""
 
     tensors: int
     bytes: int
@@ -31,7 +31,7 @@ class WeightStatistics(msgspec.Struct, frozen=True):
 
 
 class TagStatistics(msgspec.Struct, frozen=True):
-    """The tags that nodes have: how many different ones, how deep, of repeated calls, and nodes by tag."""
+    """The tags of nodes: distinct ones, the most segments, those of repeated calls, and nodes by tag."""
 
     distinct: int
     deepest: int
@@ -40,7 +40,7 @@ class TagStatistics(msgspec.Struct, frozen=True):
 
 
 class RankedModule(msgspec.Struct, frozen=True):
-    """A module in a list: its path, class, and the number that put it there."""
+    """A module in a ranking: its path, its class, and the ranked number."""
 
     path: str
     class_name: str
@@ -48,7 +48,7 @@ class RankedModule(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A call that a node may be seen with: as its owner, as one that contributed, or as one whose results it joins."""
+    """A call related to a node: its owner, a contributor, or a call whose results it combines (context)."""
 
     call: str
     tag: str
@@ -56,7 +56,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class ResolutionDetail(msgspec.Struct, frozen=True):
-    """A node whose owner is not exact: the candidates, and why it is this one."""
+    """A node whose owner is not exact: the candidates, and the reason for the owner."""
 
     node: str
     op: str
@@ -86,33 +86,33 @@ class AnalysisReport(msgspec.Struct, frozen=True):
 
     Attributes:
         file: The file.
-        origin: What the hierarchy was read from.
-        origins: How many nodes each origin spoke for.
-        missing: What that origin does not tell.
-        strategy: Where the evidence came from.
-        exporter: Who made the graph.
+        origin: The source of the hierarchy.
+        origins: The number of nodes by source of their owner.
+        missing: What that source does not contain.
+        strategy: The strategy of the export.
+        exporter: The exporter that wrote the graph.
         opsets: The operator sets by domain.
-        selector: The selector that nodes were picked by, or None.
-        nodes: How many nodes were counted.
-        all_nodes: How many there are.
-        coverage: The part of the nodes that has an owner.
-        calls: How many calls there are.
-        deepest: How many modules are around the innermost one.
-        operations: Nodes by operation, the most frequent first.
+        selector: The selector of the counted nodes, or None.
+        nodes: The number of counted nodes.
+        all_nodes: The number of all nodes.
+        coverage: The fraction of nodes that have an owner.
+        calls: The number of calls.
+        deepest: The depth of the innermost module.
+        operations: Nodes by operator, the most frequent first.
         kinds: Nodes by kind of attribution.
-        mean_confidence: Over the counted nodes.
-        parameters: Elements of all parameters that were counted.
-        parameter_bytes: What they take.
+        mean_confidence: The mean confidence of the counted nodes.
+        parameters: Elements of all counted parameters.
+        parameter_bytes: Their size in bytes.
         weights: The weights in the file.
         tags: The tags of the counted nodes.
-        modules: By module, in the order of the tree.
-        classes: By class, those with the most nodes first.
-        largest: The modules with most nodes of their own.
-        heaviest: The modules with most parameters of their own.
-        most_called: The modules that were called most often, where that is more than once.
-        most_repeated: The classes with most modules, where that is more than one; the path is of the first.
-        resolution: Every counted node that is not exact; None where that was not asked for.
-        schema_version: The version of this form.
+        modules: Statistics by module, in the order of the tree.
+        classes: Statistics by class, those with the most nodes first.
+        largest: The modules with the most nodes of their own.
+        heaviest: The modules with the most parameters of their own.
+        most_called: The modules with the most calls, if more than one.
+        most_repeated: The classes with the most modules, if more than one; the path is that of the first.
+        resolution: The counted nodes that are not exact; None if not requested.
+        schema_version: The version of this format.
     """
 
     file: str
@@ -153,30 +153,30 @@ def analyze(
     resolution: bool = False,
     limits: ReadLimits = DEFAULT_LIMITS,
 ) -> AnalysisReport:
-    """What a model file is made of, by module and by class.
+    """Count the nodes, operators and parameters of a file, by module and by class.
 
-    It reads files with a hierarchy of ours, with torch's dynamo metadata or with TorchScript's scoped names, and says
-    which it found. Weights are not read.
+    The hierarchy is ours, torch's dynamo metadata, or TorchScript's scoped node names; `origin` is the one found.
+    Weights are not read.
 
     Args:
         path: The file.
-        selector: Count only the nodes this picks; a node counts for its owner (docs/selectors.md).
-        depth: Leave out modules that have more modules around them; their nodes count with those around them.
+        selector: Count only selected nodes; a node belongs to its owner (docs/selectors.md).
+        depth: Omit modules below this depth; their nodes count for the modules that enclose them.
         resolution: List every node whose owner is not exact, with the candidates and the reason.
-        limits: How large and how deep a file is accepted.
+        limits: The limits for reading files.
 
     Raises:
-        InputError: There is no such file, or the selector picks nothing.
-        FileFormatError: It is not an ONNX model, or nothing in it speaks of modules.
+        InputError: The file does not exist, or the selector picks nothing.
+        FileFormatError: It is not an ONNX model, or has no hierarchy.
     """
-    chosen = parse(selector) if selector is not None else None
+    chosen = parse_selector(selector) if selector is not None else None
     file = read_model(path, limits)
     found = find_hierarchy(file)
     document = found.document
     nodes: Sequence[NodeRecord] = document.nodes
     if chosen is not None:
         nodes = chosen.nodes(document, contributors=False)
-    modules, classes = count(document, nodes, _holders(document, chosen, nodes))
+    modules, classes = count(document, nodes, _counted_modules(document, chosen, nodes))
     if chosen is not None:
         modules = [module for module in modules if module.nodes or module.parameters]
         classes = [each for each in classes if each.nodes or each.parameters]
@@ -212,8 +212,10 @@ def analyze(
     )
 
 
-def _holders(document: HierarchyDocument, chosen: Selector | None, nodes: Iterable[NodeRecord]) -> set[str] | None:
-    """The modules whose parameters count: those a selector covers, or those the picked nodes belong to."""
+def _counted_modules(
+    document: HierarchyDocument, chosen: Selector | None, nodes: Iterable[NodeRecord]
+) -> set[str] | None:
+    """The modules whose parameters count: those of the selected calls, or of the owners of the selected nodes."""
     if chosen is None:
         return None
     calls = chosen.covered(document)
@@ -240,7 +242,7 @@ def _tags(nodes: Iterable[NodeRecord]) -> TagStatistics:
 
 def _ranked(amounts: Iterable[tuple[str, str, int]]) -> tuple[RankedModule, ...]:
     ranked = sorted((entry for entry in amounts if entry[2]), key=lambda entry: -entry[2])
-    return tuple(RankedModule(*entry) for entry in ranked[:_LISTED])
+    return tuple(RankedModule(*entry) for entry in ranked[:_MAX_RANKED])
 
 
 def _repeated(modules: Iterable[ModuleStatistics]) -> tuple[RankedModule, ...]:
@@ -272,5 +274,5 @@ def _details(document: HierarchyDocument, nodes: Iterable[NodeRecord]) -> Iterab
 
 
 def analysis_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport analyze --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport analyze --format json``."""
     return json_schema("modelexport analysis", AnalysisReport)

@@ -1,8 +1,8 @@
 """Globs on dotted paths, tags and names, matched in time linear in the length of the name.
 
-A regular expression made from ``*a*a*a*`` backtracks for hours on a long name that nearly matches, and names come from
-untrusted files. The atomic groups of `fnmatch.translate` need all wildcards to match the same characters; here ``*``
-stays within a segment and ``**`` does not. So a pattern is an automaton whose states are built when they are reached.
+A regular expression for ``*a*a*a*`` can backtrack for hours on a long name, and names come from untrusted files. The
+atomic groups of `fnmatch.translate` require that all wildcards match the same characters; here ``*`` stays within a
+segment and ``**`` does not. So a pattern is an automaton whose states are built when they are reached.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import dataclasses
 from collections.abc import Iterable
 
 _WILD = frozenset("*?[")
-# How many transitions a pattern remembers; a name with more different characters than this is slow, not large.
-_MOST_REMEMBERED = 10_000
+# The limit of cached transitions: a name with more distinct characters is slow, but needs no more memory.
+_MAX_CACHED = 10_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a pattern: text that stands for itself (it was quoted), or text in which wildcards count."""
+    """A part of a pattern: literal (quoted) text, or text with wildcards."""
 
     text: str
     literal: bool = False
@@ -28,10 +28,10 @@ class _Token:
     """One step of a pattern.
 
     Attributes:
-        ranges: First and last of the characters that one has to be among.
-        negated: Whether it has to be outside of all of them.
-        repeated: Whether the step takes any number of characters, none included.
-        skips: How many steps, this one included, may be left out together.
+        ranges: The first and last characters of the accepted ranges.
+        negated: Whether characters outside of all ranges are accepted instead.
+        repeated: Whether the step accepts any number of characters, including none.
+        skips: How many steps, this one included, can be skipped together.
     """
 
     ranges: tuple[tuple[str, str], ...]
@@ -39,7 +39,7 @@ class _Token:
     repeated: bool = False
     skips: int = 0
 
-    def takes(self, character: str) -> bool:
+    def accepts(self, character: str) -> bool:
         return any(first <= character <= last for first, last in self.ranges) != self.negated
 
 
@@ -48,20 +48,20 @@ def _exactly(character: str) -> _Token:
 
 
 _ANY = _Token((), negated=True)
-# Takes nothing: stands before any number of segments and their separator, and lets both be left out. Only before: once
-# a character of them was taken, the separator has to come.
+# Accepts no character. It precedes any number of segments and their separator, and allows to skip both. After a
+# character of a segment, the separator is required.
 _NO_SEGMENTS = _Token((), repeated=True, skips=3)
 
 
 class Pattern:
-    """A glob: ``*`` and ``?`` stay within a segment, ``**`` does not, ``[0-3]`` and ``[!0-3]`` take one character.
+    """A glob: ``*`` and ``?`` stay within a segment, ``**`` does not, ``[0-3]`` and ``[!0-3]`` match one character.
 
-    A whole segment ``**`` stands for any number of segments, none included: ``a.**.b`` matches ``a.b``. At the end it
-    stands for at least one: ``a.**`` is everything inside of ``a``.
+    A segment ``**`` matches any number of segments, including none: ``a.**.b`` matches ``a.b``. At the end it matches
+    at least one: ``a.**`` matches everything inside of ``a``.
 
     Args:
-        pieces: The text, with what was quoted told apart.
-        separator: What ends a segment; empty where the text has no segments.
+        pieces: The text, in quoted and unquoted pieces.
+        separator: The separator of segments; empty if the text has none.
     """
 
     def __init__(self, pieces: Iterable[Piece], separator: str) -> None:
@@ -69,24 +69,24 @@ class Pattern:
         self.text = "".join(piece.text for piece in pieces)
         self.is_literal = all(piece.literal or not _WILD.intersection(piece.text) for piece in pieces)
         self._tokens: tuple[_Token, ...] = () if self.is_literal else tuple(_tokens(pieces, separator))
-        self._prefix = "" if self.is_literal else _fixed_start(pieces)
-        # A state is the set of positions that can be reached; the following state by state and character.
+        self._prefix = "" if self.is_literal else _literal_prefix(pieces)
+        # A state is the set of reachable positions. The transitions are cached by state and character.
         self._start = self._closed({0})
-        self._following: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        self._transitions: dict[tuple[frozenset[int], str], frozenset[int]] = {}
 
     def matches(self, name: str) -> bool:
-        """Whether the whole name fits."""
+        """Whether the pattern matches the whole name."""
         if self.is_literal:
             return name == self.text
         if not name.startswith(self._prefix):
             return False
-        state, known = self._start, self._following
+        state, cached = self._start, self._transitions
         for character in name:
-            following = known.get((state, character))
+            following = cached.get((state, character))
             if following is None:
-                if len(known) >= _MOST_REMEMBERED:
-                    known.clear()
-                following = known[state, character] = self._step(state, character)
+                if len(cached) >= _MAX_CACHED:
+                    cached.clear()
+                following = cached[state, character] = self._step(state, character)
             if not following:
                 return False
             state = following
@@ -98,12 +98,12 @@ class Pattern:
             {
                 position if tokens[position].repeated else position + 1
                 for position in state
-                if position < len(tokens) and tokens[position].takes(character)
+                if position < len(tokens) and tokens[position].accepts(character)
             }
         )
 
     def _closed(self, positions: set[int]) -> frozenset[int]:
-        """The positions with all that can be reached from them without a character."""
+        """The positions, and all that are reachable from them without a character."""
         waiting = list(positions)
         while waiting:
             position = waiting.pop()
@@ -118,16 +118,16 @@ class Pattern:
         return frozenset(positions)
 
 
-def _fixed_start(pieces: tuple[Piece, ...]) -> str:
-    fixed = ""
+def _literal_prefix(pieces: tuple[Piece, ...]) -> str:
+    prefix = ""
     for piece in pieces:
         length = len(piece.text)
         if not piece.literal:
             length = next((i for i, character in enumerate(piece.text) if character in _WILD), length)
-        fixed += piece.text[:length]
+        prefix += piece.text[:length]
         if length < len(piece.text):
-            return fixed
-    return fixed
+            return prefix
+    return prefix
 
 
 def _tokens(pieces: tuple[Piece, ...], separator: str) -> list[_Token]:
@@ -147,13 +147,13 @@ def _tokens(pieces: tuple[Piece, ...], separator: str) -> list[_Token]:
                 while text.startswith("*", end):
                     end += 1
                 if separator and before in ("", separator) and text.startswith(separator, end):
-                    # Any number of whole segments, none included.
+                    # Any number of whole segments, including none.
                     tokens += [_NO_SEGMENTS, dataclasses.replace(_ANY, repeated=True), _exactly(separator)]
                     position = end + 1
                     before = separator
                     continue
                 if separator and before == separator and end == len(text) and index == len(pieces) - 1:
-                    # At the end: at least something.
+                    # At the end: at least one character.
                     tokens.append(_ANY)
                 tokens.append(dataclasses.replace(_ANY, repeated=True))
                 position = end

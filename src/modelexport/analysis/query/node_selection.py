@@ -1,4 +1,4 @@
-"""The nodes that a selector picks, by the names that quantizers and mixed-precision tools ask for."""
+"""select: the nodes that a selector picks, with their ONNX names for quantizers and mixed-precision tools."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, Literal
 import msgspec
 import onnx
 
-from modelexport.analysis.query.selectors import parse
+from modelexport.analysis.query.selector_eval import parse_selector
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy import NodeRecord, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import find_hierarchy, read_model
 
-# How many of several culprits an error names.
-_NAMED = 3
+# An error lists at most this many nodes.
+_MAX_LISTED = 3
 
 
 class SelectedNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node that was picked.
+    """A selected node.
 
     Attributes:
-        id: Its identity: its first output, behind the way to its graph.
-        name: Its ONNX name; empty where it has none.
-        op: Its operation.
-        module: The call it belongs to.
-        tag: That call's tag.
-        kind: How that is known.
-        through: Whether its owner was picked, or only a call that contributed to it.
-        shares_name: Whether a node that was not picked has the same name.
+        id: Its id: its first output, prefixed with the path to its graph.
+        name: Its ONNX name; empty if it has none.
+        op: Its operator.
+        module: The call that owns it.
+        tag: The tag of its owner.
+        kind: The kind of attribution.
+        through: Whether its owner was selected, or only a contributor.
+        shares_name: Whether a node that was not selected has the same name.
         contributors: The calls that contributed to it.
-        nested: Whether it lies in a body or a function, and not in the main graph.
+        nested: Whether it is in a subgraph or a function, not in the main graph.
     """
 
     id: str
@@ -62,17 +62,17 @@ def _summary(selection: Selection) -> Summary:
 
 @summarized(_summary)
 class Selection(msgspec.Struct, frozen=True):
-    """What a selector picked in a file.
+    """The nodes of a file that a selector picks.
 
     Attributes:
         file: The file.
-        origin: What its hierarchy was read from.
+        origin: The source of its hierarchy.
         selector: The selector.
-        contributors: Whether nodes count for the calls that contributed to them as well.
+        contributors: Whether a node also belongs to its contributors.
         nodes: The nodes, in graph order.
-        all_nodes: How many the file has.
-        unmatched: Terms of the selector that nothing in the file fits.
-        schema_version: The version of this form.
+        all_nodes: The number of nodes in the file.
+        unmatched: Terms of the selector that match nothing in the file.
+        schema_version: The version of this format.
     """
 
     file: str
@@ -85,39 +85,38 @@ class Selection(msgspec.Struct, frozen=True):
     schema_version: int = 1
 
     def names(self, *, nested: bool = True) -> list[str]:
-        """The ONNX names of the nodes, each once: what other tools know nodes by.
+        """The ONNX names of the nodes, each once, for other tools.
 
         Args:
-            nested: Whether nodes in bodies and functions are meant too: some tools know none, and refuse their names.
+            nested: Whether to include nodes of subgraphs and functions, whose names some tools reject.
 
         Raises:
-            InputError: A node has no name, or shares it with one that was not picked: a tool could not tell. Or none
-                is left.
+            InputError: A node has no name, or shares it with a node that was not selected; or no node is left.
         """
         nodes = [node for node in self.nodes if nested or not node.nested]
         if not nodes:
             raise InputError(
-                f"all of the {len(self.nodes)} nodes lie in bodies or functions ({_some(list(self.nodes))}), of which "
-                "this tool knows nothing: pick nodes of the main graph too, or use another format"
+                f"all {len(self.nodes)} nodes are in subgraphs or functions ({_some(list(self.nodes))}), which this "
+                "tool does not support: select nodes of the main graph too, or use another format"
             )
         unnamed = [node for node in nodes if not node.name]
         if unnamed:
             raise InputError(
-                f"{len(unnamed)} of the {len(nodes)} nodes have no name ({_some(unnamed)}), and tools know nodes "
-                "by nothing else: give the nodes of the model names first, or use --format json, which has identities"
+                f"{len(unnamed)} of the {len(nodes)} nodes have no name ({_some(unnamed)}), which other tools "
+                "need: name the nodes of the model first, or use --format json, which has node ids"
             )
         shared = [node for node in nodes if node.shares_name]
         if shared:
             raise InputError(
-                f"{len(shared)} of the {len(nodes)} nodes share their name with nodes that were not picked "
-                f"({_some(shared)}), and a tool would take both: give the nodes of the model names of their own first"
+                f"{len(shared)} of the {len(nodes)} nodes share their name with nodes that were not selected "
+                f"({_some(shared)}), and a tool would use both: give the nodes of the model unique names first"
             )
         return list(dict.fromkeys(node.name for node in nodes))
 
 
 def _some(nodes: list[SelectedNode]) -> str:
-    shown = ", ".join(f"{node.op} {node.name or node.id!r}" for node in nodes[:_NAMED])
-    return shown + (", …" if len(nodes) > _NAMED else "")
+    shown = ", ".join(f"{node.op} {node.name or node.id!r}" for node in nodes[:_MAX_LISTED])
+    return shown + (", …" if len(nodes) > _MAX_LISTED else "")
 
 
 def select(
@@ -128,14 +127,14 @@ def select(
     Args:
         path: The file.
         pattern: The selector.
-        contributors: Whether a node counts for each call that contributed to it, or for its owner alone.
-        limits: How large and how deep a file is accepted.
+        contributors: Whether a node also belongs to its contributors, or only to its owner.
+        limits: The limits for reading files.
 
     Raises:
-        InputError: There is no such file, or the selector picks nothing.
-        FileFormatError: It is not an ONNX model, or nothing in it speaks of modules.
+        InputError: The file does not exist, or the selector picks nothing.
+        FileFormatError: It is not an ONNX model, or has no hierarchy.
     """
-    selector = parse(pattern)
+    selector = parse_selector(pattern)
     file = read_model(path, limits)
     found = find_hierarchy(file)
     picked = selector.nodes(found.document, contributors=contributors)
@@ -143,8 +142,8 @@ def select(
     if contributors:
         owned = selector.owned(found.document)
     names = {identity: node.name for identity, node in file.nodes}
-    elsewhere = Counter(names.values())
-    elsewhere.subtract(names[node.id] for node in picked)
+    unselected = Counter(names.values())
+    unselected.subtract(names[node.id] for node in picked)
     owned_ids = {node.id for node in owned}
     nested = {identity for identity, node in file.nodes if _is_nested(identity, node)}
     return Selection(
@@ -153,7 +152,7 @@ def select(
         selector=pattern,
         contributors=contributors,
         nodes=tuple(
-            _selected(node, names, elsewhere, owned=node.id in owned_ids, nested=node.id in nested) for node in picked
+            _selected(node, names, unselected, owned=node.id in owned_ids, nested=node.id in nested) for node in picked
         ),
         all_nodes=len(found.document.nodes),
         unmatched=selector.unmatched(found.document),
@@ -161,13 +160,13 @@ def select(
 
 
 def _is_nested(identity: str, node: onnx.NodeProto) -> bool:
-    """Whether the identity tells a way to the node's graph before what the node makes."""
+    """Whether the id of a node has the path to a subgraph or function before the name of its first output."""
     own = next((name for name in node.output if name), "")
     return identity != own and not identity.startswith(f"{own}#")
 
 
 def _selected(
-    node: NodeRecord, names: Mapping[str, str], elsewhere: Counter[str], *, owned: bool, nested: bool
+    node: NodeRecord, names: Mapping[str, str], unselected: Counter[str], *, owned: bool, nested: bool
 ) -> SelectedNode:
     name = names[node.id]
     return SelectedNode(
@@ -178,12 +177,12 @@ def _selected(
         tag=node.tag,
         kind=node.kind,
         through="owner" if owned else "contributor",
-        shares_name=bool(name) and elsewhere[name] > 0,
+        shares_name=bool(name) and unselected[name] > 0,
         contributors=node.contributors,
         nested=nested,
     )
 
 
 def selection_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport select --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport select --format json``."""
     return json_schema("modelexport selection", Selection)

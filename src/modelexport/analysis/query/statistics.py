@@ -1,4 +1,4 @@
-"""How much of a model lies in each of its modules and classes: nodes, operations, parameters, kinds, calls."""
+"""Statistics by module and by class: nodes, operators, parameters, kinds of attribution, calls."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _BOOLEAN_BITS = 8
 
 
 class ModuleStatistics(msgspec.Struct, frozen=True):
-    """The share of one module.
+    """The statistics of one module.
 
     Attributes:
         path: Its canonical path.
         class_name: Its class.
         qualified_class: The class with the Python module that defines it.
         tag: Its tag.
-        depth: How many modules are around it.
-        calls: How often it was called.
-        own_nodes: Nodes that belong to its calls and to no module inside of it.
-        nodes: The same with all modules inside of it, and so for what follows.
+        depth: The number of modules that enclose it.
+        calls: The number of its calls.
+        own_nodes: Nodes that its calls own, without those of its submodules.
+        nodes: Nodes of it and its submodules.
         own_parameters: Elements of its own parameters.
-        parameters: With those inside. A parameter that several modules hold counts with the first.
-        parameter_bytes: What they take.
-        operations: Nodes by operation, the most frequent first.
+        parameters: Elements of the parameters of it and its submodules. A tied parameter counts for its first module.
+        parameter_bytes: Their size in bytes.
+        operations: Nodes by operator, the most frequent first.
         kinds: Nodes by kind of attribution.
-        lowest_confidence: The least certain attribution; None without nodes.
+        lowest_confidence: The lowest confidence of a node; None without nodes.
     """
 
     path: str
@@ -54,7 +54,7 @@ class ModuleStatistics(msgspec.Struct, frozen=True):
 
 
 class ClassStatistics(msgspec.Struct, frozen=True):
-    """The share of all modules of one class, with everything inside of them; a node counts once for each class."""
+    """The statistics of all modules of one class, submodules included; a node counts once for each class."""
 
     class_name: str
     qualified_class: str
@@ -68,18 +68,18 @@ class ClassStatistics(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(slots=True)
-class _Share:
-    """What adds up."""
+class _Counts:
+    """Numbers that can be added."""
 
     nodes: int = 0
     parameters: int = 0
     parameter_bytes: int = 0
     lowest: float = math.inf
-    # Not counters, which take several times as long: there is one for each module of a large model.
+    # Not Counter, which is several times slower: a large model has thousands of modules.
     operations: dict[str, int] = dataclasses.field(default_factory=dict)
     kinds: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def add(self, other: _Share) -> None:
+    def add(self, other: _Counts) -> None:
         self.nodes += other.nodes
         self.parameters += other.parameters
         self.parameter_bytes += other.parameter_bytes
@@ -97,25 +97,25 @@ def count_modules(document: HierarchyDocument) -> list[ModuleStatistics]:
 def count(
     document: HierarchyDocument,
     nodes: Iterable[NodeRecord] | None = None,
-    holders: Collection[str] | None = None,
+    parameter_modules: Collection[str] | None = None,
 ) -> tuple[list[ModuleStatistics], list[ClassStatistics]]:
     """The statistics of every module in the order of the tree, and of every class, those with the most nodes first.
 
-    A parameter that several modules hold (tied weights) counts with the one that comes first.
+    A tied parameter counts for its first module.
 
     Args:
         document: The hierarchy.
-        nodes: The nodes to count; all where it is None.
-        holders: The paths of the modules whose parameters count; all where it is None.
+        nodes: The nodes to count; None counts all.
+        parameter_modules: The paths of the modules whose parameters count; None counts all.
     """
-    own = _own_shares(document, nodes, holders)
+    own = _own_counts(document, nodes, parameter_modules)
     return _by_module(document, own), _by_class(document, own)
 
 
-def _by_module(document: HierarchyDocument, own: Mapping[str, _Share]) -> list[ModuleStatistics]:
+def _by_module(document: HierarchyDocument, own: Mapping[str, _Counts]) -> list[ModuleStatistics]:
     calls = Counter(call.path for call in document.calls)
-    total: dict[str, _Share] = {module.path: _Share() for module in document.modules}
-    # From the innermost outwards: each module hands on to the one around it.
+    total: dict[str, _Counts] = {module.path: _Counts() for module in document.modules}
+    # From the innermost outwards: each module is added to its parent.
     for path in sorted(total, key=_depth, reverse=True):
         total[path].add(own[path])
         around = parent_path(path)
@@ -128,7 +128,9 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def _module_statistics(module: ModuleRecord, own: _Share, total: _Share, calls: Mapping[str, int]) -> ModuleStatistics:
+def _module_statistics(
+    module: ModuleRecord, own: _Counts, total: _Counts, calls: Mapping[str, int]
+) -> ModuleStatistics:
     return ModuleStatistics(
         path=module.path,
         class_name=module.class_name,
@@ -141,67 +143,67 @@ def _module_statistics(module: ModuleRecord, own: _Share, total: _Share, calls: 
         own_parameters=own.parameters,
         parameters=total.parameters,
         parameter_bytes=total.parameter_bytes,
-        operations=_most_first(total.operations),
+        operations=_by_frequency(total.operations),
         kinds=total.kinds,
         lowest_confidence=None if total.lowest == math.inf else total.lowest,
     )
 
 
-def _most_first(amounts: dict[str, int]) -> dict[str, int]:
+def _by_frequency(amounts: dict[str, int]) -> dict[str, int]:
     if len(amounts) < 2:
         return amounts
     return dict(sorted(amounts.items(), key=lambda item: -item[1]))
 
 
-def _by_class(document: HierarchyDocument, own: Mapping[str, _Share]) -> list[ClassStatistics]:
+def _by_class(document: HierarchyDocument, own: Mapping[str, _Counts]) -> list[ClassStatistics]:
     classes = {module.path: module.qualified_class for module in document.modules}
     names = {module.qualified_class: module.class_name for module in document.modules}
     modules = Counter(classes.values())
     calls = Counter(classes[call.path] for call in document.calls)
-    # Modules with the same classes around them are added up first; a class that is there twice counts once.
+    # Modules with the same enclosing classes are summed first; a class that occurs twice counts once.
     around: dict[str, frozenset[str]] = {}
-    groups: dict[frozenset[str], _Share] = {}
+    groups: dict[frozenset[str], _Counts] = {}
     for path in sorted(classes, key=_depth):
         above = parent_path(path)
         around[path] = (around[above] if above is not None else frozenset()) | {classes[path]}
-        groups.setdefault(around[path], _Share()).add(own[path])
-    total: dict[str, _Share] = {name: _Share() for name in modules}
-    for group, share in groups.items():
+        groups.setdefault(around[path], _Counts()).add(own[path])
+    total: dict[str, _Counts] = {name: _Counts() for name in modules}
+    for group, counts in groups.items():
         for name in group:
-            total[name].add(share)
+            total[name].add(counts)
     found = [
         ClassStatistics(
             class_name=names[name],
             qualified_class=name,
             modules=modules[name],
             calls=calls[name],
-            nodes=share.nodes,
-            parameters=share.parameters,
-            parameter_bytes=share.parameter_bytes,
-            operations=_most_first(share.operations),
-            kinds=share.kinds,
+            nodes=counts.nodes,
+            parameters=counts.parameters,
+            parameter_bytes=counts.parameter_bytes,
+            operations=_by_frequency(counts.operations),
+            kinds=counts.kinds,
         )
-        for name, share in total.items()
+        for name, counts in total.items()
     ]
     return sorted(found, key=lambda each: (-each.nodes, -each.parameters, each.qualified_class))
 
 
-def _own_shares(
-    document: HierarchyDocument, nodes: Iterable[NodeRecord] | None, holders: Collection[str] | None
-) -> dict[str, _Share]:
-    """What belongs to each module and to none inside of it."""
-    own: dict[str, _Share] = {}
+def _own_counts(
+    document: HierarchyDocument, nodes: Iterable[NodeRecord] | None, parameter_modules: Collection[str] | None
+) -> dict[str, _Counts]:
+    """The counts of each module without its submodules."""
+    own: dict[str, _Counts] = {}
     for module in document.modules:
-        share = own[module.path] = _Share()
-        if holders is None or module.path in holders:
+        counts = own[module.path] = _Counts()
+        if parameter_modules is None or module.path in parameter_modules:
             for name, info in module.parameters.items():
                 if name not in module.tied_parameters:
                     size = _size(info.shape)
-                    share.parameters += size
-                    share.parameter_bytes += math.ceil(size * _bits(info) / 8)
-    shares = {call.id: own[call.path] for call in document.calls}
+                    counts.parameters += size
+                    counts.parameter_bytes += math.ceil(size * _bits(info) / 8)
+    counts_by_call = {call.id: own[call.path] for call in document.calls}
     for node in document.nodes if nodes is None else nodes:
-        found = shares.get(node.module)
+        found = counts_by_call.get(node.module)
         if found is not None:
             found.nodes += 1
             found.operations[node.op] = found.operations.get(node.op, 0) + 1
@@ -215,7 +217,7 @@ def _size(shape: tuple[int | str, ...]) -> int:
 
 
 def _bits(info: TensorInfo) -> int:
-    """The bits of an element, from the name of its type: ``float32``, ``float8_e4m3fn``, ``bool``."""
+    """The bits of an element, by the name of its type: ``float32``, ``float8_e4m3fn``, ``bool``."""
     return _bits_of(info.dtype)
 
 

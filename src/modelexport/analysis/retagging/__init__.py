@@ -1,4 +1,4 @@
-"""The hierarchy of a tagged file carried onto a rewritten file."""
+"""Transfer the hierarchy of a tagged file to a rewritten file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""retag: the hierarchy of a tagged model carried onto what another tool made of it."""
+"""retag: transfer the hierarchy of a tagged file to a file that another tool rewrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 import numpy.typing as npt
 import onnx_ir as ir
 
-from modelexport.analysis.retagging.value_runs import same_tensors
+from modelexport.analysis.retagging.matching_by_value import match_tensors_by_value
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
@@ -29,18 +29,18 @@ from modelexport.hierarchy import (
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ownership import Projection, project
 from modelexport.storage import (
-    FinishedFile,
     LoadedModel,
+    UntaggedFile,
     build_document,
     check_target,
     load,
-    read_finished,
-    write_finished,
+    read_untagged,
+    write_tagged,
 )
 
 STRATEGY = "retag"
 
-_RECORDED = frozenset({"exact"})
+_EXACT = frozenset({"exact"})
 _PROJECTED = frozenset({"fused", "merged", "folded"})
 
 
@@ -60,14 +60,14 @@ def _summary(report: RetagReport) -> Summary:
 @summarized(_summary)
 @dataclasses.dataclass(frozen=True)
 class RetagReport:
-    """What retagging found.
+    """The result of retagging.
 
     Attributes:
-        files: What was written.
+        files: The files written, the model first.
         document: The hierarchy of the rewritten graph.
-        tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
+        tensors_kept: How many node outputs of the tagged graph the rewritten graph still has, merged ones included.
         tensors_before: How many node outputs the tagged graph has.
-        by_value: Whether tensors were known by what they hold, and not by name.
+        by_value: Whether tensors were matched by value rather than by name.
     """
 
     files: tuple[Path, ...]
@@ -78,21 +78,21 @@ class RetagReport:
 
     @property
     def exact(self) -> int:
-        """Nodes whose owner was recorded for what they compute."""
-        return sum(node.kind in _RECORDED for node in self.document.nodes)
+        """The number of nodes with an exact owner."""
+        return sum(node.kind in _EXACT for node in self.document.nodes)
 
     @property
     def projected(self) -> int:
-        """Nodes that do the work of several nodes, all of whose calls are named."""
+        """The number of nodes that do the work of several original nodes, with all their calls."""
         return sum(node.kind in _PROJECTED for node in self.document.nodes)
 
     @property
     def inferred(self) -> int:
-        """Nodes whose owner is reasoned from data flow."""
+        """The number of nodes whose owner is inferred from data flow."""
         return len(self.document.nodes) - self.exact - self.projected
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for programs."""
+        """The report as JSON."""
         content: dict[str, Any] = msgspec.to_builtins(
             PrintedRetagging(
                 files=tuple(str(path) for path in self.files),
@@ -111,20 +111,20 @@ class RetagReport:
 
 
 class PrintedRetagging(msgspec.Struct, frozen=True):
-    """A report as it is printed.
+    """The JSON of a `RetagReport`.
 
     Attributes:
-        files: What was written.
-        nodes: How many nodes the rewritten model has.
-        exact: Nodes whose owner was recorded for what they compute.
-        projected: Nodes that do the work of several, all of whose calls are named.
-        inferred: Nodes whose owner is reasoned from data flow.
+        files: The files written, the model first.
+        nodes: The number of nodes of the rewritten model.
+        exact: Nodes with an exact owner.
+        projected: Nodes that do the work of several original nodes, with all their calls.
+        inferred: Nodes whose owner is inferred from data flow.
         kinds: Nodes by kind of attribution.
-        coverage: The part of the nodes that has an owner.
-        tensors_kept: How many node outputs of the tagged graph the rewritten one still has, merged ones included.
+        coverage: The fraction of nodes that have an owner.
+        tensors_kept: How many node outputs of the tagged graph the rewritten graph still has, merged ones included.
         tensors_before: How many node outputs the tagged graph has.
-        by_value: Whether tensors were known by what they hold, and not by name.
-        schema_version: The version of this form.
+        by_value: Whether tensors were matched by value rather than by name.
+        schema_version: The version of this format.
     """
 
     files: tuple[str, ...]
@@ -141,7 +141,7 @@ class PrintedRetagging(msgspec.Struct, frozen=True):
 
 
 def retagging_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport retag --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport retag --format json``."""
     return json_schema("modelexport retagging", PrintedRetagging)
 
 
@@ -155,29 +155,29 @@ def retag(
     inputs: Mapping[str, npt.NDArray[Any]] | None = None,
     limits: RunLimits = DEFAULT_RUN_LIMITS,
 ) -> RetagReport:
-    """Carry the hierarchy of a tagged model onto a model that another tool made of it.
+    """Transfer the hierarchy of a tagged file to a file that another tool rewrote.
 
-    Tensors that both graphs have tell what each node of the rewritten one stands for. A node that does the work of
-    several lists all their calls; one that is new works for the calls between the tensors around it.
+    The owners follow from the tensors that both graphs have. A node that does the work of several original nodes lists
+    all their calls; a new node belongs to the calls between the tensors around it.
 
     Args:
-        rewritten: The file that an optimizer, a quantizer or a converter wrote.
-        tagged: The file it was made of, with its sidecar.
-        output_path: Where to write the rewritten model with its hierarchy; None replaces `rewritten`.
-        overwrite: Replace files that exist.
-        by_value: Tell which tensors are the same by running both files once in onnxruntime, not by their names.
-        inputs: What they run on, by the names of the inputs; made up from their types and shapes where none are given.
-        limits: What a run may take.
+        rewritten: The output of an optimizer, a quantizer or a converter.
+        tagged: The file it was created from, with its sidecar.
+        output_path: The file to write; None replaces `rewritten`, which needs `overwrite`.
+        overwrite: Replace existing files.
+        by_value: Match tensors by their values in a run of both files in onnxruntime, not by name.
+        inputs: The inputs of that run by name; None synthesizes them from types and shapes.
+        limits: The limits of that run.
 
     Raises:
-        InputError: A file cannot be used as given, or the two have nothing in common.
+        InputError: A file cannot be used, or the two have no tensor in common.
         FileFormatError: A file is not an ONNX model, or `tagged` has no hierarchy.
         StorageError: The files could not be written.
     """
     target = check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
     original = load(tagged)
     original_document = _document_of(original)
-    given = read_finished(rewritten, target, overwrite=overwrite)
+    given = read_untagged(rewritten, target, overwrite=overwrite)
     owners = _owners(original, original_document)
     outputs = _node_outputs(original.model)
     names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
@@ -185,7 +185,7 @@ def retag(
         _check_related(outputs, original, given)
     projection = project(original.model, owners, given.graph, call_tree(original_document), names=names)
     document = _document(given, original_document, projection)
-    files = write_finished(given, document, target, overwrite=overwrite)
+    files = write_tagged(given, document, target, overwrite=overwrite)
     kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
     return RetagReport(files, document, len(kept), len(outputs), by_value)
 
@@ -193,14 +193,14 @@ def retag(
 def _document_of(tagged: LoadedModel) -> HierarchyDocument:
     if tagged.document is None:
         raise FileFormatError(
-            f"{tagged.path} has no hierarchy to carry over: {tagged.missing}; "
+            f"{tagged.path} has no hierarchy to transfer: {tagged.missing}; "
             "give the file that modelexport export wrote, with its sidecar beside it"
         )
     return tagged.document
 
 
 def call_tree(document: HierarchyDocument) -> CallTree:
-    """The calls of a document, to walk."""
+    """The calls of a document as a tree."""
 
     def read(call: CallRecord) -> ModuleCall:
         parent = CallId.parse(call.parent) if call.parent is not None else None
@@ -228,31 +228,31 @@ def _node_outputs(model: ir.Model) -> set[str]:
     return {value.name for node in model.graph for value in node.outputs if value.name}
 
 
-def _check_related(outputs: set[str], tagged: LoadedModel, given: FinishedFile) -> None:
+def _check_related(outputs: set[str], tagged: LoadedModel, given: UntaggedFile) -> None:
     if outputs and outputs.isdisjoint(_node_outputs(given.graph)):
         raise InputError(
-            f"{given.path} makes no tensor of {tagged.path}: it was made of another model, or by a tool that renames "
-            "every tensor; with --by-value tensors are known by what they hold"
+            f"{given.path} has no tensor of {tagged.path}: it was created from another model, or by a tool that "
+            "renames all tensors; --by-value (by_value=True in Python) matches tensors by value"
         )
 
 
 def _names_by_value(
     tagged: LoadedModel,
     document: HierarchyDocument,
-    given: FinishedFile,
+    given: UntaggedFile,
     inputs: Mapping[str, npt.NDArray[Any]] | None,
     limits: RunLimits,
 ) -> dict[ir.Value, str]:
-    """For tensors of the rewritten graph the names of the tensors of the tagged graph with the same values."""
+    """The names of the matching tensors of the tagged graph, by tensor of the rewritten graph."""
     root = next((call for call in document.calls if call.parent is None), None)
     arguments = {tensor.tensor: tensor.name for tensor in root.inputs if tensor.tensor} if root is not None else {}
-    found = same_tensors(
+    found = match_tensors_by_value(
         tagged.model, tagged.path, given.graph, given.path, inputs=inputs, arguments=arguments, limits=limits
     )
     return {value: original.name for value, original in found.items() if original.name}
 
 
-def _document(given: FinishedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
+def _document(given: UntaggedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
     nodes = nodes_with_ids(given.graph)
     axes = {tensor.id: tensor.axis for tensor in original.tensors if tensor.axis is not None}
     constants = {

@@ -1,4 +1,4 @@
-"""What two graphs that should compute the same are run on: given arrays, shapes to fill, or made up from the inputs."""
+"""Inputs to run the original and the rewritten graph on: given arrays, or synthesized ones."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from modelexport.ort import numpy_type
 Array = npt.NDArray[Any]
 
 _SEED = 0
-# Whole numbers are indices or masks most of the time, and the smallest table has two rows.
-_WHOLE_NUMBERS = 2
-# What axes of any length are tried with, one after the other: small, and large enough for what a graph needs.
-_LENGTHS = (4, 16, 64, 224)
-_MOST_ELEMENTS = 2**26
+# Integers are mostly indices or masks, and the smallest embedding table has two rows.
+_INTEGER_LIMIT = 2
+# The sizes to try for dynamic axes, smallest first: convolutions need larger ones.
+_AXIS_SIZES = (4, 16, 64, 224)
+_MAX_ELEMENTS = 2**26
 
 
 @dataclasses.dataclass(frozen=True)
 class InputPair:
-    """The same input of two graphs.
+    """An input of the original graph, and the matching input of the rewritten graph.
 
     Attributes:
-        first: As the first graph has it.
-        second: As the second has it.
-        names: What a user may call it, the first graph's name first.
+        original: The input of the original graph.
+        rewritten: The input of the rewritten graph.
+        names: The names that users can give arrays by; the first is that of the original graph.
     """
 
-    first: ir.Value
-    second: ir.Value
+    original: ir.Value
+    rewritten: ir.Value
     names: tuple[str, ...]
 
 
-def pair_inputs(first: ir.Model, second: ir.Model, arguments: Mapping[str, str]) -> list[InputPair]:
-    """Which input of one graph is which of the other: by name, or by place where the names are others.
+def pair_inputs(original: ir.Model, rewritten: ir.Model, arguments: Mapping[str, str]) -> list[InputPair]:
+    """Match the inputs of two graphs by name, or by position if the names differ.
 
     Args:
-        first: The first model.
-        second: The second.
-        arguments: For inputs of the first by name, what the model's forward calls them.
+        original: The original model.
+        rewritten: The rewritten model.
+        arguments: The names of forward arguments, by input of the original model.
 
     Raises:
-        InputError: Their inputs don't correspond.
+        InputError: The inputs do not match.
     """
-    ours, theirs = _inputs(first), _inputs(second)
-    by_name = {value.name: value for value in theirs}
-    if set(by_name) == {value.name for value in ours}:
-        pairs = [(value, by_name[value.name]) for value in ours]
-    elif len(ours) == len(theirs):
-        pairs = list(zip(ours, theirs, strict=True))
+    original_inputs, rewritten_inputs = _inputs(original), _inputs(rewritten)
+    by_name = {value.name: value for value in rewritten_inputs}
+    if set(by_name) == {value.name for value in original_inputs}:
+        pairs = [(value, by_name[value.name]) for value in original_inputs]
+    elif len(original_inputs) == len(rewritten_inputs):
+        pairs = list(zip(original_inputs, rewritten_inputs, strict=True))
     else:
         raise InputError(
-            f"one file has {len(ours)} inputs and the other {len(theirs)}, under other names: "
-            "nothing tells which is which"
+            f"the tagged file has {len(original_inputs)} inputs, the rewritten one {len(rewritten_inputs)} with "
+            "different names: they cannot be matched"
         )
     for own, other in pairs:
-        if _kind(own) != _kind(other) or not _shapes_fit(own, other):
+        if _kind(own) != _kind(other) or not _shapes_match(own, other):
             raise InputError(
-                f"input {own.name!r} ({own.dtype}, {own.shape}) stands where input {other.name!r} ({other.dtype}, "
-                f"{other.shape}) of the other file does, and cannot be the same"
+                f"input {own.name!r} ({own.dtype}, {own.shape}) of the tagged file does not match input {other.name!r} "
+                f"({other.dtype}, {other.shape}) of the rewritten one"
             )
     return [
         InputPair(
@@ -84,18 +84,18 @@ def _inputs(model: ir.Model) -> list[ir.Value]:
 def _kind(value: ir.Value) -> str:
     dtype = numpy_type(value.dtype) if value.dtype is not None else None
     if dtype is None:
-        raise InputError(f"input {value.name!r} is no tensor of numbers ({value.type}): values cannot be compared")
+        raise InputError(f"input {value.name!r} is not a numeric tensor ({value.type}): its values cannot be compared")
     return "i" if dtype.kind == "u" else dtype.kind
 
 
-def _shapes_fit(one: ir.Value, other: ir.Value) -> bool:
+def _shapes_match(one: ir.Value, other: ir.Value) -> bool:
     if one.shape is None or other.shape is None:
         return True
     if len(one.shape) != len(other.shape):
         return False
     return all(
-        not (isinstance(mine, int) and isinstance(theirs, int)) or mine == theirs
-        for mine, theirs in zip(one.shape, other.shape, strict=True)
+        not (isinstance(size, int) and isinstance(other_size, int)) or size == other_size
+        for size, other_size in zip(one.shape, other.shape, strict=True)
     )
 
 
@@ -105,8 +105,8 @@ def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
     Raises:
         InputError: A specification cannot be read.
     """
-    made: dict[str, Array] = {}
-    draw = np.random.default_rng(_SEED)
+    filled: dict[str, Array] = {}
+    random = np.random.default_rng(_SEED)
     for text in specifications:
         given = read_shape(text)
         try:
@@ -114,16 +114,16 @@ def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
         except TypeError:
             dtype = np.dtype(object)
         if dtype.kind not in "fiub":
-            raise InputError(f"{given.option}: {given.dtype!r} is no type of numbers, such as float32 or int64")
-        made[given.name] = _fill(given.shape, dtype, draw, given.option)
-    return made
+            raise InputError(f"{given.option}: {given.dtype!r} is not a numeric type such as float32 or int64")
+        filled[given.name] = _fill(given.shape, dtype, random, given.option)
+    return filled
 
 
-def given_feeds(pairs: Sequence[InputPair], given: Mapping[str, Array]) -> list[Array]:
-    """For each input the array that was given for it.
+def feeds_from_arrays(pairs: Sequence[InputPair], given: Mapping[str, Array]) -> list[Array]:
+    """The given array of each input.
 
     Raises:
-        InputError: One is missing, one too many, or of another shape than the file takes.
+        InputError: An array is missing, unknown, or does not have the input's shape.
     """
     used: dict[str, Array] = {}
     for pair in pairs:
@@ -138,27 +138,27 @@ def given_feeds(pairs: Sequence[InputPair], given: Mapping[str, Array]) -> list[
     return list(used.values())
 
 
-def made_feeds(pairs: Sequence[InputPair]) -> Iterator[list[Array]]:
-    """Arrays for the inputs, made up from their types and shapes; axes of any length longer from one to the next."""
-    free = any(not isinstance(size, int) for pair in pairs for size in pair.first.shape or ())
-    for length in _LENGTHS if free else _LENGTHS[:1]:
-        draw = np.random.default_rng(_SEED)
-        yield [_made(pair, length, draw) for pair in pairs]
+def synthesize_feeds(pairs: Sequence[InputPair]) -> Iterator[list[Array]]:
+    """Synthesize arrays from the types and shapes of the inputs, several times with larger dynamic axes."""
+    has_dynamic_axes = any(not isinstance(size, int) for pair in pairs for size in pair.original.shape or ())
+    for dynamic_size in _AXIS_SIZES if has_dynamic_axes else _AXIS_SIZES[:1]:
+        random = np.random.default_rng(_SEED)
+        yield [_synthesize(pair, dynamic_size, random) for pair in pairs]
 
 
-def for_graph(values: Sequence[ir.Value], arrays: Sequence[Array]) -> dict[str, Array]:
-    """The arrays by the names, and in the types, that the inputs of a graph have."""
+def feeds_of_graph(values: Sequence[ir.Value], arrays: Sequence[Array]) -> dict[str, Array]:
+    """The arrays by input name of a graph, converted to its input types."""
     return {
         value.name or "": array.astype(_type_of(value), copy=False) for value, array in zip(values, arrays, strict=True)
     }
 
 
-def _made(pair: InputPair, length: int, draw: np.random.Generator) -> Array:
-    shape = pair.first.shape if pair.first.shape is not None else pair.second.shape
+def _synthesize(pair: InputPair, dynamic_size: int, random: np.random.Generator) -> Array:
+    shape = pair.original.shape if pair.original.shape is not None else pair.rewritten.shape
     if shape is None:
         raise InputError(f"input {pair.names[0]!r} has no known shape: give it with --inputs or --input-shape")
-    sizes = [size if isinstance(size, int) else length for size in shape]
-    return _fill(sizes, _type_of(pair.first), draw, f"input {pair.names[0]!r}")
+    sizes = [size if isinstance(size, int) else dynamic_size for size in shape]
+    return _fill(sizes, _type_of(pair.original), random, f"input {pair.names[0]!r}")
 
 
 def _type_of(value: ir.Value) -> np.dtype[Any]:
@@ -166,28 +166,28 @@ def _type_of(value: ir.Value) -> np.dtype[Any]:
     return dtype if dtype is not None else np.dtype(np.float32)
 
 
-def _fill(shape: Sequence[int], dtype: np.dtype[Any], draw: np.random.Generator, what: str) -> Array:
+def _fill(shape: Sequence[int], dtype: np.dtype[Any], random: np.random.Generator, what: str) -> Array:
     elements = int(np.prod(shape, dtype=object)) if len(shape) else 1
-    if elements > _MOST_ELEMENTS:
-        raise InputError(f"{what} has {elements} elements, more than is made up: give it with --inputs")
+    if elements > _MAX_ELEMENTS:
+        raise InputError(f"{what} has {elements} elements, more than are synthesized: give it with --inputs")
     if dtype.kind == "f":
-        return np.asarray(draw.standard_normal(shape), dtype)
-    array = np.asarray(draw.integers(0, _WHOLE_NUMBERS, shape), dtype)
-    # A mask that leaves nothing makes nothing but undefined numbers.
-    array[..., :1] = 1
+        return np.asarray(random.standard_normal(shape), dtype)
+    array = np.asarray(random.integers(0, _INTEGER_LIMIT, shape), dtype)
+    # A mask of zeros masks everything, and a softmax over nothing is NaN. A scalar may be a divisor or a length.
+    array[(..., slice(1)) if array.ndim else ...] = 1
     return array
 
 
 def _check_shape(pair: InputPair, name: str, array: Array) -> None:
-    for value in (pair.first, pair.second):
+    for value in (pair.original, pair.rewritten):
         shape = value.shape
         if shape is None:
             continue
-        fits = len(shape) == array.ndim and all(
+        matches = len(shape) == array.ndim and all(
             not isinstance(wanted, int) or wanted == size for wanted, size in zip(shape, array.shape, strict=True)
         )
-        if not fits:
-            raise InputError(f"input {name!r} was given as {list(array.shape)}, and the file takes {shape}")
+        if not matches:
+            raise InputError(f"input {name!r} was given as {list(array.shape)}, but the file takes {shape}")
 
 
 def _listed(pairs: Sequence[InputPair]) -> str:

@@ -1,4 +1,4 @@
-"""A validation report as SARIF 2.1.0, the format in which code hosts and editors take findings."""
+"""A validation report as SARIF 2.1.0, the format of code hosts and editors for findings."""
 
 from __future__ import annotations
 

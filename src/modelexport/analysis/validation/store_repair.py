@@ -1,4 +1,4 @@
-"""repair: the stores of a file that are missing or damaged, written again from those that are there."""
+"""repair: restore missing or damaged stores of a file from the others."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from typing import Any
 
 import msgspec
 
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import graph_hash
 from modelexport.hierarchy import HierarchyDocument, json_schema
-from modelexport.storage import check_target, read_finished, recover_document, write_finished
+from modelexport.storage import check_target, read_untagged, recover_document, write_tagged
 
 _OURS = ("doc_string", "metadata_props")
 
 
 def _summary(report: RepairReport) -> Summary:
     facts = {"file": report.files[0] if report.files else None, "origin": report.origin}
-    return Summary(facts, ("not known",), [(text,) for text in report.missing])
+    return Summary(facts, ("missing",), [(text,) for text in report.missing])
 
 
 @summarized(_summary)
 @dataclasses.dataclass(frozen=True)
 class RepairReport:
-    """What was repaired.
+    """The result of a repair.
 
     Attributes:
-        origin: The store that the others were written from.
-        files: What was written.
-        missing: What that store does not tell, in words.
+        origin: The store that the others were restored from.
+        files: The files written, the model first.
+        missing: What that store does not contain.
     """
 
     origin: str
@@ -39,14 +38,14 @@ class RepairReport:
     missing: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The report in plain types, ready for JSON."""
+        """The report as JSON."""
         files = tuple(str(path) for path in self.files)
         content: dict[str, Any] = msgspec.to_builtins(PrintedRepair(self.origin, files, self.missing))
         return content
 
 
 class PrintedRepair(msgspec.Struct, frozen=True):
-    """A repair as commands print it; `RepairReport` says what each field means."""
+    """The JSON of a `RepairReport`."""
 
     origin: str
     files: tuple[str, ...]
@@ -55,52 +54,52 @@ class PrintedRepair(msgspec.Struct, frozen=True):
 
 
 def repair_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``modelexport repair --format json`` prints."""
+    """The JSON Schema of the output of ``modelexport repair --format json``."""
     return json_schema("modelexport repair", PrintedRepair)
 
 
 def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite: bool = False) -> RepairReport:
-    """Write all three stores of a file anew.
+    """Rewrite all three stores of a file: doc_string, metadata_props and sidecar.
 
-    A sidecar that can be read and belongs to the graph knows most: the nodes' stores are written from it. Else the
-    nodes say what they know, and the sidecar is made of that.
+    The source is the sidecar, if it can be read and describes this graph. Otherwise it is the metadata of the nodes,
+    and the new sidecar has no boundaries and only the modules that tags name.
 
     Args:
         path: The file.
-        output_path: The file to write; None replaces `path`, which `overwrite` has to allow.
-        overwrite: Replace files that exist.
+        output_path: The file to write; None replaces `path`, which needs `overwrite`.
+        overwrite: Replace existing files.
 
     Raises:
-        InputError: There is no such file, or nothing of ours in it to repair from.
+        InputError: The file does not exist, or has no hierarchy of ours.
         FileFormatError: It is not an ONNX model.
         StorageError: The files could not be written.
     """
-    subject = Subject(path)
-    target = check_target(subject.path if output_path is None else Path(output_path), force=overwrite)
-    finished = read_finished(subject.path, target, overwrite=overwrite)
-    document, origin, missing = _best(subject)
+    file = ValidatedFile(path)
+    target = check_target(file.path if output_path is None else Path(output_path), force=overwrite)
+    untagged = read_untagged(file.path, target, overwrite=overwrite)
+    document, origin, missing = _best(file)
     if document is None:
         try:
-            found = recover_document(subject.model, subject.nodes, finished.graph)
+            found = recover_document(file.model, file.nodes, untagged.graph)
         except FileFormatError as error:
-            raise _nothing(subject.path) from error
+            raise _nothing(file.path) from error
         if found.origin not in _OURS:
-            raise _nothing(subject.path)
+            raise _nothing(file.path)
         document, origin, missing = found.document, found.origin, found.missing
-    return RepairReport(origin, write_finished(finished, document, target, overwrite=overwrite), missing)
+    return RepairReport(origin, write_tagged(untagged, document, target, overwrite=overwrite), missing)
 
 
-def _best(subject: Subject) -> tuple[HierarchyDocument | None, str, tuple[str, ...]]:
-    document = subject.document
-    if document is None or document.graph_hash != graph_hash(subject.model, subject.nodes):
+def _best(file: ValidatedFile) -> tuple[HierarchyDocument | None, str, tuple[str, ...]]:
+    document = file.document
+    if document is None or document.graph_hash != file.opened.graph_hash:
         return None, "", ()
-    # As `read_model` demands it: each node once, in their order.
-    if [record.id for record in document.nodes] != [identity for identity, _ in subject.nodes]:
+    # As `read_model` requires: each node once, in graph order.
+    if [record.id for record in document.nodes] != [identity for identity, _ in file.nodes]:
         return None, "", ()
     return document, "sidecar", ()
 
 
 def _nothing(path: Path) -> InputError:
     return InputError(
-        f"{path} holds none of our stores to repair from: export the model again, or tag the file with modelexport tag"
+        f"{path} has no hierarchy of ours to repair from: export the model again, or tag the file with modelexport tag"
     )

@@ -1,94 +1,24 @@
-"""validate: a model file and its hierarchy against a table of named rules."""
+"""validate: check a model file and its hierarchy against the validation rules."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from modelexport.analysis import Finding, RuleReport, Severity, ValidationReport
 from modelexport.analysis.contamination import RULE as CONTAMINATION
-from modelexport.analysis.validation import rules
-from modelexport.analysis.validation.rules import Breach
-from modelexport.analysis.validation.subject import Subject
+from modelexport.analysis.validation.baseline_rules import BASELINE_RULES, TOPOLOGY
+from modelexport.analysis.validation.graph_rules import GRAPH_RULES
+from modelexport.analysis.validation.hierarchy_rules import HIERARCHY_RULES
+from modelexport.analysis.validation.rule import Rule, Violation
+from modelexport.analysis.validation.store_rules import STORE_RULES
+from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.gc_pause import gc_paused
 
-TOPOLOGY = "topology"
-# The rules that ask onnx itself; all others look at the file's structure.
-EXTERNAL = frozenset({"onnx-checker", "shape-inference"})
+RULES: tuple[Rule, ...] = (*GRAPH_RULES, *STORE_RULES, *HIERARCHY_RULES, *BASELINE_RULES)
 
-# So many findings of one rule say it: a store that is gone is gone for every node.
-_MOST = 20
-_EXPORT_AGAIN = "export the model again"
-_REPAIR = "modelexport repair FILE --force restores the missing stores from those that are left"
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """One rule of the table.
-
-    Attributes:
-        id: Its name, for reports and for those who filter them.
-        title: What it demands.
-        fix: What to do where it is broken.
-        check: Finds what breaks it.
-        severity: How bad that is, where a finding does not say otherwise.
-        needs_document: Whether there is nothing to check without a sidecar that can be read.
-        optional: Whether it runs only when asked for.
-        whole: Whether every finding is told, however many.
-    """
-
-    id: str
-    title: str
-    fix: str
-    check: Callable[[Subject], Iterable[Breach]]
-    severity: Severity = Severity.ERROR
-    needs_document: bool = False
-    optional: bool = False
-    whole: bool = False
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("onnx-checker", "the ONNX checker accepts the file", _EXPORT_AGAIN, rules.check_onnx),
-    Rule("shape-inference", "shapes and types fit together", _EXPORT_AGAIN, rules.check_shapes),
-    Rule("sidecar", "there is a sidecar that can be read", _REPAIR, rules.check_sidecar),
-    Rule(
-        "sidecar-hash",
-        "the sidecar describes this graph",
-        "put the sidecar of this file beside it, or carry the hierarchy over with modelexport retag",
-        rules.check_belongs,
-        needs_document=True,
-    ),
-    Rule("coverage", "every node has an owner", _REPAIR, rules.check_coverage),
-    Rule("tag-format", "tags are written as tags are", _REPAIR, rules.check_tag_format),
-    Rule("stores-agree", "the three stores say the same", _REPAIR, rules.check_stores_agree),
-    Rule("tags-exist", "every tag is in the tree", _EXPORT_AGAIN, rules.check_tags_exist, needs_document=True),
-    Rule("hierarchy", "modules and calls hang together", _EXPORT_AGAIN, rules.check_hierarchy, needs_document=True),
-    Rule("boundaries", "boundary tensors are in the graph", _EXPORT_AGAIN, rules.check_boundaries, needs_document=True),
-    Rule(
-        "tensors",
-        "who makes and reads a tensor owns its nodes",
-        _EXPORT_AGAIN,
-        rules.check_tensors,
-        needs_document=True,
-    ),
-    Rule(
-        CONTAMINATION,
-        "no node is owned by a call that did not run it",
-        "look at the node with its neighbours; where the owner is wrong, export again or correct all three stores",
-        rules.check_owners,
-        needs_document=True,
-        optional=True,
-        whole=True,
-    ),
-    Rule(
-        TOPOLOGY,
-        "without our metadata, the graph is the baseline's",
-        "export both with the same versions and options",
-        rules.check_topology,
-        optional=True,
-    ),
-)
+# A missing store violates a rule at every node: the report lists the first findings and counts the rest.
+_MAX_FINDINGS = 20
 
 
 def validate(
@@ -98,36 +28,42 @@ def validate(
 
     Args:
         path: The file.
-        check_contamination: Whether to judge the owners of nodes too, by what the file itself shows.
-        baseline: A file that must have the same graph once our metadata is taken away.
+        check_contamination: Whether to also check the owners of nodes against the evidence in the file.
+        baseline: A file that must have the same graph, apart from our metadata.
 
     Raises:
-        InputError: There is no such file.
+        InputError: The file does not exist.
         FileFormatError: It is not an ONNX model.
     """
-    asked = {CONTAMINATION: check_contamination, TOPOLOGY: baseline is not None}
     with gc_paused():
-        return check(Subject(path, baseline), [rule for rule in RULES if not rule.optional or asked[rule.id]])
+        return validate_opened(ValidatedFile(path, baseline), check_contamination=check_contamination)
 
 
-def check(subject: Subject, chosen: Sequence[Rule]) -> ValidationReport:
-    """The report of these rules on a file."""
+def validate_opened(file: ValidatedFile, *, check_contamination: bool = False) -> ValidationReport:
+    """`validate` for a file that is already parsed."""
+    requested = {CONTAMINATION: check_contamination, TOPOLOGY: file.baseline is not None}
+    with gc_paused():
+        return check(file, [rule for rule in RULES if not rule.optional or requested[rule.id]])
+
+
+def check(file: ValidatedFile, chosen: Sequence[Rule]) -> ValidationReport:
+    """Check a file against some rules."""
     reports: list[RuleReport] = []
     findings: list[Finding] = []
     for rule in chosen:
-        if rule.needs_document and subject.document is None:
+        if rule.needs_document and file.document is None:
             reports.append(RuleReport(rule.id, rule.title, skipped="there is no sidecar to check"))
             continue
-        found = list(rule.check(subject))
+        found = list(rule.check(file))
         reports.append(RuleReport(rule.id, rule.title, len(found)))
         findings.extend(_findings(rule, found))
-    return ValidationReport(str(subject.path), len(subject.nodes), tuple(reports), tuple(findings))
+    return ValidationReport(str(file.path), len(file.nodes), tuple(reports), tuple(findings))
 
 
-def _findings(rule: Rule, found: Sequence[Breach]) -> Iterable[Finding]:
-    shown = found if rule.whole else found[:_MOST]
-    for breach in shown:
-        yield Finding(rule.id, breach.severity or rule.severity, breach.message, rule.fix, breach.node, breach.case)
-    if len(shown) < len(found):
-        left = len(found) - len(shown)
+def _findings(rule: Rule, violations: Sequence[Violation]) -> Iterable[Finding]:
+    shown = violations if rule.lists_all else violations[:_MAX_FINDINGS]
+    for found in shown:
+        yield Finding(rule.id, found.severity or rule.severity, found.message, rule.fix, found.node, found.case)
+    if len(shown) < len(violations):
+        left = len(violations) - len(shown)
         yield Finding(rule.id, Severity.NOTE, f"{left} more findings of this rule are not listed", rule.fix)

@@ -1,11 +1,12 @@
-"""Evidence by value: one eager forward pass, matched to the tensors of an ONNX graph."""
+"""Evidence by value: one eager forward pass and one run of an ONNX graph, matched by the values of their tensors."""
 
 from __future__ import annotations
 
-from modelexport.capture.by_value.attribution_by_value import Usage, attribute_by_usage, check_onnxruntime
+from modelexport.capture.by_value.attribution_by_value import ValueMatch, attribute_by_value
+from modelexport.capture.by_value.graph_run import check_onnxruntime
 
 __all__ = [
-    "Usage",
-    "attribute_by_usage",
+    "ValueMatch",
+    "attribute_by_value",
     "check_onnxruntime",
 ]

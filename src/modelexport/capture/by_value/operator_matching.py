@@ -1,8 +1,8 @@
-"""Which operators of an eager run the nodes of an ONNX graph stand for, and so whose they are.
+"""Matches the nodes of an ONNX graph to the operators of an eager run by value, and attributes them to its calls.
 
-The two graphs are matched by the values of their tensors. Where several calls made equal values, what a node reads
-and who reads its results decide; where those don't, nothing is decided and the innermost call around all is named.
-Only values, producers and readers count: no operator is known by name.
+Where several calls computed equal values, the inputs and the consumers of a node decide between them. Where they do not
+decide, the owner is the innermost call around all candidates. Only values, producers and consumers count: no operator
+is known by name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from modelexport.hierarchy import Attribution, CallId, CallTree, Kind, confidenc
 from modelexport.ownership import VisitBudget, downstream
 
 
-class Correspondence:
-    """The operators that the nodes of a graph stand for."""
+class OperatorMatching:
+    """The nodes of a graph, matched to the operators of an eager run that computed the same values."""
 
     def __init__(
         self,
@@ -29,113 +29,113 @@ class Correspondence:
         eager: EagerGraph,
         calls: CallTree,
         results: Sequence[int],
-        around: Correspondence | None = None,
+        outer: OperatorMatching | None = None,
     ) -> None:
         """Match the graph to the run.
 
         Args:
-            graph: The main graph, or a body.
+            graph: The main graph, or a subgraph.
             tensors: The fingerprints of its tensors, by name.
-            anchors: The values of the run that its inputs and initializers are known to hold, by name.
-            eager: What eager PyTorch did.
+            anchors: The known values of its inputs and initializers, by name.
+            eager: The eager run.
             calls: The module calls of the run.
-            results: The values that the model returned, or the function that the body was made of.
-            around: The graph around a body.
+            results: The values that the model returned; for a subgraph those that its functions returned.
+            outer: For a subgraph, the matching of the graph around it.
 
         Attributes:
-            found: The values of the run that each tensor may hold.
+            found: The values of the run that each tensor may be.
         """
         self.found: dict[ir.Value, set[int]] = {}
-        self._reads = {node: _read_values(node) for node in graph}
-        self._nodes = _in_order(self._reads)
+        self._consumed = {node: _consumed_values(node) for node in graph}
+        self._nodes = _sorted_nodes(self._consumed)
         self.tensors = tensors
         self.eager = eager
         self._index = ValueIndex(eager.run.fingerprints)
         self._calls = calls
         self._counterparts: dict[ir.Value, list[int]] = {}
-        # The nodes that change no number, with the inputs that they pass on; and those that change no layout either.
-        self._passing: dict[ir.Node, list[ir.Value]] = {}
-        self._unchanging: set[ir.Node] = set()
+        # The nodes whose output has the elements of inputs, with these inputs; and those that keep the layout as well.
+        self._copied_inputs: dict[ir.Node, list[ir.Value]] = {}
+        self._same_layout: set[ir.Node] = set()
         self._consumers: dict[ir.Value, list[ir.Node]] = {}
-        for node, values in self._reads.items():
+        for node, values in self._consumed.items():
             for value in values:
                 self._consumers.setdefault(value, []).append(node)
         for value in (*graph.inputs, *graph.initializers.values()):
             if value.name is not None and value.name in anchors:
-                self.found[value] = self.eager.spread(anchors[value.name])
-        # The nodes that need no input of the graph.
+                self.found[value] = self.eager.with_copies(anchors[value.name])
+        # The nodes that depend on no input of the graph.
         self._constant: set[ir.Node] = set()
-        if around is not None:
-            self._constant |= around._constant
-            outside = [value for values in self._reads.values() for value in values if value in around.found]
-            self.found.update({value: self.eager.spread(around.found[value]) for value in outside})
+        if outer is not None:
+            self._constant |= outer._constant
+            outside = [value for values in self._consumed.values() for value in values if value in outer.found]
+            self.found.update({value: self.eager.with_copies(outer.found[value]) for value in outside})
         for node in self._nodes:
-            self._pair(node)
-            if all(v.is_initializer() or v.producer() in self._constant for v in self._reads[node]):
+            self._match_node(node)
+            if all(v.is_initializer() or v.producer() in self._constant for v in self._consumed[node]):
                 self._constant.add(node)
         self._budget = VisitBudget.for_graph(len(self._nodes))
-        self._served: set[ir.Node] = set()
-        returned = _results(graph, results)
+        self._disambiguated: set[ir.Node] = set()
+        returned = _returned_values(graph, results)
         for node in reversed(self._nodes):
-            self._keep_those_read(node, returned)
+            self._keep_consumed(node, returned)
         self._survivors = set().union(*self.found.values()) if self.found else set()
-        self._sharers = Counter(number for node in self._nodes for number in set(self.counterparts(node)))
+        self._match_counts = Counter(number for node in self._nodes for number in set(self.counterparts(node)))
 
     def counterparts(self, node: ir.Node) -> list[int]:
-        """The operators that made what the node makes, in the order they ran."""
+        """The operators that computed the node's outputs, in the order they ran."""
         return sorted({number for value in node.outputs for number in self._counterparts.get(value, ())})
 
-    def has_made(self, value: ir.Value, number: int) -> bool:
-        """Whether what a tensor's maker stands for made that very value of the eager run, and not just its like."""
+    def is_produced_as(self, value: ir.Value, number: int) -> bool:
+        """Whether the operators matched to a tensor's producer computed this value, not only an equal one."""
         return any(number in self.eager.run.operations[n].outputs for n in self._counterparts.get(value, ()))
 
     # --- matching ----------------------------------------------------------------------------------------------
 
-    def _pair(self, node: ir.Node) -> None:
-        entering = self._found_by(self._reads[node])
+    def _match_node(self, node: ir.Node) -> None:
+        entering = self._values_of(self._consumed[node])
         for output in node.outputs:
             known = self.tensors.get(output.name or "")
             if known is None:
                 continue
             candidates = self._candidates(known, entering)
-            numbers = {number for value in candidates for number in self.eager.makers.get(value, ())}
-            sources = [v for v in node.inputs if v is not None and self._moves(v, known)]
+            numbers = {number for value in candidates for number in self.eager.producers.get(value, ())}
+            sources = [v for v in node.inputs if v is not None and self._is_copy_of(v, known)]
             if sources:
-                numbers = self._passing_on(node, known, sources, candidates, numbers)
+                numbers = self._match_copy(node, known, sources, candidates, numbers)
             else:
-                numbers -= self.eager.passing
-            chosen = self._nearest(node, numbers)
+                numbers -= self.eager.copying
+            chosen = self._sharing_most_inputs(node, numbers)
             if chosen:
                 self._counterparts[output] = chosen
-            made = {value for number in chosen for value in self.eager.run.operations[number].outputs}
-            kept = candidates & self.eager.spread(entering if node in self._passing else made)
+            produced = {value for number in chosen for value in self.eager.run.operations[number].outputs}
+            kept = candidates & self.eager.with_copies(entering if node in self._copied_inputs else produced)
             self.found[output] = kept or candidates
 
-    def _nearest(self, node: ir.Node, numbers: set[int]) -> list[int]:
-        """Of several operators, those that read most of what the node reads."""
-        sources = [self.found[value] for value in self._reads[node] if value in self.found]
+    def _sharing_most_inputs(self, node: ir.Node, numbers: set[int]) -> list[int]:
+        """Of several operators, those that share the most inputs with the node."""
+        sources = [self.found[value] for value in self._consumed[node] if value in self.found]
         inputs = {number: self.eager.run.operations[number].inputs for number in numbers}
         shared = {n: sum(not source.isdisjoint(inputs[n]) for source in sources) for n in numbers}
         return sorted(n for n in numbers if shared[n] == max(shared.values()))
 
     def _candidates(self, known: Fingerprint, entering: set[int]) -> set[int]:
-        """The values that are equal to a tensor; where equality says little, only those made from what was read."""
-        if known.telling:
+        """The values that equal a tensor; for one without distinctive values only those computed from its inputs."""
+        if known.is_distinctive:
             return set(self._index.find(known))
         fingerprints = self.eager.run.fingerprints
         near = {
             value
             for source in entering
-            for number in self.eager.readers.get(source, ())
+            for number in self.eager.consumers.get(source, ())
             for value in self.eager.run.operations[number].outputs
         }
         return {v for v in near | entering if (other := fingerprints[v]) is not None and known.same_values(other)}
 
-    def _moves(self, value: ir.Value, known: Fingerprint) -> bool:
+    def _is_copy_of(self, value: ir.Value, known: Fingerprint) -> bool:
         own = self.tensors.get(value.name or "")
-        return own is not None and own.is_moved(known)
+        return own is not None and own.is_copy(known)
 
-    def _passing_on(
+    def _match_copy(
         self,
         node: ir.Node,
         known: Fingerprint,
@@ -143,154 +143,155 @@ class Correspondence:
         candidates: set[int],
         numbers: set[int],
     ) -> set[int]:
-        """What a node that changes no number stands for.
+        """The operators that match a node whose output has the elements of an input (`sources`).
 
-        With other operands it did compute, to no effect (a bias of zeros): an operator that read those too.
-        Otherwise an operator that laid the value out in the same way.
+        With other operands the node computes without effect (a bias of zeros): it matches operators that consume these
+        operands as well. Otherwise it matches operators that change the layout in the same way.
         """
-        others = [v for v in self._reads[node] if v not in sources]
-        operands = self._found_by(others)
+        others = [v for v in self._consumed[node] if v not in sources]
+        operands = self._values_of(others)
         computing = {n for n in numbers if not operands.isdisjoint(self.eager.run.operations[n].inputs)}
         if computing:
             return computing
-        self._passing[node] = list(sources)
+        self._copied_inputs[node] = list(sources)
         fingerprints = self.eager.run.fingerprints
         before = [self.tensors[source.name or ""] for source in sources]
         if any(own.same_layout(known) for own in before):
-            self._unchanging.add(node)
+            self._same_layout.add(node)
         alike = {
             number
             for value in candidates
             if (after := fingerprints[value]) is not None and known.same_layout(after)
-            for number in self.eager.makers.get(value, ())
-            if number in self.eager.passing
+            for number in self.eager.producers.get(value, ())
+            if number in self.eager.copying
             and any(
                 (given := fingerprints[source]) is not None and any(own.same_layout(given) for own in before)
                 for source in self.eager.run.operations[number].inputs
             )
         }
         if any((own := self.tensors.get(v.name or "")) is not None and own.is_operand for v in others):
-            return alike | (numbers - self.eager.passing)
+            return alike | (numbers - self.eager.copying)
         return alike
 
-    def _keep_those_read(self, node: ir.Node, results: Mapping[ir.Value, set[int]]) -> None:
-        """Of operators in several calls, those whose results were read by what stands for the node's readers."""
+    def _keep_consumed(self, node: ir.Node, results: Mapping[ir.Value, set[int]]) -> None:
+        """Of operators in several calls, keep those whose outputs the operators of the node's consumers consumed."""
         for output in node.outputs:
             numbers = self._counterparts.get(output, [])
             if len({self.eager.call(number) for number in numbers}) < 2:
                 continue
-            _, readers = self._group(node)
-            read = set(results.get(output, ())).union(*(self.eager.run.operations[n].inputs for n in readers))
-            made = {n: self.eager.spread(self.eager.run.operations[n].outputs) for n in numbers}
-            serving = [number for number in numbers if not made[number].isdisjoint(read)]
-            if serving:
-                self._served.add(node)
-                self._counterparts[output] = serving
-                self.found[output] = self.found[output] & set().union(*(made[n] for n in serving)) or self.found[output]
+            _, consumers = self._unmatched_group(node)
+            consumed = set(results.get(output, ())).union(*(self.eager.run.operations[n].inputs for n in consumers))
+            produced = {n: self.eager.with_copies(self.eager.run.operations[n].outputs) for n in numbers}
+            kept = [number for number in numbers if not produced[number].isdisjoint(consumed)]
+            if kept:
+                self._disambiguated.add(node)
+                self._counterparts[output] = kept
+                values = set().union(*(produced[number] for number in kept))
+                self.found[output] = self.found[output] & values or self.found[output]
 
-    def _found_by(self, values: Iterable[ir.Value]) -> set[int]:
+    def _values_of(self, values: Iterable[ir.Value]) -> set[int]:
         return set().union(*(self.found.get(value, set()) for value in values))
 
     # --- owners ------------------------------------------------------------------------------------------------
 
     def attributions(self) -> dict[ir.Node, Attribution]:
-        """The owner of each node for which there is evidence."""
+        """The attribution of each node with evidence."""
         known: dict[ir.Node, Attribution] = {}
         for node in self._nodes:
             numbers = self.counterparts(node)
             if numbers:
-                known[node] = self._by_value(node, numbers)
+                known[node] = self._from_matches(node, numbers)
         for node in reversed(self._nodes):
             if node not in known:
-                attribution = self._by_region(node, known) or self._by_weights(node, None)
+                attribution = self._from_region(node, known) or self._from_weights(node, None)
                 if attribution is not None:
                     known[node] = attribution
         return known
 
-    def holders(self) -> Iterator[tuple[ir.Node, Operation]]:
-        """The nodes that have bodies, each with the operator that it stands for."""
+    def nodes_with_subgraphs(self) -> Iterator[tuple[ir.Node, Operation]]:
+        """The nodes with subgraphs, each with the control-flow operator that it matches."""
         for node in self._nodes:
             if any(True for _ in subgraphs_of(node)):
                 for number in self.counterparts(node):
-                    if self.eager.run.operations[number].bodies:
+                    if self.eager.run.operations[number].functions:
                         yield node, self.eager.run.operations[number]
                         break
 
-    def _by_value(self, node: ir.Node, numbers: list[int]) -> Attribution:
+    def _from_matches(self, node: ir.Node, numbers: list[int]) -> Attribution:
         callers = self._callers(numbers)
         owner = callers[0]
-        if node in self._unchanging:
-            # The end of what came before, the beginning of what comes after, or a call that did nothing in between.
-            around = [*callers, *self._makers([node]), *self._callers(self._group(node)[1])]
-            return self._common(around, confidence.PASSED_ON)
-        if len(callers) == 1 and node in self._passing:
+        if node in self._same_layout:
+            # A no-op belongs to its producer, to its consumers, or to a call in between that returned its input.
+            nearby = [*callers, *self._callers_of_copied([node]), *self._callers(self._unmatched_group(node)[1])]
+            return self._one_of(nearby, confidence.PASSED_ON)
+        if len(callers) == 1 and node in self._copied_inputs:
             return confidence.laid_out_by(owner)
         if len(callers) == 1:
             return self._computed_by(owner, node, numbers)
         single_output = sum(value in self._counterparts for value in node.outputs) == 1
-        alone = all(self._sharers[number] == 1 for number in numbers)
-        if single_output and alone and node in self._served:
+        alone = all(self._match_counts[number] == 1 for number in numbers)
+        if single_output and alone and node in self._disambiguated:
             return confidence.merged_by_value(owner, callers[1:])
-        return self._common(callers, confidence.EQUAL_VALUES)
+        return self._one_of(callers, confidence.EQUAL_VALUES)
 
     def _computed_by(self, owner: CallId, node: ir.Node, numbers: list[int]) -> Attribution:
-        region = self.eager.region(numbers, self._found_by(self._reads[node]), self._survivors)
-        fused = set(self._callers(n for n in region if n not in self.eager.passing)) - {owner}
+        region = self.eager.region(numbers, self._values_of(self._consumed[node]), self._survivors)
+        fused = set(self._callers(n for n in region if n not in self.eager.copying)) - {owner}
         if fused:
             return confidence.fused_by_value(owner, fused)
-        if any((known := self.tensors.get(v.name or "")) is not None and known.telling for v in node.outputs):
+        if any((known := self.tensors.get(v.name or "")) is not None and known.is_distinctive for v in node.outputs):
             return confidence.computed_by_value(owner)
         return confidence.computed_from_same_inputs(owner)
 
-    def _makers(self, nodes: Iterable[ir.Node]) -> list[CallId]:
-        """The calls that made what these nodes pass on, if they do."""
+    def _callers_of_copied(self, nodes: Iterable[ir.Node]) -> list[CallId]:
+        """The calls that computed the values that these nodes copy."""
         numbers: list[int] = []
         seen: set[ir.Node] = set()
-        waiting = [node for node in nodes if node in self._passing]
+        waiting = [node for node in nodes if node in self._copied_inputs]
         while waiting:
-            for value in self._passing[waiting.pop()]:
-                maker = value.producer()
-                if maker is None or maker in seen:
+            for value in self._copied_inputs[waiting.pop()]:
+                producer = value.producer()
+                if producer is None or producer in seen:
                     continue
-                seen.add(maker)
-                numbers += self.counterparts(maker)
-                if maker in self._passing and not self.counterparts(maker):
-                    waiting.append(maker)
+                seen.add(producer)
+                numbers += self.counterparts(producer)
+                if producer in self._copied_inputs and not self.counterparts(producer):
+                    waiting.append(producer)
         return self._callers(numbers)
 
     def _callers(self, numbers: Iterable[int]) -> list[CallId]:
         return list(dict.fromkeys(self.eager.call(number) for number in numbers))
 
-    def _common(self, callers: Iterable[CallId], evidence: str) -> Attribution:
+    def _one_of(self, callers: Iterable[CallId], evidence: str) -> Attribution:
         return confidence.one_of_candidates(callers, evidence, self._calls)
 
-    def _by_region(self, node: ir.Node, known: Mapping[ir.Node, Attribution]) -> Attribution | None:
-        """The owner of a node whose value nobody computed: whoever ran what lies between the matched tensors.
+    def _from_region(self, node: ir.Node, known: Mapping[ir.Node, Attribution]) -> Attribution | None:
+        """The owner of an unmatched node: the calls of the operators between the matched tensors around it.
 
-        The node and its readers, until all that leaves is matched, stand for what eager PyTorch ran between the
-        same tensors.
+        The node and its consumers, up to matched outputs, replace the operators that eager PyTorch ran between the same
+        tensors.
         """
-        group, starts = self._group(node)
+        group, starts = self._unmatched_group(node)
         if not starts:
             return None
         members = set(group)
-        entering = [v for n in group for v in self._reads[n] if v.producer() not in members]
-        region = self.eager.region(starts, self._found_by(entering), self._survivors)
-        callers = self._callers([*starts, *(n for n in region if n not in self.eager.passing)])
-        # What passes on a value may as well be the end of what came before as the beginning of what comes after.
-        callers += self._makers(n for n in group if not self.counterparts(n))
+        entering = [v for n in group for v in self._consumed[n] if v.producer() not in members]
+        region = self.eager.region(starts, self._values_of(entering), self._survivors)
+        callers = self._callers([*starts, *(n for n in region if n not in self.eager.copying)])
+        # A copy may belong to the producer of its input as well as to its consumers.
+        callers += self._callers_of_copied(n for n in group if not self.counterparts(n))
         if node in self._constant:
             behind = self.eager.constants_behind(starts)
-            callers += self._callers(number for number in behind if number not in self.eager.passing)
+            callers += self._callers(number for number in behind if number not in self.eager.copying)
         if len(set(callers)) > 1:
-            decided = _merged_with([known[n] for n in group if self.counterparts(n)], callers)
-            decided = decided or self._by_weights(node, callers)
+            decided = _part_of_merged([known[n] for n in group if self.counterparts(n)], callers)
+            decided = decided or self._from_weights(node, callers)
             if decided is not None:
                 return decided
-        return self._common(callers, confidence.NO_SUCH_VALUE)
+        return self._one_of(callers, confidence.NO_SUCH_VALUE)
 
-    def _group(self, node: ir.Node) -> tuple[list[ir.Node], list[int]]:
-        """The node with its consumers, until each is matched; and the operators that those stand for."""
+    def _unmatched_group(self, node: ir.Node) -> tuple[list[ir.Node], list[int]]:
+        """The node with its consumers, up to matched ones; and the operators that these match."""
 
         def consumers(member: ir.Node) -> Iterable[ir.Node]:
             if member is not node and self.counterparts(member):
@@ -300,24 +301,25 @@ class Correspondence:
         group = downstream(node, consumers, self._budget)
         return group, list(dict.fromkeys(number for member in group[1:] for number in self.counterparts(member)))
 
-    def _by_weights(self, node: ir.Node, among: Sequence[CallId] | None) -> Attribution | None:
-        """The owner of a node by the weights it reads, if just one of the calls in question read them."""
-        weights = [v for v in self._reads[node] if v.is_initializer() and v in self.found]
-        readers = {
+    def _from_weights(self, node: ir.Node, among: Sequence[CallId] | None) -> Attribution | None:
+        """The owner of a node by the weights it consumes, if only one call (of `among`) consumed them."""
+        weights = [v for v in self._consumed[node] if v.is_initializer() and v in self.found]
+        consumers = {
             self.eager.call(number)
-            for value in self._found_by(weights)
-            for number in self.eager.readers.get(value, ())
-            if number not in self.eager.passing
+            for value in self._values_of(weights)
+            for number in self.eager.consumers.get(value, ())
+            if number not in self.eager.copying
         }
         if among is not None:
-            readers &= set(among)
-        if len(readers) != 1:
+            consumers &= set(among)
+        if len(consumers) != 1:
             return None
-        return confidence.only_consumer_of_weight(readers.pop())
+        return confidence.only_consumer_of_weight(consumers.pop())
 
 
-def _merged_with(ends: Sequence[Attribution], callers: Iterable[CallId]) -> Attribution | None:
-    """The attribution of a node that only helps to make what several calls made alike, each in one operator."""
+def _part_of_merged(ends: Sequence[Attribution], callers: Iterable[CallId]) -> Attribution | None:
+    """The attribution of a node that computes a part of a merged node's value: each of several calls computed it in one
+    operator."""
     first = ends[0]
     if first.kind is not Kind.MERGED or {first.owner, *first.contributors} != set(callers):
         return None
@@ -326,41 +328,42 @@ def _merged_with(ends: Sequence[Attribution], callers: Iterable[CallId]) -> Attr
     return confidence.part_of_merged(first)
 
 
-def _results(graph: ir.Graph, values: Sequence[int]) -> dict[ir.Value, set[int]]:
-    """For each output of the graph the values that were returned: the one in its place, or all."""
+def _returned_values(graph: ir.Graph, values: Sequence[int]) -> dict[ir.Value, set[int]]:
+    """For each output of the graph the returned values: the one at its position, or all where the counts differ."""
     found: dict[ir.Value, set[int]] = {}
-    for place, output in enumerate(graph.outputs):
-        in_place = values[place : place + 1] if len(values) == len(graph.outputs) else values
-        found.setdefault(output, set()).update(in_place)
+    for index, output in enumerate(graph.outputs):
+        own = values[index : index + 1] if len(values) == len(graph.outputs) else values
+        found.setdefault(output, set()).update(own)
     return found
 
 
-def _in_order(reads: Mapping[ir.Node, Sequence[ir.Value]]) -> list[ir.Node]:
-    """The nodes behind those they read from: some tools write them in any order."""
+def _sorted_nodes(consumed: Mapping[ir.Node, Sequence[ir.Value]]) -> list[ir.Node]:
+    """The nodes in topological order: some tools write them unsorted."""
     found: dict[ir.Node, None] = {}
-    for start in reads:
+    for start in consumed:
         waiting = [start]
         opened: set[ir.Node] = set()
         while waiting:
             node = waiting[-1]
-            makers = [m for v in reads[node] if (m := v.producer()) in reads and m not in found and m not in opened]
-            if node in found or not makers or node in opened:
+            all_producers = (value.producer() for value in consumed[node])
+            producers = [p for p in all_producers if p in consumed and p not in found and p not in opened]
+            if node in found or not producers or node in opened:
                 found.setdefault(node)
                 waiting.pop()
             else:
-                waiting.extend(maker for maker in makers if maker is not None)
+                waiting.extend(producer for producer in producers if producer is not None)
             opened.add(node)
     return list(found)
 
 
-def _read_values(node: ir.Node) -> list[ir.Value]:
-    """The values a node reads: its inputs, and what its bodies read, wherever that comes from."""
+def _consumed_values(node: ir.Node) -> list[ir.Value]:
+    """The inputs of a node, and the values that the nodes in its subgraphs consume, inner ones included."""
     values = [value for value in node.inputs if value is not None]
-    bodies = [body for _, body in subgraphs_of(node)]
-    while bodies:
-        body = bodies.pop()
-        values.extend(body.outputs)
-        for inner in body:
+    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
+    while subgraphs:
+        subgraph = subgraphs.pop()
+        values.extend(subgraph.outputs)
+        for inner in subgraph:
             values.extend(value for value in inner.inputs if value is not None)
-            bodies.extend(deeper for _, deeper in subgraphs_of(inner))
+            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
     return values

@@ -1,4 +1,4 @@
-"""Fingerprints of PyTorch's tensors."""
+"""Fingerprints of PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from modelexport.graph import Array, Fingerprint, take_fingerprint
 
 
 def take_torch_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> Fingerprint | None:
-    """The fingerprint of a tensor; None for one that is empty, or whose elements cannot be read.
+    """The fingerprint of a tensor; None for an empty tensor, or one without readable elements.
 
     Args:
         tensor: The tensor.
@@ -29,5 +29,5 @@ def _readable(tensor: torch.Tensor) -> Array | None:
             tensor = tensor.float()
         array: Array = tensor.resolve_neg().cpu().numpy()
     except (RuntimeError, TypeError, NotImplementedError):
-        return None  # a wrapper around tensors that are elsewhere
+        return None  # a wrapper of other tensors
     return array

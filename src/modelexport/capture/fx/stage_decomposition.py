@@ -1,8 +1,8 @@
-"""The stages of a model that generates: what `generate` runs, as transformers' own exporters take it apart.
+"""The stages of text generation: the forward passes that `generate` runs, each to be exported on its own.
 
-Where a model of transformers generates, they give the first forward over the prompt and a later one over the cache, or
-the parts of a model of several modalities. What `generate` runs by itself before that (an encoder, a projector) they
-leave out; it is seen by hooks, as the modules that are called outside of any other.
+transformers' exporters decompose `generate` into the forward pass over the prompt (prefill) and a later one with the
+cache (decode), or into the parts of a multimodal model. They leave out the modules that `generate` calls directly, such
+as an encoder or a projector; forward hooks find those.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from modelexport.hierarchy import ROOT_PATH
 from modelexport.torch_support import CallWatch, RunningCall
 from modelexport.torch_support.transformers_private import decompose_for_generation, holds_tensors
 
-# What only `generate` cares about: transformers' own exporters leave it out as well.
-_ONLY_FOR_GENERATING = "logits_to_keep"
+# An argument that only `generate` needs; transformers' exporters remove it as well.
+_GENERATE_ONLY = "logits_to_keep"
 _UNSAFE = re.compile(r"[^\w-]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of generating that is exported on its own.
+    """A forward pass of text generation that is exported on its own.
 
     Attributes:
-        name: What it is called: transformers' name for it, or the module's own.
-        path: The module that runs, by its path in the whole model; the root's is empty.
-        module: That module.
-        inputs: What `generate` called it with, by the names of its forward arguments.
+        name: transformers' name for it, or the module's own name.
+        path: The path of the module in the whole model; the root's is empty.
+        module: The module.
+        inputs: The inputs that `generate` passed, by the names of its forward arguments.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Stage:
 
 
 def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a model, in the order they run when it generates.
+    """Return the stages of a model, in the order in which `generate` runs them.
 
     Args:
         model: The model, in evaluation mode.
-        inputs: What `generate` takes, by name.
+        inputs: The arguments of `generate`, by name.
 
     Raises:
         InputError: The model has no stages, or cannot generate from these inputs.
@@ -58,41 +58,41 @@ def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
     kind = type(model).__name__
     if not can_export(model):
         raise InputError(
-            f"{kind} has no stages: only models of transformers' classes that generate have, with a release of "
+            f"{kind} has no stages: only generating models of transformers' classes have stages, with a release of "
             "transformers that has exporters; export it without stages"
         )
     if not model.can_generate():  # type: ignore[operator]  # a PreTrainedModel
         raise InputError(
-            f"{kind} has no stages: it does not generate; load the class of it that does, or export it without stages"
+            f"{kind} has no stages: it cannot generate; load its class that can, or export it without stages"
         )
-    with _watched(model) as calls:
+    with outer_calls(model) as calls:
         try:
-            # With several tokens `generate` takes one step more: see `_later_step`.
             parts = decompose_for_generation(model, dict(inputs))
         except UnsupportedLibraryError:
             raise
         except Exception as error:
             raise InputError(
-                f"{kind} cannot be taken apart into stages: generating from {', '.join(inputs) or 'nothing'} ends in "
-                f"{in_one_line(root_cause(error))}; give the inputs that {kind}.generate takes"
+                f"{kind} cannot be decomposed into stages: generating from {', '.join(inputs) or 'no inputs'} fails "
+                f"with {in_one_line(root_cause(error))}; pass the inputs that {kind}.generate takes"
             ) from error
     paths = {id(module): path for path, module in model.named_modules()}
-    # The whole model comes as a shallow copy, which is none of its modules.
-    found = [(name, paths.get(id(part), ROOT_PATH), given) for name, (part, given) in parts.items()]
-    found = _later_step(found, [given for path, given in calls if path == ROOT_PATH])
-    seen = {path for _, path, _ in found}
-    alone = {path: given for path, given in reversed(calls) if path not in seen}
-    stages = [(_own_name(path), path, alone[path]) for path in dict(calls) if path in alone]
-    names = _different([name for name, _, _ in (*stages, *found)], [path for _, path, _ in (*stages, *found)])
+    # transformers returns the whole model as a shallow copy, whose `id()` is not that of the root.
+    found = [(name, paths.get(id(part), ROOT_PATH), part_inputs) for name, (part, part_inputs) in parts.items()]
+    found = _with_last_step(found, [call_inputs for path, call_inputs in calls if path == ROOT_PATH])
+    known = {path for _, path, _ in found}
+    other = {path: call_inputs for path, call_inputs in reversed(calls) if path not in known}
+    stages = [(path.rpartition(".")[2], path, other[path]) for path in dict(calls) if path in other]
+    stages += found
+    names = _unique_names([name for name, _, _ in stages], [path for _, path, _ in stages])
     return [
-        Stage(name, path, model.get_submodule(path), _without_tensors_last(given))
-        for name, (_, path, given) in zip(names, (*stages, *found), strict=True)
+        Stage(name, path, model.get_submodule(path), _tensors_first(stage_inputs))
+        for name, (_, path, stage_inputs) in zip(names, stages, strict=True)
     ]
 
 
 @contextlib.contextmanager
-def _watched(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """The calls that no other module makes, with their arguments by name, as they come."""
+def outer_calls(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Yield a list that collects the calls from outside any other module, with their arguments by name."""
     calls: list[tuple[str, dict[str, Any]]] = []
 
     def enter(call: RunningCall[None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _watched(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, Any]]
             calls.append((call.id.path, copy.deepcopy(_by_name(call.module, args, kwargs))))
 
     def leave(*_: object) -> None:
-        """What a call returns does not matter here."""
+        """Do nothing: results are not needed."""
 
     with CallWatch(enter, leave).watching(dict(model.named_modules())):
         yield calls
@@ -115,40 +115,36 @@ def _by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             named.update(value)
         elif kind is not inspect.Parameter.VAR_POSITIONAL:
             named[name] = value
-    named.pop(_ONLY_FOR_GENERATING, None)
+    named.pop(_GENERATE_ONLY, None)
     return named
 
 
-def _later_step(
-    found: list[tuple[str, str, dict[str, Any]]], whole: list[dict[str, Any]]
+def _with_last_step(
+    found: list[tuple[str, str, dict[str, Any]]], root_calls: list[dict[str, Any]]
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """With the last forward that `generate` ran in place of the one right after the prompt.
+    """Replace the inputs of the first decode step by those of the last one that `generate` ran.
 
-    Where the prompt is one token, as it is for most encoder-decoders, the cache has length 1 right after it, and an
-    axis of size 1 is taken for one that never changes.
+    After a prompt of one token, as most encoder-decoders have, the cache has length 1, and torch treats an axis of size
+    1 as constant.
     """
-    last = max((place for place, (_, path, _) in enumerate(found) if path == ROOT_PATH), default=None)
-    if last is None or not whole:
+    last = max((index for index, (_, path, _) in enumerate(found) if path == ROOT_PATH), default=None)
+    if last is None or not root_calls:
         return found
     name, path, _ = found[last]
-    return [*found[:last], (name, path, whole[-1]), *found[last + 1 :]]
+    return [*found[:last], (name, path, root_calls[-1]), *found[last + 1 :]]
 
 
-def _without_tensors_last(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs in the order that the exporter gives the graph's inputs their right names in.
+def _tensors_first(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs with those that contain tensors first, so that the exporter names the graph's inputs correctly.
 
-    It asks for the names after the call, by when a cache that came empty is full: names of tensors that are no inputs
-    must come behind all others.
+    It lists the names after the call, when an empty cache has been filled: the names of its tensors, which are not
+    inputs of the graph, must come last.
     """
     return dict(sorted(inputs.items(), key=lambda item: not holds_tensors(item[1])))
 
 
-def _own_name(path: str) -> str:
-    return path.rpartition(".")[2]
-
-
-def _different(names: list[str], paths: list[str]) -> list[str]:
-    """The names as parts of file names, the whole path where two would be the same."""
+def _unique_names(names: list[str], paths: list[str]) -> list[str]:
+    """Return the names as parts of file names; the module's path where two names would be equal."""
     safe = [_UNSAFE.sub("_", name) or "_" for name in names]
     return [
         name if safe.count(name) == 1 or not path else f"{_UNSAFE.sub('_', path)}"

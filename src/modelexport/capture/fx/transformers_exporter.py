@@ -1,6 +1,6 @@
-"""transformers' own ONNX exporter, for models of its classes that plain torch cannot take.
+"""transformers' own ONNX exporter, for models of its classes that torch's exporter cannot export.
 
-It goes by way of `torch.export` and `torch.onnx` as well, so the evidence is the same as with the dynamo exporter.
+It calls `torch.export` and `torch.onnx` as well, so that the evidence is the same as with the dynamo exporter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture
-from modelexport.capture.fx.dynamo import capture_watched, capture_with_dynamo
+from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.transformers_private import (
     export_to_onnx,
@@ -27,14 +27,12 @@ from modelexport.torch_support.transformers_private import (
 
 _logger = logging.getLogger(__name__)
 
-# torch's dynamo exporter, once torch has been told what is in transformers' caches.
-
-# What its configuration takes, under the names of torch.onnx.export. For other options of torch it has no place.
+# The fields of its configuration that are options of torch.onnx.export. It has no field for other options.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
 
 
 def unsupported_options(options: Mapping[str, Any]) -> list[str]:
-    """The options, other than ones that change nothing, that this exporter cannot be given."""
+    """Return the options with an effect that this exporter does not have."""
     return sorted(name for name, value in options.items() if name not in (*_OPTIONS, "verbose") and value)
 
 
@@ -44,48 +42,50 @@ def capture_with_transformers(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Capture:
-    """Export with `transformers.exporters` and gather what ran each node.
+    """Export with `transformers.exporters` and record the module call of each node.
 
     Args:
-        model: A `PreTrainedModel`, in the mode it is to be exported in.
-        args: Must be empty: the exporter takes inputs by keyword.
+        model: A `PreTrainedModel`, in the mode in which it is exported.
+        args: Must be empty: the exporter takes inputs by keyword only.
         kwargs: The example inputs.
-        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` lets every axis vary that can.
+        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be.
 
     Raises:
-        UnusableOptionError: Inputs or options that this exporter does not take.
+        UnusableOptionError: Inputs or options that this exporter does not support.
     """
     if args:
         raise UnusableOptionError(
-            "transformers' exporter takes inputs by keyword alone.",
+            "transformers' exporter takes inputs by keyword only.",
             "Give the example inputs as a dict of forward arguments.",
         )
     refused = unsupported_options(options)
     if refused:
         raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
-    given = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-    if "dynamic_shapes" in given:
-        given["dynamic_shapes"] = _with_dimensions(given["dynamic_shapes"], {})
+    settings = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
+    if "dynamic_shapes" in settings:
+        settings["dynamic_shapes"] = _with_dimensions(settings["dynamic_shapes"], {})
 
     def export() -> torch.onnx.ONNXProgram:
-        # The exporter changes caches among the inputs in place, and torch prints its progress unless told not to.
+        # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
         with quiet, input_preparation_through(_prepare_if_possible):
-            return export_to_onnx(model, inputs, given)
+            return export_to_onnx(model, inputs, settings)
 
-    return capture_watched(model, export, TRANSFORMERS)
+    return capture_export(model, export, TRANSFORMERS, optimize=bool(settings.get("optimize", True)))
 
 
 def _prepare_if_possible(
     prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
 ) -> None:
-    """Inputs that transformers' exporter cannot prepare go to the model as they are: it may be exported even so."""
+    """Prepare the inputs; where transformers' exporter cannot, leave them unchanged: the export may still succeed."""
     prepared = dict(inputs)
     try:
         prepare(model, prepared)
-    except Exception as error:  # noqa: BLE001  whatever it is, the export decides
-        _logger.info("transformers' exporter could not prepare the inputs (%r): they are taken as they are", error)
+    except Exception as error:  # noqa: BLE001  the export shows whether it matters
+        _logger.info(
+            "transformers' exporter could not prepare the inputs (%r): exporting with unprepared inputs", error
+        )
         return
     inputs.update(prepared)
 
@@ -96,13 +96,13 @@ def capture_with_caches(
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Capture:
-    """Export with `torch.onnx.export(dynamo=True)`, for models that return a cache: torch alone cannot take one apart.
+    """Export with `torch.onnx.export(dynamo=True)` after registering transformers' caches as pytree nodes.
 
-    transformers' exporter does more to a model than that, and stops where it cannot do it. torch keeps what it is told
-    of the caches: there is no way to take it back.
+    Without that torch cannot export a model that returns a cache. transformers' exporter also changes the model, and
+    fails where it cannot. torch has no way to undo the registration.
 
     Args:
-        model: A `PreTrainedModel`, in the mode it is to be exported in.
+        model: A `PreTrainedModel`, in the mode in which it is exported.
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         options: Further arguments of `torch.onnx.export`.
@@ -111,15 +111,15 @@ def capture_with_caches(
     return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=DYNAMO_WITH_CACHES)
 
 
-def _with_dimensions(shapes: Any, made: dict[str, Any]) -> Any:
-    """Dynamic shapes with torch's dimensions in place of names, which only `torch.onnx.export` takes.
+def _with_dimensions(shapes: Any, dimensions: dict[str, Any]) -> Any:
+    """Return dynamic shapes with `torch.export.Dim` objects for names; only `torch.onnx.export` takes names.
 
-    `made` are the dimensions so far: one for each name.
+    `dimensions` has the objects so far, one for each name.
     """
     if isinstance(shapes, str):
-        return made.setdefault(shapes, torch.export.Dim(shapes))
+        return dimensions.setdefault(shapes, torch.export.Dim(shapes))
     if isinstance(shapes, Mapping):
-        return {key: _with_dimensions(value, made) for key, value in shapes.items()}
+        return {key: _with_dimensions(value, dimensions) for key, value in shapes.items()}
     if isinstance(shapes, list | tuple):
-        return type(shapes)(_with_dimensions(value, made) for value in shapes)
+        return type(shapes)(_with_dimensions(value, dimensions) for value in shapes)
     return shapes

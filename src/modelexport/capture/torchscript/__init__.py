@@ -1,4 +1,4 @@
-"""The TorchScript exporter: the graph, with the scope of each traced node."""
+"""The TorchScript exporter: the graph, with the module call in the scope of each traced node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a user's forward hooks compute, under the scope of the call they are part of.
+"""Scopes for the nodes of a user's forward hooks, which belong to the call of the hooked module.
 
-The tracer's scope of a module is that of its `forward` alone: what its hooks compute is recorded under the caller's. So
-their nodes get a scope of their own that carries the call, for as long as the exporter rewrites its graph. Before it
-makes names of scopes, each has back what it had: the file is as it would have been.
+The tracer opens a module's scope for its `forward` only, so that the nodes of its hooks have the caller's scope. While
+the exporter rewrites its graph, these nodes get a temporary scope with the number of the call. Before the exporter
+names nodes by their scopes, each gets its own scope back, so that the file does not change.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from modelexport.capture.torchscript.jit_graph import blocks_of, outputs_of
 from modelexport.torch_support.private_jit import new_graph
 
 _MARK = "modelexport-hook-"
-# A node that is never part of a graph.
-_ANY = "modelexport::kept"
+# The operator of nodes that only store metadata and are never part of the graph.
+_METADATA_ONLY = "modelexport::metadata"
 _NUMBER = re.compile(rf"::{_MARK}(\d+)$")
 
 
 class HookScopes:
-    """The nodes of one trace that hooks recorded."""
+    """The nodes of one trace that hooks computed."""
 
     def __init__(self) -> None:
-        # Nodes that hold what the others had before, in a graph of their own.
-        self._kept: list[Any] = []
-        self._keeper: Any = new_graph()
+        # For each of them a node with its metadata, in a separate graph.
+        self._saved: list[Any] = []
+        self._saved_graph: Any = new_graph()
 
     def begin(self, state: Any) -> Any:
-        """The place in the trace from where on nodes are a hook's."""
+        """Return the last node before the hooks run."""
         return _last_node(state)
 
     def label(self, state: Any, begin: Any, label: str) -> None:
-        """Put what was recorded since `begin`, but for what calls of modules recorded, under the scope `label`."""
-        here = _scope_of_new_node(state)
-        waiting, found = [], []
+        """Give the scope `label` to the nodes after `begin`, except those of module calls."""
+        current = _scope_of_new_node(state)
+        pending, found = [], []
         node = _last_node(state)
         while node != begin:
-            waiting.append(node)
+            pending.append(node)
             node = node.prev()
-        while waiting:
-            node = waiting.pop()
-            if node.scopeName() == here:
+        while pending:
+            node = pending.pop()
+            if node.scopeName() == current:
                 found.append(node)
-                waiting.extend(inner for block in node.blocks() for inner in block.nodes())
+                pending.extend(inner for block in node.blocks() for inner in block.nodes())
         for node in found:
-            kept = self._keeper.create(_ANY, 0)
-            kept.copyMetadata(node)
-            state.push_scope(f"{label}::{_MARK}{len(self._kept)}")
-            model = state.graph().create(_ANY, 0)
-            node.copyMetadata(model)
-            model.destroy()
+            saved = self._saved_graph.create(_METADATA_ONLY, 0)
+            saved.copyMetadata(node)
+            state.push_scope(f"{label}::{_MARK}{len(self._saved)}")
+            labelled = state.graph().create(_METADATA_ONLY, 0)
+            node.copyMetadata(labelled)
+            labelled.destroy()
             state.pop_scope()
-            self._kept.append(kept)
+            self._saved.append(saved)
 
-    def put_back(self, graph: Any) -> dict[int, str]:
-        """Give the nodes what they had before; gives the scopes they had instead, by the numbers of their values."""
+    def restore(self, graph: Any) -> dict[int, str]:
+        """Restore the metadata of the nodes; return the temporary scopes by the numbers of the nodes' outputs."""
         scopes: dict[int, str] = {}
-        for block in blocks_of(graph) if self._kept else ():
+        for block in blocks_of(graph) if self._saved else ():
             for node in block.nodes():
                 scope = node.scopeName()
                 marked = _NUMBER.search(scope)
                 if marked is not None:
-                    node.copyMetadata(self._kept[int(marked[1])])
+                    node.copyMetadata(self._saved[int(marked[1])])
                     scopes.update({value.unique(): scope for value in outputs_of(node)})
         return scopes
 
@@ -72,7 +72,7 @@ def _last_node(state: Any) -> Any:
 
 
 def _scope_of_new_node(state: Any) -> str:
-    node = state.graph().create(_ANY, 0)
+    node = state.graph().create(_METADATA_ONLY, 0)
     scope: str = node.scopeName()
     node.destroy()
     return scope

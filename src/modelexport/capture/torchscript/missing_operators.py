@@ -1,6 +1,6 @@
-"""Operators that the TorchScript exporter has no translation for: torch's own decompositions are traced instead.
+"""Trace torch's own decompositions of the operators that the TorchScript exporter cannot translate.
 
-Which operators those are, the exporter says when it fails; nothing here knows one.
+The exporter's error names the operator; there is no list of operators here.
 """
 
 from __future__ import annotations
@@ -12,43 +12,46 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
+from modelexport.errors import UnsupportedLibraryError
 from modelexport.torch_support.private_jit import decompositions_of
 
 Result = TypeVar("Result")
 
-# A model lacks a few operators at most; each is found by another export.
-_MOST_OPERATORS = 16
+# Each missing operator takes one more export.
+_MAX_OPERATORS = 16
 _NAMED = re.compile(r"'(?P<namespace>\w+)::(?P<name>\w+)'")
 
 
 def export_despite_missing(
     export: Callable[[], Result], check: Callable[[Result], None]
 ) -> tuple[Result, tuple[str, ...]]:
-    """What `export` returns, repeated with decompositions for the operators that it turns out to lack.
+    """Run `export`, and repeat it with decompositions of the operators that it cannot translate.
 
     Args:
         export: Exports a model.
-        check: Raises where what was exported with decompositions cannot be right.
+        check: Raises where the result of an export with decompositions is invalid.
 
     Returns:
-        The result, and the operators that were decomposed for it, if any.
+        The result, and the operators that were decomposed for it.
 
     Raises:
-        Exception: What `export` raised the first time, where decompositions do not help.
+        Exception: The error of the first export, where decompositions do not help.
     """
     try:
         return export(), ()
-    except Exception as error:  # noqa: BLE001  raised below unless it asks for decompositions that help
+    except Exception as error:  # noqa: BLE001  raised below unless decompositions help
         first = error
     missing: dict[str, None] = {}
     operator = _missing_operator(first)
-    while operator is not None and operator not in missing and len(missing) < _MOST_OPERATORS:
+    while operator is not None and operator not in missing and len(missing) < _MAX_OPERATORS:
         missing[operator] = None
         try:
             with _Decomposing(missing):
                 found = export()
             check(found)
-        except Exception as error:  # noqa: BLE001  the first one says what is wrong with the model as it is
+        except UnsupportedLibraryError:
+            raise
+        except Exception as error:  # noqa: BLE001  the first error describes the model without decompositions
             operator = _missing_operator(error)
         else:
             return found, tuple(missing)
@@ -56,7 +59,7 @@ def export_despite_missing(
 
 
 def _missing_operator(error: BaseException | None) -> str | None:
-    """The operator that the exporter says it has no translation for."""
+    """Return the operator that the exporter could not translate, from its error; None for other errors."""
     while error is not None:
         if isinstance(error, torch.onnx.errors.UnsupportedOperatorError):
             found = _NAMED.search(str(error))
@@ -66,7 +69,7 @@ def _missing_operator(error: BaseException | None) -> str | None:
 
 
 class _Decomposing(TorchFunctionMode):
-    """Runs what an operator is made of in its place, so that this is what a trace shows."""
+    """Runs decompositions instead of these operators, so that the trace contains the decompositions."""
 
     def __init__(self, operators: Collection[str]) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class _Decomposing(TorchFunctionMode):
             try:
                 result = decompose(*args, **(kwargs or {}))
             except (RuntimeError, TypeError):
-                # Another overload may take these arguments; if none does, the operator itself says what is wrong.
+                # Another overload may accept these arguments; if none does, the operator itself raises the right error.
                 continue
             if result is not NotImplemented:
                 return result

@@ -1,8 +1,7 @@
-"""One TorchScript trace, watched: the module calls in order, what each was given and returned, and what each ran.
+"""Watch one TorchScript trace: the module calls in order, their tensors, and the call that ran each node.
 
-The tracer labels the nodes it records with the modules that are running, as ``class::name`` for each level. The
-exporter makes node names from the ``name`` half alone. So the ``class`` half can carry the call instead, exact and with
-its index, and the file stays as it is.
+The tracer's scope of a node is ``class::name`` for each module that is running. The exporter uses only the ``name``
+part for node names. The ``class`` part is therefore replaced by the number of the call, and the file does not change.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import Any
 
 import torch
 
-from modelexport.capture import TracedSide
+from modelexport.capture import CallTensors
 from modelexport.capture.torchscript.hook_scopes import HookScopes
 from modelexport.capture.torchscript.jit_graph import JitNode
-from modelexport.capture.torchscript.jit_values import ValueTracker, traced_values
+from modelexport.capture.torchscript.value_tracker import ValueTracker, traced_values
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.torch_support import named_arguments, named_results, own_calls_through
 from modelexport.torch_support.private import base_of, has_forward_hooks, version_of
 from modelexport.torch_support.private_jit import (
-    Untraced,
+    TracingPaused,
     module_calls_through,
     module_labels,
     set_tracing_state,
@@ -34,7 +33,15 @@ _LABEL = re.compile(r"(?:^|/)modelexport-call-(\d+)::")
 
 
 class ScopeRecorder:
-    """Watches one trace: numbers the calls, and has the tracer label what they run with their numbers."""
+    """Watches one trace: numbers the calls, and adds their numbers to the scopes of the nodes.
+
+    Attributes:
+        calls: The calls in the order in which they began.
+        tensors: The inputs and outputs of each call.
+        overwritten: The calls with an input or output that something had written into. Where that happened through a
+            view, the tracer's value for the tensor is the one from before.
+        hooks: The scopes of the nodes that forward hooks compute.
+    """
 
     def __init__(
         self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None, inputs: list[torch.Tensor]
@@ -43,37 +50,32 @@ class ScopeRecorder:
         watched = {path: m for path, m in modules.items() if not isinstance(m, torch.jit.ScriptModule)}
         self._watched = list(watched.values())
         self._paths = {id(module): path for path, module in watched.items()}
-        # The module that is called by its class's own `__call__`, until torch runs the same call.
+        # The module that is called by its class's own `__call__`, until that calls `torch.nn.Module.__call__`.
         self._passed_on: torch.nn.Module | None = None
         self._tree = tree
         self._tracker = tracker
         self._numbers: dict[CallId, tuple[list[int | None], list[int | None]]] = {}
-        # Calls that were given or returned a tensor that something had written into: by way of a view that may have
-        # been, and then the tracer's value for it is that of before.
         self.overwritten: set[CallId] = set()
-        # Weights and copies of inputs have been written into before anything runs.
+        # Weights and copies of inputs were written into before the trace.
         stored = (*model.parameters(), *model.buffers(), *inputs)
         self._versions = {id(tensor): version for tensor in stored if (version := version_of(tensor))}
-        # The calls that are running, and where in the trace what the hooks of each one record began.
+        # The numbers of the running calls, and the last node before the hooks of each call.
         self._stack: list[int] = []
-        self._begins: list[Any] = []
+        self._hook_starts: list[Any] = []
         self._counts: Counter[str] = Counter()
         self.calls: list[ModuleCall] = []
         self.hooks = HookScopes()
         self._by_scope: dict[str, CallId | None] = {}
-        self.sides: dict[CallId, TracedSide] = {}
+        self.tensors: dict[CallId, CallTensors] = {}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """See the calls of the model's modules that are traced within the context.
-
-        A call is all that ``module(...)`` does: the user's own hooks belong to it. Other threads trace nothing here.
-        """
+        """Watch the module calls that are traced within the context; the user's own hooks are part of a call."""
         with module_calls_through(self._call, self._forward), own_calls_through(self._watched, self._own_call):
             yield
 
     def _own_call(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """A call by a class's own `__call__`: all of it is to the tracer what hooks are, part of the caller."""
+        """Record a call by a class's own `__call__`, for which the tracer opens no scope: treat it like a hook."""
         if self._passed_on is module:
             return original(module, *args, **kwargs)
         around, self._passed_on = self._passed_on, module
@@ -84,7 +86,7 @@ class ScopeRecorder:
 
     def _call(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._passed_on is module:
-            # The same call, which an own `__call__` has passed on.
+            # The same call: its class's own `__call__` has called this one.
             self._passed_on = None
             return original(module, *args, **kwargs)
         return self._run(original, module, args, kwargs, own=False)
@@ -103,43 +105,43 @@ class ScopeRecorder:
         if path is None or state is None:
             return original(module, *args, **kwargs)
         depth = len(self._stack)
-        with Untraced(state):
+        with TracingPaused(state):
             self._enter(path, args, kwargs, state)
-            self._begins.append(self.hooks.begin(state) if own or has_forward_hooks(module) else None)
+            self._hook_starts.append(self.hooks.begin(state) if own or has_forward_hooks(module) else None)
         try:
             result = original(module, *args, **kwargs)
-            with Untraced(state):
+            with TracingPaused(state):
                 self._label_hooks(state)
                 self._leave(result, state)
             return result
         finally:
-            # A call that ended in an exception may have a caller who catches it.
-            del self._stack[depth:], self._begins[depth:]
+            # After an exception, which a caller may catch, no hook runs.
+            del self._stack[depth:], self._hook_starts[depth:]
 
     def _forward(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What stands before and behind this in a call are its hooks."""
+        """Add the call's number to the scope of `forward`; what runs before and after it in a call are its hooks."""
         state = tracing_state()
         if state is None or id(module) not in self._paths or not self._stack:
             return original(module, *args, **kwargs)
         labels = module_labels()
         label = labels.get(module)
         if label:
-            # Looked up next. Only what stands behind the colons goes into names.
+            # The tracer reads the label next. Only the part after the colons goes into names.
             labels[module] = f"{_label(self._stack[-1])}::{label.partition('::')[2]}"
-        if self._begins[-1] is None:
+        if self._hook_starts[-1] is None:
             return original(module, *args, **kwargs)
-        with Untraced(state):
+        with TracingPaused(state):
             self._label_hooks(state)
         result = original(module, *args, **kwargs)
-        with Untraced(state):
-            self._begins[-1] = self.hooks.begin(state)
+        with TracingPaused(state):
+            self._hook_starts[-1] = self.hooks.begin(state)
         return result
 
     def _label_hooks(self, state: object) -> None:
-        if self._begins[-1] is not None:
-            self.hooks.label(state, self._begins[-1], _label(self._stack[-1]))
+        if self._hook_starts[-1] is not None:
+            self.hooks.label(state, self._hook_starts[-1], _label(self._stack[-1]))
 
-    def _enter(self, path: str, given: tuple[object, ...], named: dict[str, object], state: object) -> None:
+    def _enter(self, path: str, args: tuple[object, ...], kwargs: dict[str, object], state: object) -> None:
         if path == "" and not self._stack:
             self._counts.clear()
             self.calls.clear()
@@ -149,13 +151,13 @@ class ScopeRecorder:
         self._counts[path] += 1
         self._stack.append(len(self.calls))
         self.calls.append(call)
-        identity = call.id
-        inputs = list(named_arguments(self._tree[path].forward_arguments, given, named))
-        self.sides[identity] = TracedSide([(name, _info(tensor)) for name, tensor in inputs], [])
-        self._numbers[identity] = self._look_up(identity, inputs, state), []
+        call_id = call.id
+        inputs = list(named_arguments(self._tree[path].forward_arguments, args, kwargs))
+        self.tensors[call_id] = CallTensors([(name, _info(tensor)) for name, tensor in inputs], [])
+        self._numbers[call_id] = self._look_up(call_id, inputs, state), []
 
     def _look_up(self, call: CallId, tensors: list[tuple[str, torch.Tensor]], state: object) -> list[int | None]:
-        """The tracer's numbers of these tensors."""
+        """Return the numbers of these tensors in the traced graph."""
         if any(self._is_overwritten(tensor) for _, tensor in tensors):
             self.overwritten.add(call)
         if self._tracker is None:
@@ -168,7 +170,7 @@ class ScopeRecorder:
         return self._tracker.track(values)
 
     def _is_overwritten(self, tensor: torch.Tensor) -> bool:
-        """Whether something has written into the tensor, or into what it is a view of, since the trace began."""
+        """Whether something has written into the tensor, or into the tensor it is a view of, since the trace began."""
         version = version_of(tensor)
         if not version:
             return False
@@ -176,17 +178,17 @@ class ScopeRecorder:
         return bool(version > self._versions.get(id(tensor if base is None else base), 0))
 
     def _leave(self, result: object, state: object) -> None:
-        identity = self.calls[self._stack[-1]].id
+        call_id = self.calls[self._stack[-1]].id
         found = list(named_results(result))
         outputs = [(name, _info(tensor)) for name, tensor in found]
-        self.sides[identity] = TracedSide(self.sides[identity].inputs, outputs)
-        numbers = self._look_up(identity, found, state)
-        self._numbers[identity] = self._numbers[identity][0], numbers
+        self.tensors[call_id] = CallTensors(self.tensors[call_id].inputs, outputs)
+        numbers = self._look_up(call_id, found, state)
+        self._numbers[call_id] = self._numbers[call_id][0], numbers
         if len(self._stack) == 1 and self._tracker is not None:
             self._tracker.end_trace(state, numbers)
 
     def owners(self, nodes: list[JitNode], names: Mapping[int, str]) -> dict[str, CallId]:
-        """The call of each value that a node made under one of our labels, by the value's name."""
+        """Return the call that computed each value, by the value's name."""
         found: dict[str, CallId] = {}
         for node in nodes:
             call = self.call_of(node)
@@ -195,20 +197,20 @@ class ScopeRecorder:
         return found
 
     def call_of(self, node: JitNode) -> CallId | None:
-        """The innermost call a node was recorded under; None for nodes that the exporter added."""
+        """Return the innermost call in the scope of a node; None for nodes that the exporter added."""
         if node.scope not in self._by_scope:
             labels = _LABEL.findall(node.scope)
             self._by_scope[node.scope] = self.calls[int(labels[-1])].id if labels else None
         return self._by_scope[node.scope]
 
     def call_tree(self) -> CallTree:
-        """The calls of the trace, without boundaries."""
+        """Return the calls of the trace, without boundary tensors."""
         return CallTree({call.id: call for call in self.calls})
 
     def with_boundaries(self, calls: CallTree, tracker: ValueTracker, names: Mapping[int, str]) -> CallTree:
-        """`calls` with their boundaries, in the names of the graph's values.
+        """Return `calls` with their boundary tensors, by the names of the graph's values.
 
-        Where a call got or returned a tensor that was written into, what data flow has said goes before.
+        For a call with a tensor that was written into, the boundary tensors that `calls` has take precedence.
         """
 
         def boundary(
@@ -222,14 +224,14 @@ class ScopeRecorder:
 
         complete: dict[CallId, ModuleCall] = {}
         for call in calls:
-            identity = call.id
-            side, numbers = self.sides.get(identity), self._numbers.get(identity)
+            call_id = call.id
+            side, numbers = self.tensors.get(call_id), self._numbers.get(call_id)
             if side is None or numbers is None or len(side.outputs) != len(numbers[1]):
-                complete[identity] = call
+                complete[call_id] = call
                 continue
-            flow = (call.inputs, call.outputs) if identity in self.overwritten else ((), ())
+            flow = (call.inputs, call.outputs) if call_id in self.overwritten else ((), ())
             inputs, outputs = boundary(side.inputs, numbers[0], flow[0]), boundary(side.outputs, numbers[1], flow[1])
-            complete[identity] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
+            complete[call_id] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
         return CallTree(complete)
 
 

@@ -1,4 +1,4 @@
-"""Where example inputs come from."""
+"""Choose the example inputs of a model: given, from its source, or synthesized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which example inputs a model runs on: those that are given, else its source's, else synthesized ones."""
+"""Choose the example inputs of a model: given ones, else those of its source, else synthesized ones."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 from modelexport.errors import InputError, ModelExportError
 from modelexport.sources.inputs.from_files import fill_shapes, read_inputs
-from modelexport.sources.inputs.from_processor import process, read_material
+from modelexport.sources.inputs.from_processor import process, read_raw_inputs
 from modelexport.sources.inputs.synthesis import ModelFacts, complete_inputs, describe, make_example_inputs
 from modelexport.sources.loaders import SourcedModel
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenInputs:
-    """Example inputs, and what is worth knowing about them.
+    """Example inputs with notes on their origin.
 
     Attributes:
-        inputs: What `export_model` takes as example inputs.
-        notes: Which of them were synthesized, and why the model's own processor was not used, in words.
+        inputs: The example inputs, as `export_model` expects them.
+        notes: Which of them were synthesized, and why the model's own processor was not used.
     """
 
     inputs: Any
@@ -40,19 +40,19 @@ def choose_inputs(
 ) -> ChosenInputs:
     """Choose the example inputs of a model as the command line does.
 
-    The first of these that there is: the inputs in a file, tensors of the given shapes, what the model's own processor
-    makes of texts, images and sounds, the example inputs that came with the model, and synthesized ones.
+    The first of these that is available: inputs from a file, tensors of the given shapes, texts, images and audio files
+    through the model's own processor, the example inputs of the model's source, and synthesized inputs.
 
     Args:
-        source: A model, or what `load_model` gives.
+        source: A model, or the result of `load_model`.
         file: An ``.npz`` or ``.json`` file with the inputs by name.
-        shapes: An input each, as ``name=1x16`` or ``name=1x16:int64``.
+        shapes: One input each, as ``name=1x16`` or ``name=1x16:int64``.
         texts: Texts for the model's tokenizer.
         images: Image files for the model's image processor.
-        audio: Sound files for the model's feature extractor.
+        audio: Audio files for the model's feature extractor.
 
     Raises:
-        InputError: What is given cannot be used, or no inputs could be synthesized.
+        InputError: The given inputs cannot be used, or no inputs could be synthesized.
     """
     sourced = source if isinstance(source, SourcedModel) else SourcedModel(source)
     if file is not None:
@@ -69,23 +69,23 @@ def choose_inputs(
 
 
 def _processed(sourced: SourcedModel, texts: list[str], images: list[Path], audio: list[Path]) -> ChosenInputs:
-    """What the model's own processor makes of what is given, with what else forward needs."""
+    """Inputs from the model's own processor, completed with other arguments that forward requires."""
     processor = None if sourced.processor is None else sourced.processor()
     if processor is None:
         option = "--input-text" if texts else "--input-image" if images else "--input-audio"
         raise InputError(
-            f"{option}: {type(sourced.model).__name__} came without a tokenizer or processor; "
+            f"{option}: {type(sourced.model).__name__} has no tokenizer or processor; "
             "give --inputs file.npz or --input-shape name=1x16"
         )
     facts = ModelFacts.read(sourced.model)
-    given = process(processor, read_material(processor, texts, images, audio), facts.parameters, facts.dtype)
+    given = process(processor, read_raw_inputs(processor, texts, images, audio), facts.parameters, facts.dtype)
     inputs = complete_inputs(sourced.model, given)
     added = {name: inputs[name] for name in inputs if name not in given} if isinstance(inputs, dict) else {}
     return ChosenInputs(inputs, (f"inputs synthesized: {describe(added)}",) if added else ())
 
 
 def _processor_if_any(sourced: SourcedModel) -> tuple[Any | None, tuple[str, ...]]:
-    """The model's own processor; where it cannot be loaded, inputs can still be synthesized without it."""
+    """The model's own processor, or a note if it cannot be loaded: inputs can still be synthesized without it."""
     try:
         return None if sourced.processor is None else sourced.processor(), ()
     except ModelExportError as error:

@@ -1,4 +1,4 @@
-"""Example inputs that are given: arrays in a file, numbers in JSON, or shapes to fill."""
+"""Example inputs that the user gives: arrays in a file, numbers in JSON, or shapes to fill."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _TENSOR_KEYS = frozenset(["data", "dtype", "shape"])
 
 
 def read_inputs(path: Path) -> dict[str, Any] | tuple[Any, ...]:
-    """The inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``.
+    """Read the inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``.
 
     Raises:
-        InputError: It is no such file.
+        InputError: The file cannot be read as one of these.
     """
     if path.suffix.lower() == ".json":
         return read_json(path)
     try:
         return {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
     except TypeError as error:
-        raise InputError(f"{path} holds what is no tensor of numbers: {error}") from error
+        raise InputError(f"{path} has an array that torch cannot convert: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
     """Inputs by name, or a list of them by position.
 
-    A list of numbers, nested or not, is a tensor; so is ``{"data": …, "dtype": "int64", "shape": [2, 3]}``, of which
-    the type and the shape may be left out. Any other object is a dict of the same, a number alone is a number.
+    A list of numbers, nested or not, is a tensor; so is ``{"data": …, "dtype": "int64", "shape": [2, 3]}``, whose dtype
+    and shape are optional. Any other object is a dict of such values, and a single number is a Python number.
 
     Raises:
-        InputError: It is no such file.
+        InputError: The file cannot be read as one of these.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path} has more than {_MOST_BYTES >> 20} MiB: save inputs as large as that as .npz")
+            raise InputError(f"{path} has more than {_MOST_BYTES >> 20} MiB: save such large inputs as .npz")
         content = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as a JSON file of example inputs: {error}") from error
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
         return {name: _value(path, name, value, 0) for name, value in content.items()}
     if isinstance(content, list):
         return tuple(_value(path, str(place), value, 0) for place, value in enumerate(content))
-    raise InputError(f"{path} holds a {type(content).__name__}: write an object with the inputs by name")
+    raise InputError(f"{path} contains a {type(content).__name__}: write an object with the inputs by name")
 
 
 def _value(path: Path, name: str, value: Any, depth: int) -> Any:
@@ -80,7 +80,7 @@ def _described_tensor(path: Path, name: str, described: dict[str, Any]) -> torch
     try:
         return tensor.reshape(shape)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"{path}: {name} has {tensor.numel()} numbers, which make no shape {shape}") from error
+        raise InputError(f"{path}: {name} has {tensor.numel()} elements, which do not fit the shape {shape}") from error
 
 
 def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> torch.Tensor:
@@ -88,11 +88,11 @@ def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> t
         return torch.tensor(data, dtype=dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{path}: {name} is no tensor: {reason}") from error
+        raise InputError(f"{path}: {name} is not a tensor: {reason}") from error
 
 
 def fill_shapes(specifications: list[str]) -> dict[str, torch.Tensor]:
-    """A tensor for each ``name=1x16`` or ``name=1x16:int64``: numbers for floats, ones for the rest.
+    """A tensor for each ``name=1x16`` or ``name=1x16:int64``: random floats, or ones for other dtypes.
 
     Raises:
         InputError: A specification cannot be read.
@@ -105,11 +105,11 @@ def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
     given = read_shape(text)
     dtype: Any = getattr(torch, given.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise InputError(f"{given.option}: {given.dtype!r} is no torch type, such as float32 or int64")
+        raise InputError(f"{given.option}: {given.dtype!r} is not a torch dtype, such as float32 or int64")
     try:
         if dtype.is_floating_point:
             return given.name, torch.randn(given.shape, generator=generator).to(dtype)
         return given.name, torch.ones(given.shape, dtype=dtype)
     except (RuntimeError, NotImplementedError, MemoryError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{given.option}: torch cannot make such a tensor: {reason}") from error
+        raise InputError(f"{given.option}: torch cannot create this tensor: {reason}") from error

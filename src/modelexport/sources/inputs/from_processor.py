@@ -1,4 +1,4 @@
-"""Text, images and sound to what forward takes, through the model's own tokenizer, image processor or the like."""
+"""Convert text, images and audio to inputs of forward, with the model's own tokenizer or processor."""
 
 from __future__ import annotations
 
@@ -20,75 +20,78 @@ _SAMPLE_TEXTS = ("The quick brown fox jumps over the lazy dog.", "Every module k
 _SAMPLE_SIDE = 64
 _SAMPLE_SECONDS = 1
 _USUAL_RATE = 16_000
-# What processors call what they take, as the base classes of transformers have it.
-_KEYS = {"texts": ("text",), "images": ("images",), "sounds": ("audio", "raw_speech", "audios")}
-_OPTIONS = {"texts": "--input-text", "images": "--input-image", "sounds": "--input-audio"}
+# The argument names of processors, as in the base classes of transformers.
+_KEYS = {"texts": ("text",), "images": ("images",), "audio": ("audio", "raw_speech", "audios")}
+_OPTIONS = {"texts": "--input-text", "images": "--input-image", "audio": "--input-audio"}
 _PCM = {1: np.uint8, 2: np.int16, 4: np.int32}
 
 
 @dataclasses.dataclass(frozen=True)
-class Material:
-    """What a person would give the model: texts, images, and sounds as numbers of one rate."""
+class RawInputs:
+    """Raw inputs of a processor: texts, images, and audio samples of one sample rate."""
 
     texts: tuple[str, ...] = ()
     images: tuple[Any, ...] = ()
-    sounds: tuple[np.ndarray[Any, Any], ...] = ()
+    audio: tuple[np.ndarray[Any, Any], ...] = ()
 
     def given(self) -> dict[str, tuple[Any, ...]]:
-        """The kinds that there are some of."""
+        """The kinds that are not empty."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in fields.items() if value}
 
 
-def read_material(processor: object, texts: list[str], images: list[Path], sounds: list[Path]) -> Material:
-    """Texts as they are, images and sounds from files.
+def read_raw_inputs(processor: object, texts: list[str], images: list[Path], audio: list[Path]) -> RawInputs:
+    """Read images and audio files; texts are used as they are.
 
     Raises:
-        InputError: A file cannot be read, or the sound has another rate than the model takes.
+        InputError: A file cannot be read, or has another sample rate than the model expects.
     """
     rate = sampling_rate(processor)
-    return Material(
-        tuple(texts), tuple(_read_image(path) for path in images), tuple(_read_sound(path, rate) for path in sounds)
+    return RawInputs(
+        tuple(texts), tuple(_read_image(path) for path in images), tuple(_read_audio(path, rate) for path in audio)
     )
 
 
 def process(
-    processor: object, material: Material, taken: Mapping[str, Any], dtype: torch.dtype = torch.float32
+    processor: object, raw: RawInputs, accepted: Mapping[str, Any], dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """What the processor makes of it, as far as forward takes it.
+    """Call the processor, and keep the results that forward accepts.
 
     Args:
-        processor: The model's own.
-        material: What it is to be made of.
-        taken: The names of forward's arguments.
-        dtype: The type of the model's weights, which processors do not know.
+        processor: The model's own processor.
+        raw: The raw inputs.
+        accepted: The names of forward's arguments.
+        dtype: The dtype of the model's weights, which processors do not know.
 
     Raises:
-        InputError: The processor has no use for one of the kinds, or refuses what is given.
+        InputError: The processor does not accept one of the kinds, or fails.
     """
     keys = _call_keys(processor)
     name = type(processor).__name__
     arguments: dict[str, Any] = {}
-    for kind, values in material.given().items():
+    for kind, values in raw.given().items():
         if kind not in keys:
-            raise InputError(f"{_OPTIONS[kind]}: the model's processor, a {name}, takes none; it takes {_taken(keys)}")
+            raise InputError(
+                f"{_OPTIONS[kind]}: the model's processor, a {name}, does not accept this option; "
+                f"it accepts {_option_names(keys)}"
+            )
         arguments[keys[kind]] = list(values)
     options: dict[str, Any] = {"return_tensors": "pt"}
-    if material.sounds:
+    if raw.audio:
         options["sampling_rate"] = sampling_rate(processor)
-    if len(material.texts) > 1 or len(material.sounds) > 1:
+    if len(raw.texts) > 1 or len(raw.audio) > 1:
         options["padding"] = True
     try:
         result = processor(**arguments, **options)  # type: ignore[operator]  # processors are called
     except Exception as error:
         reason = " ".join(str(error).split())
-        given = " and ".join(_OPTIONS[kind] for kind in material.given())
-        raise InputError(f"{given}: the model's processor, a {name}, refuses it: {reason}") from error
-    found = {key: _in_type(value, dtype) for key, value in dict(result).items() if key in taken}
+        given = " and ".join(_OPTIONS[kind] for kind in raw.given())
+        raise InputError(f"{given}: the model's processor, a {name}, failed: {reason}") from error
+    found = {key: _in_type(value, dtype) for key, value in dict(result).items() if key in accepted}
     if not any(isinstance(value, torch.Tensor) for value in found.values()):
         raise InputError(
-            f"the model's processor, a {name}, gives {', '.join(map(str, dict(result))) or 'nothing'}, "
-            f"and forward takes {', '.join(taken)}: give --inputs file.npz"
+            f"the model's processor, a {name}, returns {', '.join(map(str, dict(result))) or 'nothing'}, "
+            f"and forward accepts {', '.join(accepted)}: give --inputs file.npz"
         )
     return found
 
@@ -97,8 +100,8 @@ def _in_type(value: object, dtype: torch.dtype) -> object:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
-def samples(processor: object) -> Iterator[Material]:
-    """Material to try a processor with: all kinds it takes together, then each alone."""
+def samples(processor: object) -> Iterator[RawInputs]:
+    """Raw inputs to try a processor with: all kinds that it accepts together, then each alone."""
     keys = _call_keys(processor)
     generator = np.random.default_rng(0)
     pictures = tuple(generator.integers(0, 256, (_SAMPLE_SIDE, _SAMPLE_SIDE, 3), dtype=np.uint8) for _ in range(2))
@@ -107,22 +110,22 @@ def samples(processor: object) -> Iterator[Material]:
     tones = tuple(np.sin(2 * np.pi * pitch * times).astype(np.float32) for pitch in (440, 660))
     marks = [getattr(processor, f"{kind}_token", None) for kind in ("image", "audio")]
     marked = "".join(mark for mark in marks if isinstance(mark, str))
-    everything = Material(
+    everything = RawInputs(
         tuple(f"{marked}{text}" for text in _SAMPLE_TEXTS) if "texts" in keys else (),
         pictures if "images" in keys else (),
-        tones if "sounds" in keys else (),
+        tones if "audio" in keys else (),
     )
     if len(keys) > 1:
         yield everything
     plain = dataclasses.replace(everything, texts=_SAMPLE_TEXTS if "texts" in keys else ())
     for kind, values in plain.given().items():
-        yield Material(**{kind: values})
-        # A tokenizer without a token to pad with takes texts one by one only.
-        yield Material(**{kind: values[:1]})
+        yield RawInputs(**{kind: values})
+        # A tokenizer without a padding token accepts only one text at a time.
+        yield RawInputs(**{kind: values[:1]})
 
 
 def sampling_rate(processor: object) -> int | None:
-    """How many numbers a second of sound has for the processor, or for the part of it that takes sound."""
+    """The sample rate of the processor, or of its part for audio."""
     for part in (processor, *vars(processor).values()):
         rate = getattr(part, "sampling_rate", None)
         if isinstance(rate, int):
@@ -133,14 +136,14 @@ def sampling_rate(processor: object) -> int | None:
 def _call_keys(processor: object) -> dict[str, str]:
     parameters = inspect.signature(type(processor).__call__).parameters
     found = {kind: key for kind, names in _KEYS.items() for key in names if key in parameters}
-    # One that says nothing of what it takes has parts, each of which does.
+    # A processor with generic arguments has parts with specific ones.
     for part in () if found else vars(processor).values():
         if callable(part):
             found |= {kind: _KEYS[kind][0] for kind in _call_keys(part)}
     return found
 
 
-def _taken(keys: Mapping[str, str]) -> str:
+def _option_names(keys: Mapping[str, str]) -> str:
     return " and ".join(_OPTIONS[kind] for kind in keys) or "none of these options"
 
 
@@ -156,16 +159,16 @@ def _read_image(path: Path) -> Any:
         raise InputError(f"--input-image {path} cannot be read as an image: {_reason(error)}") from error
 
 
-def _read_sound(path: Path, wanted: int | None) -> np.ndarray[Any, Any]:
-    numbers, rate = _read_wave(path) if path.suffix.lower() in (".wav", ".wave") else _read_other_sound(path)
+def _read_audio(path: Path, wanted: int | None) -> np.ndarray[Any, Any]:
+    numbers, rate = _read_wave(path) if path.suffix.lower() in (".wav", ".wave") else _read_with_soundfile(path)
     if wanted is not None and rate != wanted:
         raise InputError(
-            f"--input-audio {path} has {rate} numbers a second, and the model takes {wanted}: "
+            f"--input-audio {path} has a sample rate of {rate}, and the model expects {wanted}: "
             f"convert it first, with ffmpeg -i {path.name} -ar {wanted} converted.wav"
         )
     if not len(numbers):
         raise InputError(f"--input-audio {path} is empty")
-    # One channel: the mean of what there is.
+    # Mixed down to one channel.
     single: np.ndarray[Any, Any] = np.asarray(numbers, dtype=np.float32).mean(axis=1)
     return single
 
@@ -176,12 +179,12 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, Any], int]:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
             data = file.readframes(file.getnframes())
     except (wave.Error, EOFError, OSError) as error:
-        # Floats and compressed sound have the same suffix, and another reader.
+        # Float and compressed audio have the same extension, and need soundfile.
         if path.is_file() and importlib.util.find_spec("soundfile") is not None:
-            return _read_other_sound(path)
+            return _read_with_soundfile(path)
         raise InputError(f"--input-audio {path} cannot be read as a PCM wave file: {_reason(error)}") from error
     if width not in _PCM:
-        raise InputError(f"--input-audio {path} has {8 * width} bits a number: convert it to 16 bits")
+        raise InputError(f"--input-audio {path} has {8 * width} bits per sample: convert it to 16 bits")
     numbers = np.frombuffer(data, dtype=np.dtype(_PCM[width]).newbyteorder("<"))
     numbers = numbers[: len(numbers) // channels * channels].reshape(-1, channels).astype(np.float32)
     if width == 1:
@@ -189,18 +192,18 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, Any], int]:
     return numbers / float(1 << (8 * width - 1)), rate
 
 
-def _read_other_sound(path: Path) -> tuple[np.ndarray[Any, Any], int]:
+def _read_with_soundfile(path: Path) -> tuple[np.ndarray[Any, Any], int]:
     try:
         library = importlib.import_module("soundfile")
     except ImportError as error:
         raise InputError(
-            f"--input-audio {path} is no .wav file, and others need soundfile, which is not installed: "
+            f"--input-audio {path} is not a .wav file, and other formats need soundfile, which is not installed: "
             "pip install 'modelexport[audio]'"
         ) from error
     try:
         numbers, rate = library.read(path, dtype="float32", always_2d=True)
     except Exception as error:
-        raise InputError(f"--input-audio {path} cannot be read as sound: {_reason(error)}") from error
+        raise InputError(f"--input-audio {path} cannot be read as audio: {_reason(error)}") from error
     return numbers, int(rate)
 
 

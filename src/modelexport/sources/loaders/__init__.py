@@ -1,4 +1,4 @@
-"""Where models come from: one loader for each kind of reference."""
+"""Load models: one loader for each kind of MODEL reference."""
 
 from __future__ import annotations
 

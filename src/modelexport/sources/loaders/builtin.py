@@ -15,14 +15,14 @@ _SEED = 0
 
 
 def build_builtin(reference: str) -> tuple[torch.nn.Module, Any]:
-    """The built-in model of that name with example inputs.
+    """Build the built-in model of that name, with example inputs.
 
     Raises:
-        ModelSourceError: There is none of that name, or transformers is not installed.
+        ModelSourceError: There is no built-in model of that name, or transformers is not installed.
     """
     name = reference.removeprefix(BUILTIN_PREFIX)
     if name != "bert-tiny":
-        raise ModelSourceError(f"there is no built-in model {name!r}: the one there is is {BUILTIN_PREFIX}bert-tiny")
+        raise ModelSourceError(f"there is no built-in model {name!r}: the only one is {BUILTIN_PREFIX}bert-tiny")
     require("transformers", "hf", reference)
     try:
         from transformers import BertConfig, BertModel

@@ -1,4 +1,4 @@
-"""Models of diffusers: `diffusers:FOLDER#unet` for one of a pipeline, `diffusers:FOLDER` for one alone, or hub ids."""
+"""Load diffusers models: `diffusers:FOLDER#unet` from a pipeline, `diffusers:FOLDER` for a single model, or hub ids."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from modelexport.sources.loaders.transformers_model import load_folder
 _CONFIG = "config.json"
 _PIPELINE = "model_index.json"
 _WEIGHTS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
-# Whole or in pieces, and none of the variants in other precisions that may lie beside them.
+# One file or shards, without the variants in other precisions.
 _WEIGHTS_FILE = re.compile(r"(diffusion_pytorch_)?model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
 def load_component(reference: str, target: str, options: LoadOptions) -> SourcedModel:
-    """One model of a diffusers pipeline, which may be one of transformers, or a model that was saved alone.
+    """Load a model from a diffusers pipeline (it may be a transformers model), or a model that was saved alone.
 
     Raises:
-        ModelSourceError: There is no such model, or it cannot be loaded.
+        ModelSourceError: The model does not exist, or cannot be loaded.
     """
     diffusers = require("diffusers", "diffusers", reference)
     with quiet():
@@ -43,7 +43,7 @@ def load_component(reference: str, target: str, options: LoadOptions) -> Sourced
         model_class = getattr(diffusers, str(class_name), None)
         if not isinstance(model_class, type) or not issubclass(model_class, diffusers.ModelMixin):
             raise ModelSourceError(
-                f"{reference}: its {_CONFIG} says class {class_name!r}, which is no model of "
+                f"{reference}: its {_CONFIG} names class {class_name!r}, which is not a model class of "
                 f"diffusers {diffusers.__version__}"
             )
         return _load(found, model_class, written, options)
@@ -80,30 +80,30 @@ def _find(reference: str, target: str, options: LoadOptions) -> Repository:
     if not hash_sign or existing_path(target) is not None:
         place, component = target, ""
     if component and Path(component).name != component:
-        raise ModelSourceError(f"{reference}: {component!r} is no name of a model in a pipeline, such as unet")
+        raise ModelSourceError(f"{reference}: {component!r} is not the name of a model in a pipeline, such as unet")
     folder = existing_path(place)
     if folder is not None:
         options.only(reference, [field.name for field in dataclasses.fields(options) if field.name != "revision"])
         inside = {path.parent.name for path in folder.glob(f"*/{_CONFIG}")}
-        _refuse_unless_inside(reference, place, component, (folder / component / _CONFIG).is_file(), inside)
+        _check_component_exists(reference, place, component, (folder / component / _CONFIG).is_file(), inside)
         return folder_repository(reference, folder / component)
     prefix = f"{component}/" if component else ""
-    advice = "there is no such folder either: write diffusers:FOLDER#unet"
+    advice = "no folder has this name either: write diffusers:FOLDER#unet"
     repository = find_on_hub(reference, place, options.revision, advice=advice, marker=f"{prefix}{_CONFIG}")
     if not repository.on_hub:
         return repository
     inside = {name.partition("/")[0] for name in repository.files if name.endswith(f"/{_CONFIG}")}
-    _refuse_unless_inside(reference, place, component, f"{prefix}{_CONFIG}" in repository.files, inside)
+    _check_component_exists(reference, place, component, f"{prefix}{_CONFIG}" in repository.files, inside)
     return _downloaded(repository, prefix, weights=not options.random_weights)
 
 
-def _refuse_unless_inside(reference: str, place: str, component: str, is_there: bool, inside: set[str]) -> None:
-    if is_there:
+def _check_component_exists(reference: str, place: str, component: str, exists: bool, inside: set[str]) -> None:
+    if exists:
         return
     models = ", ".join(f"diffusers:{place}#{name}" for name in sorted(inside))
-    what = f"has no model {component!r}" if component else "is no model alone"
+    what = f"has no model {component!r}" if component else "is not a single model"
     raise ModelSourceError(
-        f"{reference} {what}: its models are {models}" if models else f"{reference}: there is no {_CONFIG} in it"
+        f"{reference} {what}: its models are {models}" if models else f"{reference}: it has no {_CONFIG}"
     )
 
 
@@ -122,5 +122,5 @@ def _read_config(reference: str, path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelSourceError(f"{reference}: {path} cannot be read: {error}") from error
     if not isinstance(written, dict):
-        raise ModelSourceError(f"{reference}: {path} is no configuration: a JSON object is")
+        raise ModelSourceError(f"{reference}: {path} is not a configuration: it must be a JSON object")
     return written

@@ -1,4 +1,4 @@
-"""What a single file is, told from its content, and why most of them are no model: nothing is unpickled or run."""
+"""Recognize a single file by its content, and explain why most kinds are not models. Nothing is unpickled or run."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ _LARGEST_HEADER = 100 << 20
 
 
 def is_exported_program(path: Path) -> bool:
-    """Whether the file claims to be what `torch.export.save` writes."""
+    """Whether the file looks like one of `torch.export.save`."""
     members = _archive_members(path)
     return "archive_format" in members or (path.suffix == ".pt2" and not _is_torchscript(members))
 
 
 def refuse_file(path: Path) -> ModelSourceError:
-    """Why a file that is no exported program is no model, and what to do about it."""
+    """The error for a file that is not an exported program: what it is, and what to give instead."""
     members = _archive_members(path)
     if _is_torchscript(members):
         return ModelSourceError(
             f"{path} is a TorchScript file (torch.jit.save): its module classes and their hierarchy are gone; give the "
-            "Python model that it was made of as package.module:factory, or a .pt2 file of torch.export.save"
+            "Python model that it was exported from as package.module:factory, or a .pt2 file of torch.export.save"
         )
     start = _start(path)
     if "data.pkl" in members or _is_pickle(start) or (path.suffix.lower() in _PICKLE_SUFFIXES):
         return ModelSourceError(
-            f"{path} is a pickle checkpoint, and loading one can run any code: it was not opened; {_SAFETENSORS}"
+            f"{path} is a pickle checkpoint, and loading one can run code: it was not opened; {_SAFETENSORS}"
         )
     if path.suffix == ".safetensors" or _is_safetensors(start):
         return ModelSourceError(
-            f"{path} holds weights alone, and no model: give the HuggingFace folder that it lies in, "
+            f"{path} has weights but no model: give its HuggingFace folder, "
             "or package.module:factory of a function that builds the model and loads them"
         )
     if path.suffix == ".onnx":
         return ModelSourceError(
-            f"{path} is an ONNX file already, and MODEL is the PyTorch model it is made of: "
-            "modelexport tag gives a finished file its hierarchy"
+            f"{path} is already an ONNX file, and MODEL is the PyTorch model to export: "
+            "modelexport tag adds a hierarchy to an ONNX file"
         )
     if path.suffix == ".py":
         return ModelSourceError(f"{path} is a Python file: name a factory in it, as {path.stem}:factory")
     return ModelSourceError(
-        f"{path} is no model file that can be read: give a .pt2 file of torch.export.save, a HuggingFace folder, "
+        f"{path} is not a supported model file: give a .pt2 file of torch.export.save, a HuggingFace folder, "
         "or package.module:factory"
     )
 
@@ -77,10 +77,10 @@ def _start(path: Path) -> bytes:
 
 
 def _is_pickle(start: bytes) -> bool:
-    """A pickle of protocol 2 or later says so first; older ones are known by the name of the file alone."""
+    """A pickle of protocol 2 or later has a header; older ones are recognized by the file extension only."""
     return len(start) > 1 and start[0] == 0x80 and 2 <= start[1] <= 5
 
 
 def _is_safetensors(start: bytes) -> bool:
-    """A length of eight bytes, and then a JSON object of that length."""
+    """A length in eight bytes, then a JSON object of that length."""
     return len(start) > 8 and start[8:9] == b"{" and 2 <= int.from_bytes(start[:8], "little") <= _LARGEST_HEADER

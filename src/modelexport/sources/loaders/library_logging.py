@@ -1,4 +1,4 @@
-"""Libraries that load models, kept from talking: what matters comes back as errors and notes."""
+"""Silence the logs of the libraries that load models; problems are reported as errors and notes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No logs and no bars of the libraries that are imported by now, but those of downloads on a terminal.
+    """Silence logs and progress bars of the imported libraries, except download bars on a terminal.
 
-    Also keeps them from asking the hub for what the user did not ask for: huggingface_hub fetches a list of tools to
-    name in its requests, and transformers has pickle weights converted.
+    Also prevents requests to the hub that the user did not ask for: huggingface_hub fetches a list of tools for its
+    telemetry, and transformers requests the conversion of pickled weights.
     """
     from huggingface_hub import constants
 
@@ -51,7 +51,7 @@ def _quiet_library(name: str) -> Iterator[None]:
 
 
 def _download_bars() -> Callable[[], None]:
-    """Puts the bars of downloads back to what they are now: transformers switches them along with its own."""
+    """A function that restores the present state of download bars: transformers switches them with its own."""
     from huggingface_hub import utils
 
     switch: Callable[[], None] = (

@@ -1,4 +1,4 @@
-"""What it means when a library cannot load a model: its error, or one that it was raised from, in our words."""
+"""Translate the error of a library that cannot load a model, or one of its causes, to an error of ours."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def explain_load_error(
     weights: Iterable[Path] = (),
     advice: str = "",
 ) -> ModelExportError:
-    """The error to raise from one that a library raised while it loaded a model.
+    """The error of ours for one that a library raised while loading a model.
 
     Args:
         reference: What the user wrote.
         revision: The revision that was asked for.
-        error: What the library raised.
-        repository: The id on the hub, where it is not the reference.
-        weights: The safetensors files that it may have read, to name the one that is broken.
-        advice: What else the user may do or mean.
+        error: The error of the library.
+        repository: The id on the hub, if it differs from the reference.
+        weights: The safetensors files that it may have read, to name a broken one.
+        advice: What else the user can do or may have meant.
     """
     for cause in causes(error):
         if isinstance(cause, ModelExportError):
@@ -40,7 +40,7 @@ def explain_load_error(
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from, what that was raised from, and so on."""
+    """An error and its causes, in order."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -49,7 +49,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What an error says, without line breaks."""
+    """The message of an error, without line breaks."""
     return " ".join(str(error).split())
 
 
@@ -57,7 +57,7 @@ def _failed_import(error: ImportError) -> str:
     *_, first = causes(error)
     if isinstance(first, ImportError):
         return f"it needs a package that is not installed: {in_one_line(first)}"
-    return f"importing what it needs failed with {type(first).__name__}: {in_one_line(first)}"
+    return f"importing a package that it needs failed with {type(first).__name__}: {in_one_line(first)}"
 
 
 def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[Path]) -> str | None:
@@ -66,7 +66,7 @@ def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[P
     except ImportError:
         return None
     if isinstance(cause, json.JSONDecodeError | UnicodeDecodeError):
-        return f"a JSON file of it cannot be read: {in_one_line(error)}"
+        return f"one of its JSON files cannot be read: {in_one_line(error)}"
     if not isinstance(cause, SafetensorError):
         return None
     broken = []
@@ -77,7 +77,7 @@ def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[P
         except (SafetensorError, OSError):
             broken.append(path.name)
     named = ", ".join(broken) or "a weights file"
-    return f"{named} is no whole safetensors file ({in_one_line(cause)}): get it again, or save it again"
+    return f"{named} is not a complete safetensors file ({in_one_line(cause)}): download or save it again"
 
 
 def _hub_answer(cause: BaseException, repository: str, revision: str | None, advice: str) -> str | None:
@@ -86,11 +86,11 @@ def _hub_answer(cause: BaseException, repository: str, revision: str | None, adv
     page = f"https://huggingface.co/{repository}"
     also = f"; {advice}" if advice else ""
     if isinstance(cause, errors.GatedRepoError):
-        return f"it is gated: ask for access on {page}, then log in with `hf auth login` or set HF_TOKEN"
+        return f"it is gated: request access on {page}, then log in with `hf auth login` or set HF_TOKEN"
     if isinstance(cause, errors.RepositoryNotFoundError):
         return f"the HuggingFace hub has no such model, or it is private and needs a login (hf auth login){also}"
     if isinstance(cause, errors.RevisionNotFoundError):
-        return f"it has no revision {revision!r}: see {page}/tree/main for those it has"
+        return f"it has no revision {revision!r}: see {page}/tree/main for its revisions"
     if isinstance(cause, errors.HfHubHTTPError):
         return f"the HuggingFace hub answered {cause.response.status_code}: {in_one_line(cause)}"
     if isinstance(cause, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):

@@ -1,4 +1,4 @@
-"""Which class of transformers a model is loaded with: by task, by auto class, or as its configuration says."""
+"""Choose the transformers class to load a model with: by task, by auto class, or from its configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _AUTO_PREFIX = "Auto"
 
 
 def choose_class(reference: str, config: Any, task: str | None) -> Any:
-    """A model class or auto class of transformers for a configuration.
+    """The model class or auto class of transformers for a configuration.
 
     Raises:
-        InputError: There is no such task, or none for this kind of model.
+        InputError: The task does not exist, or does not apply to this kind of model.
     """
     if task is not None:
         return _class_for_task(reference, config, task)
@@ -33,12 +33,12 @@ def choose_class(reference: str, config: Any, task: str | None) -> Any:
 
 
 def refuse_code(reference: str, config: dict[str, Any], location: str) -> None:
-    """Says so where a configuration, as it is written, leads to code that came with the model.
+    """Refuse a configuration that needs code from the model's repository.
 
-    A model type or class that transformers has itself needs none, whatever the configuration offers besides.
+    A model type and class of transformers itself need no such code, even if the configuration has an `auto_map`.
 
     Raises:
-        ModelSourceError: Code would have to run.
+        ModelSourceError: Loading would run code from the repository.
     """
     from transformers import CONFIG_MAPPING
 
@@ -52,7 +52,7 @@ def refuse_code(reference: str, config: dict[str, Any], location: str) -> None:
         return
     what = ", ".join(sorted({str(code) for code in own.values()}))
     raise ModelSourceError(
-        f"{reference} needs Python code that came with it ({what}), which was not run: read it at {location}, and "
+        f"{reference} needs Python code from its repository ({what}), which was not run: read it at {location}, and "
         "allow it with --trust-remote-code"
     )
 
@@ -70,7 +70,7 @@ def _known_model_class(name: str) -> Any | None:
 
 
 def _auto_class_of(config: Any, architecture: str) -> Any | None:
-    """The auto class under which a model brought a class of its own."""
+    """The auto class under which the configuration registers a class of its own."""
     own = getattr(config, "auto_map", None) or {}
     for auto_name, code in own.items():
         if isinstance(code, str) and code.rpartition(".")[2] == architecture:
@@ -82,7 +82,7 @@ def _auto_class(name: str) -> Any | None:
     import transformers
 
     found = getattr(transformers, name, None) if name.isidentifier() else None
-    # What makes it one that gives models: a table from configurations to model classes.
+    # Only auto classes of models have a table from configurations to model classes.
     return found if isinstance(found, type) and models_by_config(found) is not None else None
 
 
@@ -98,16 +98,16 @@ def _class_for_task(reference: str, config: Any, task: str) -> Any:
             f"{', '.join(_classes_by_task())}; auto classes are AutoModelForCausalLM and the like"
         )
     for candidate in candidates:
-        if _serves(candidate, config):
+        if _supports(candidate, config):
             return candidate
-    others = [name for name, classes in _classes_by_task().items() if any(_serves(one, config) for one in classes)]
+    others = [name for name, classes in _classes_by_task().items() if any(_supports(one, config) for one in classes)]
     raise InputError(
-        f"--task {task}: transformers has no such class for {reference}, a {type(config).__name__}; "
+        f"--task {task}: transformers has no class for this task for {reference}, a {type(config).__name__}; "
         f"it has one for {', '.join(others) or 'AutoModel only'}"
     )
 
 
-def _serves(auto_class: Any, config: Any) -> bool:
+def _supports(auto_class: Any, config: Any) -> bool:
     own = getattr(config, "auto_map", None) or {}
     return type(config) in models_by_config(auto_class) or auto_class.__name__ in own
 

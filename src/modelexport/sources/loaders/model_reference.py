@@ -1,4 +1,4 @@
-"""A MODEL reference to a model: which source a reference means, and the table of sources."""
+"""Load the model that a MODEL reference names: choose the loader for the reference."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FORMS = (
 
 
 def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> SourcedModel:
-    """The model that a reference names.
+    """Load the model that a reference names.
 
     Raises:
-        InputError: An option is given that the source of this reference has no use for.
-        ModelSourceError: The reference leads to no model.
+        InputError: An option does not apply to this kind of reference.
+        ModelSourceError: The reference does not lead to a model.
     """
     if reference.startswith(BUILTIN_PREFIX):
         options.only(reference)
@@ -60,14 +60,14 @@ def _load_path(reference: str, path: Path, options: LoadOptions) -> SourcedModel
         raise ModelSourceError(f"{reference} is neither a file nor a folder: MODEL is {_FORMS}")
     options.only(reference)
     if is_exported_program(path):
-        from modelexport.sources.loaders.pt2_model import load_exported_program
+        from modelexport.sources.loaders.pt2 import load_exported_program
 
         return load_exported_program(path)
     raise refuse_file(path)
 
 
 def _is_path(reference: str) -> bool:
-    """Whether it is written as only a path is: hub ids are `name` or `organization/name`."""
+    """Whether the reference can only be a path: hub ids are `name` or `organization/name`."""
     separators = {"/", os.sep}
     return (
         reference.startswith((".", "~", *separators))

@@ -1,4 +1,4 @@
-"""Packages that only some sources need: imported when they are, with the exact command where one is missing."""
+"""Import optional packages on demand; the error for a missing one has the command that installs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelexport.errors import ModelSourceError
 
 
 def require(package: str, extra: str, reference: str) -> Any:
-    """The package, imported.
+    """Import a package.
 
     Raises:
         ModelSourceError: It is not installed, or cannot be imported.

@@ -1,4 +1,4 @@
-"""A reference as a path, whatever characters it has."""
+"""Interpret a reference as a path, whatever characters it has."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def existing_path(reference: str) -> Path | None:
-    """The file or folder that a reference names, or None where it names none, or nothing that could be one."""
+    """The file or folder that a reference names; None if it does not exist or is not a valid path."""
     try:
         path = Path(reference).expanduser()
         return path if path.exists() else None
     except (OSError, ValueError, RuntimeError):
-        # Too long, or with a character that no name has, or in the home of a user that there is not.
+        # Too long, with an invalid character, or in the home folder of an unknown user.
         return None

@@ -1,11 +1,13 @@
-"""A model from `package.module:factory`, or from `package.module:factory(arguments)`."""
+"""Load a model from `package.module:factory` or `package.module:factory(arguments)`."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from modelexport.sources.loaders.sourced_model import SourcedModel
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
-    """A reference taken apart. Without parentheses it has no arguments, and a model that is there is taken as it is."""
+    """A parsed reference. Only one without parentheses (`is_call` is False) may name a model instead of a factory."""
 
     text: str
     module: str
@@ -28,17 +30,18 @@ class _Reference:
 
 
 def load_reference(reference: str) -> SourcedModel:
-    """The model that a factory makes.
+    """The model that a factory returns, or that the reference names itself.
 
-    A factory returns a `torch.nn.Module`, or a pair of one and its example inputs. Its arguments are literals, and
-    nothing else is evaluated. An `nn.Module` that is already there is taken as it is.
+    A factory returns a `torch.nn.Module`, or a pair of one and its example inputs. Its arguments are literals;
+    nothing else is evaluated.
 
     Raises:
-        ModelSourceError: The reference leads to no model.
+        ModelSourceError: The reference does not lead to a model.
     """
     parsed = _parse(reference)
-    made = _make(parsed, _find(parsed))
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    with _importable_working_folder():
+        returned = _call(parsed, _import_attribute(parsed))
+    model, inputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(model, torch.nn.Module):
         raise ModelSourceError(
             f"{reference} returned a {type(model).__name__}: a factory returns a torch.nn.Module, "
@@ -70,8 +73,8 @@ def _parse(reference: str) -> _Reference:
 
 def _unreadable(reference: str) -> ModelSourceError:
     return ModelSourceError(
-        f"{reference!r} names no model: write package.module:factory, or package.module:factory(64, name='a') "
-        "with numbers, strings, tuples, lists and dictionaries as arguments"
+        f"{reference!r} is not a reference to a model: write package.module:factory, or "
+        "package.module:factory(64, name='a') with numbers, strings, tuples, lists and dictionaries as arguments"
     )
 
 
@@ -90,15 +93,25 @@ def _literal(reference: str, node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
         raise ModelSourceError(
-            f"{reference}: {ast.unparse(node)} is no literal: arguments are numbers, strings, booleans, None, and "
+            f"{reference}: {ast.unparse(node)} is not a literal: arguments are numbers, strings, booleans, None, and "
             "tuples, lists and dictionaries of them"
         ) from error
 
 
-def _find(reference: _Reference) -> object:
+@contextlib.contextmanager
+def _importable_working_folder() -> Iterator[None]:
+    """Make modules of the working folder importable, as `python -m` does, also by the factory while it runs."""
     folder = str(Path.cwd())
-    # As with `python -m`, modules of the working folder can be named.
     sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        # The imported code may have removed it already.
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+def _import_attribute(reference: _Reference) -> object:
     try:
         found: object = importlib.import_module(reference.module)
     except ModuleNotFoundError as error:
@@ -113,8 +126,6 @@ def _find(reference: _Reference) -> object:
         raise ModelSourceError(
             f"{reference.text}: importing {reference.module} failed with {type(error).__name__}: {error}"
         ) from error
-    finally:
-        sys.path.remove(folder)
     for part in reference.attribute.split("."):
         if not hasattr(found, part):
             raise ModelSourceError(
@@ -124,13 +135,13 @@ def _find(reference: _Reference) -> object:
     return found
 
 
-def _make(reference: _Reference, factory: object) -> object:
+def _call(reference: _Reference, factory: object) -> object:
     if isinstance(factory, torch.nn.Module) and not reference.is_call:
         return factory
     if not callable(factory) or isinstance(factory, torch.nn.Module):
         raise ModelSourceError(
             f"{reference.text} is a {type(factory).__name__}, not a factory: "
-            "name a function or class that makes a model"
+            "name a function or class that returns a model"
         )
     try:
         return factory(*reference.args, **reference.kwargs)

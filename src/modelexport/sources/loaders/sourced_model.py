@@ -1,4 +1,4 @@
-"""What a source gives: a model, with what came along with it; and what a source can be told."""
+"""The result of loading a model, and the options of loading."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 
 from modelexport.errors import InputError, ModelSourceError
 
-# Models with made-up weights are the same each time.
+# Random weights are the same each time.
 SEED = 0
 _SHOWN_NAMES = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadOptions:
-    """How a model is to be loaded. Each source takes some of these, and refuses the others where they are given.
+    """Options of loading a model. Each loader supports some of them and refuses the others.
 
     Attributes:
-        task: What the model is for: a task name of transformers, or the name of one of its auto classes.
+        task: A task name of transformers, or the name of one of its auto classes.
         revision: A branch, tag or commit of a repository on the HuggingFace hub.
-        trust_remote_code: Let code that came with the model run.
-        dtype: The torch type of the weights, such as ``float32``; by default as they are stored.
+        trust_remote_code: Run Python code from the model's repository.
+        dtype: The torch dtype of the weights, such as ``float32``; by default as they are stored.
         attn_implementation: How transformers computes attention, such as ``eager`` or ``sdpa``.
-        random_weights: Make the weights up, always the same ones, and read none.
+        random_weights: Initialize the weights at random with a fixed seed instead of reading them.
     """
 
     task: str | None = None
@@ -35,28 +35,30 @@ class LoadOptions:
     attn_implementation: str | None = None
     random_weights: bool = False
 
-    def only(self, reference: str, taken: Collection[str] = ()) -> None:
-        """Refuses what the source of a reference has no use for, rather than to leave it out silently.
+    def only(self, reference: str, supported: Collection[str] = ()) -> None:
+        """Refuse options that do not apply to a reference, rather than ignore them.
 
         Raises:
-            InputError: An option is given that is not taken.
+            InputError: An option is set that is not supported.
         """
         for field in dataclasses.fields(self):
-            if field.name not in taken and getattr(self, field.name) != field.default:
+            if field.name not in supported and getattr(self, field.name) != field.default:
                 option = f"--{field.name.replace('_', '-')}"
-                raise InputError(f"{reference} takes no {option}: leave it out")
+                raise InputError(f"{reference} does not support {option}: remove it")
 
     def torch_dtype(self) -> torch.dtype | None:
-        """The type of the weights, where one is given.
+        """The dtype of the weights, if one is set.
 
         Raises:
-            InputError: It is no type for weights.
+            InputError: It is not a floating-point dtype.
         """
         if self.dtype is None:
             return None
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype) or not found.is_floating_point:
-            raise InputError(f"--dtype {self.dtype!r} is no torch type for weights: write float32, float16 or bfloat16")
+            raise InputError(
+                f"--dtype {self.dtype!r} is not a floating-point dtype: write float32, float16 or bfloat16"
+            )
         return found
 
 
@@ -65,13 +67,13 @@ DEFAULT_OPTIONS = LoadOptions()
 
 @dataclasses.dataclass(frozen=True)
 class SourcedModel:
-    """A model, and what its source gives along with it.
+    """A loaded model with its example inputs and processor.
 
     Attributes:
         model: The model, ready to run.
-        example_inputs: What forward takes, where the source knows.
-        processor: Loads, when it is called, the tokenizer, image processor, feature extractor or processor that came
-            with the model; gives None where there is none.
+        example_inputs: Example inputs for `forward`, if the source has some.
+        processor: Loads the tokenizer, image processor, feature extractor or processor of the model when called;
+            returns None if it has none.
         notes: What the user should know about the weights.
     """
 
@@ -82,15 +84,15 @@ class SourcedModel:
 
 
 def notes_on_missing(reference: str, model: torch.nn.Module, missing: Collection[str]) -> tuple[str, ...]:
-    """What to say about weights that a model has and its files have not, and that the library made up.
+    """Notes on weights that are missing from the files and were initialized at random.
 
     Raises:
-        ModelSourceError: All of them were.
+        ModelSourceError: All weights are missing.
     """
     if not missing:
         return ()
     name = type(model).__name__
     if len(missing) >= len(model.state_dict()):
-        raise ModelSourceError(f"{reference}: none of its weights is one of {name}'s, which it was loaded as")
+        raise ModelSourceError(f"{reference}: none of its weights belongs to {name}, the class that it was loaded as")
     shown = ", ".join(sorted(missing)[:_SHOWN_NAMES]) + (", ..." if len(missing) > _SHOWN_NAMES else "")
-    return (f"{len(missing)} weights of {name} are not in {reference} and were made up: {shown}",)
+    return (f"{len(missing)} weights of {name} are not in {reference} and were initialized at random: {shown}",)

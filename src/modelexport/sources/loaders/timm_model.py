@@ -1,4 +1,4 @@
-"""Models of timm, by name: `timm:resnet18`, or `timm:resnet18.a1_in1k` for certain weights."""
+"""Load timm models by name: `timm:resnet18`, or `timm:resnet18.a1_in1k` for specific weights."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from modelexport.sources.loaders.load_errors import explain_load_error
 from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel
 
-_MADE_UP = "--random-weights makes the weights up"
+_RANDOM_WEIGHTS = "--random-weights initializes the weights at random"
 _WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
 
 
 def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
-    """A model of timm with the weights that timm names for it, and an image of the size it was trained for.
+    """Load a timm model with its pretrained weights, and an image of its input size.
 
     Raises:
-        ModelSourceError: timm has no such model, or no weights for it that can be reached.
+        ModelSourceError: timm has no model of this name, or its weights cannot be loaded.
     """
     options.only(reference, ("revision", "dtype", "random_weights"))
     dtype = options.torch_dtype()
@@ -38,7 +38,7 @@ def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            model = timm.create_model(name, **_reading(weights)).to(dtype=dtype).eval()
+            model = timm.create_model(name, **_weights_arguments(weights)).to(dtype=dtype).eval()
             image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
     except Exception as error:
         raise explain_load_error(reference, options.revision, error, weights=weights) from error
@@ -46,7 +46,7 @@ def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
 
 
 class _ImageProcessor:
-    """What timm does to images before a model, called as the image processors of transformers are."""
+    """timm's preprocessing of images, with the call signature of transformers' image processors."""
 
     def __init__(self, timm: Any, model: torch.nn.Module) -> None:
         self._transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
@@ -55,7 +55,7 @@ class _ImageProcessor:
 
     def __call__(self, images: Sequence[Any], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
         if return_tensors != "pt":
-            raise InputError(f"images for timm become torch tensors, and not {return_tensors!r}")
+            raise InputError(f"timm returns torch tensors, not {return_tensors!r}")
         return {self._argument: torch.stack([self._transform(image) for image in images]).to(self._dtype)}
 
 
@@ -67,17 +67,17 @@ def _find_weights(timm: Any, reference: str, name: str, revision: str | None) ->
     place = getattr(known, "hf_hub_id", None)
     if place is None:
         raise ModelSourceError(
-            f"timm names no weights of {name!r} on the HuggingFace hub: timm.list_pretrained() gives the names that "
-            f"have some; {_MADE_UP}"
+            f"timm names no weights of {name!r} on the HuggingFace hub: timm.list_pretrained() lists the "
+            f"names with weights; {_RANDOM_WEIGHTS}"
         )
     own = known.hf_hub_filename
     names = (own,) if own is not None and own.endswith(".safetensors") else _WEIGHTS
-    repository = find_on_hub(reference, place, revision, advice=_MADE_UP, marker=names[0])
+    repository = find_on_hub(reference, place, revision, advice=_RANDOM_WEIGHTS, marker=names[0])
     return fetch(repository, repository.weights_file(names))
 
 
-def _reading(weights: list[Path]) -> dict[str, Any]:
-    """What makes timm read one file, and none of the other places where it knows weights, pickles among them."""
+def _weights_arguments(weights: list[Path]) -> dict[str, Any]:
+    """Arguments with which timm reads this file only: its other sources of weights include pickles."""
     if not weights:
         return {"pretrained": False}
     (file,) = weights

@@ -1,4 +1,4 @@
-"""Models of transformers, from a folder, the hub or its cache: safetensors only, and no code unless it is allowed."""
+"""Load transformers models from a folder, the hub or its cache: safetensors only, remote code only if allowed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from modelexport.sources.loaders.optional_imports import require
 from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
 from modelexport.torch_support.transformers_private import implementations_of, model_from_config
 
-_TAKEN = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
+_SUPPORTED_OPTIONS = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
 _CONFIG = "config.json"
 
 
 def load_hub_model(reference: str, options: LoadOptions, other_forms: str) -> SourcedModel:
-    """A model by its id on the HuggingFace hub, from the cache where it has it.
+    """Load a model by its id on the HuggingFace hub, from the cache if it is there.
 
     Raises:
-        ModelSourceError: There is no such model, or it cannot be loaded.
+        ModelSourceError: The model does not exist, or cannot be loaded.
     """
-    require("transformers", "hf", f"{reference!r} is no file, folder or package.module:factory here; as a hub id it")
+    require("transformers", "hf", f"{reference!r} is not a file, folder or package.module:factory; as a hub id it")
     with quiet():
         repository = find_on_hub(
             reference,
             reference,
             options.revision,
-            advice=f"there is no such file or folder either: MODEL is {other_forms}",
+            advice=f"no file or folder has this name either: MODEL is {other_forms}",
         )
         return _load(repository, options)
 
 
 def load_folder(reference: str, folder: Path, options: LoadOptions) -> SourcedModel:
-    """A model from a folder as `save_pretrained` writes it.
+    """Load a model from a folder that `save_pretrained` wrote.
 
     Raises:
-        ModelSourceError: It is no such folder, or the model cannot be loaded.
+        ModelSourceError: The folder is not one of save_pretrained, or the model cannot be loaded.
     """
-    options.only(reference, [name for name in _TAKEN if name != "revision"])
+    options.only(reference, [name for name in _SUPPORTED_OPTIONS if name != "revision"])
     require("transformers", "hf", reference)
     with quiet():
         return _load(folder_repository(reference, folder), options)
@@ -81,9 +81,9 @@ def _refuse_folder_without_configuration(repository: Repository) -> None:
         raise ModelSourceError(f"{name} is a diffusers pipeline: name one of its models, as diffusers:{name}#unet")
     if "adapter_config.json" in repository.files:
         raise ModelSourceError(
-            f"{name} is an adapter without its model: merge it into the model with peft, and save that"
+            f"{name} is an adapter without its model: merge it into the model with peft, and save the result"
         )
-    raise ModelSourceError(f"{name} has no {_CONFIG}, so it is no HuggingFace model")
+    raise ModelSourceError(f"{name} has no {_CONFIG}, so it is not a HuggingFace model")
 
 
 def _load_config(repository: Repository, options: LoadOptions) -> Any:
@@ -109,19 +109,19 @@ def _refuse_unknown_type(repository: Repository, written: dict[str, Any]) -> Non
     kind = written.get("model_type")
     if kind not in CONFIG_MAPPING and "AutoConfig" not in (written.get("auto_map") or {}):
         raise ModelSourceError(
-            f"{repository.reference}: its {_CONFIG} says model_type {kind!r}, which transformers {__version__} does "
-            "not know; a newer transformers may"
+            f"{repository.reference}: its {_CONFIG} has model_type {kind!r}, which transformers {__version__} does "
+            "not know; a newer release may"
         )
 
 
 def _refuse_kernels(repository: Repository, config: Any, options: LoadOptions) -> None:
-    """An implementation that is named like a repository is code that transformers fetches from the hub and runs."""
+    """transformers downloads and runs code for an attention implementation that is named like a repository."""
     asked = (options.attn_implementation, *implementations_of(config))
     for implementation in asked:
         if isinstance(implementation, str) and "/" in implementation and not options.trust_remote_code:
             raise ModelSourceError(
                 f"{repository.reference}: attention implementation {implementation!r} is code from the hub, which was "
-                "not fetched: allow it with --trust-remote-code, or give --attn-implementation eager"
+                "not downloaded: allow it with --trust-remote-code, or give --attn-implementation eager"
             )
 
 
@@ -153,10 +153,10 @@ def _explain(repository: Repository, options: LoadOptions, error: Exception) -> 
 
 
 def _load_processor(repository: Repository, options: LoadOptions) -> Any | None:
-    """The tokenizer, image processor, feature extractor or processor that came with the model.
+    """Load the tokenizer, image processor, feature extractor or processor of the model; None if it has none.
 
     Raises:
-        ModelSourceError: There is one, and it cannot be loaded.
+        ModelSourceError: It cannot be loaded.
     """
     from transformers import AutoProcessor
 
@@ -170,7 +170,7 @@ def _load_processor(repository: Repository, options: LoadOptions) -> Any | None:
         if not _processor_files(repository):
             return None
         raise _explain(repository, options, error) from error
-    # Where no file belongs to it, transformers makes an empty one.
+    # Without a file for it, transformers creates an empty processor.
     own = set((getattr(found, "vocab_files_names", None) or {}).values())
     return found if _processor_files(repository) or own & repository.files else None
 

@@ -1,4 +1,4 @@
-"""`compare` on exported models and what other tools make of them: which nodes of which modules it says differ."""
+"""`compare` on exported models and rewrites of them: the nodes and modules that differ."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_plain_torch_export_is_the_same_model(exported: Exporter, tmp_path: Path
 # --- single changes ----------------------------------------------------------------------------------------------
 
 
-def test_inserted_removed_and_replaced_nodes_are_told_apart(tmp_path: Path) -> None:
+def test_inserted_removed_and_replaced_nodes_are_distinguished(tmp_path: Path) -> None:
     base = chain("Relu", "Neg", "Exp", "Tanh")
     inserted = compared(tmp_path, base, chain("Relu", "Neg", "Abs", "Exp", "Tanh"))
     assert [(c.kind, c.after and c.after.operation) for c in inserted.changes] == [("added", "Abs")]
@@ -351,14 +351,41 @@ def test_contents_of_weights_are_compared_only_when_asked_for(tmp_path: Path, ex
     if external:
         (tmp_path / "before.data").unlink()
         assert compare_models(before, after).same
-        with pytest.raises(FileFormatError, match="where weight 'w' lies"):
+        with pytest.raises(FileFormatError, match="the external data of weight 'w', cannot be read"):
             compare_models(before, after, contents=True)
 
 
-def test_small_weights_in_the_file_are_compared_always(tmp_path: Path) -> None:
+def test_small_inline_weights_are_always_compared(tmp_path: Path) -> None:
     before = weighted(tmp_path, "before", np.zeros((2, 3), np.float32), external=False)
     after = weighted(tmp_path, "after", np.ones((2, 3), np.float32), external=False)
     found = compare_models(before, after)
     assert found.same_topology
     assert found.differences == ("weights",)
     assert [(w.kind, w.before) for w in found.weights] == [("values", "w")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(["a", "b"], ["a", "a longer string"], id="other lengths"),
+        pytest.param(["a", "b\0c"], ["a\0b", "c"], id="same bytes in other elements"),
+        pytest.param(["x" * 2**21, "b"], ["x" * 2**21, "c"], id="large"),
+    ],
+)
+def test_strings_of_weights_are_compared_element_by_element(
+    tmp_path: Path, before: list[str], after: list[str]
+) -> None:
+    def with_strings(name: str, strings: list[str]) -> Path:
+        model = chain("Relu")
+        model.graph.initializer.append(helper.make_tensor("labels", onnx.TensorProto.STRING, [2], strings))
+        path = tmp_path / f"{name}.onnx"
+        onnx.save(model, path)
+        return path
+
+    first, second = with_strings("before", before), with_strings("after", after)
+    found = compare_models(first, second, contents=True)
+    assert found.contents is not None
+    assert (found.contents.compared, found.contents.different) == (1, 1)
+    assert found.contents.weights[0].largest_difference is None
+    assert found.differences == ("weights",)
+    assert compare_models(first, with_strings("copy", before), contents=True).same

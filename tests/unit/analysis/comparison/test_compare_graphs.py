@@ -1,4 +1,4 @@
-"""`compare` on any graph: the same under other names and orders, never the same when it computes something else."""
+"""`compare` on random graphs: names and node order do not matter, different computations are never equal."""
 
 from __future__ import annotations
 

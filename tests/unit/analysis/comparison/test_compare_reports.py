@@ -19,7 +19,8 @@ from tests.conftest import Exporter
 from tests.support.command import Outcome
 from tests.support.comparing import by_module, chain, compared, saved, two_branches
 
-from modelexport.analysis.comparison.model_comparison import compare_models, comparison_schema
+from modelexport.analysis.comparison.comparison_report import comparison_schema
+from modelexport.analysis.comparison.model_comparison import compare_models
 from modelexport.errors import InputError
 
 
@@ -167,7 +168,7 @@ def test_help_shows_examples(command: Callable[..., Outcome]) -> None:
     assert "modelexport compare " in command("compare", "--help").stdout.partition("Example")[2]
 
 
-def test_output_made_by_another_node_is_another_topology(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+def test_topology_differs_if_an_output_has_another_producer(tmp_path: Path, command: Callable[..., Outcome]) -> None:
     before, after = two_branches(), two_branches()
     before.graph.output[0].name, after.graph.output[0].name = "a", "b"
     found = compared(tmp_path, before, after)

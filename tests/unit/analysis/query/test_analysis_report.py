@@ -1,4 +1,4 @@
-"""`analyze` and `select` on exported models: what they count and list, in every form, and what bad input gets."""
+"""`analyze` and `select` on exported models: counts and lists in every format, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.command import Outcome
 
 from modelexport.analysis.query.analysis_report import analysis_schema, analyze
 from modelexport.analysis.query.node_selection import select, selection_schema
-from modelexport.analysis.query.selectors import select_nodes
+from modelexport.analysis.query.selector_eval import select_nodes
 from modelexport.analysis.query.statistics import count
 from modelexport.cli.pages import as_csv
 from modelexport.display import printable
@@ -106,7 +106,7 @@ def test_repeated_calls_are_listed(exported: Exporter) -> None:
 
 
 @pytest.mark.xdist_group("bert")
-def test_filter_counts_only_what_it_picks_and_depth_shortens_the_list(exported: Exporter) -> None:
+def test_selector_limits_the_counted_nodes_and_depth_limits_the_modules(exported: Exporter) -> None:
     ours = exported("bert")
     report = analyze(ours.path, selector="encoder.layer.0")
     picked = select_nodes(ours.document, "encoder.layer.0", contributors=False)
@@ -179,7 +179,7 @@ def test_json_fits_its_published_schema(exported: Exporter, command: Callable[..
 
 
 @pytest.mark.xdist_group("cnn")
-def test_summary_and_details_say_what_was_counted(exported: Exporter, command: Callable[..., Outcome]) -> None:
+def test_summary_and_details_contain_the_counts(exported: Exporter, command: Callable[..., Outcome]) -> None:
     path = exported("cnn").path
     summary = command("analyze", path)
     assert summary.code == 0
@@ -297,7 +297,7 @@ def hostile(tmp_path: Path) -> Path:
     return path
 
 
-def test_names_from_a_stranger_reach_no_terminal_and_no_spreadsheet(
+def test_names_of_an_untrusted_file_are_escaped_for_terminals_and_spreadsheets(
     command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     path = hostile(tmp_path)
@@ -343,7 +343,7 @@ def test_each_tool_gets_the_names_under_its_own_argument(
 
 
 @pytest.mark.xdist_group("cond")
-def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_know(
+def test_nncf_format_omits_nodes_of_subgraphs_because_nncf_rejects_their_names(
     exported: Exporter, command: Callable[..., Outcome]
 ) -> None:
     path = exported("cond").path
@@ -356,7 +356,7 @@ def test_nncf_is_not_told_of_bodies_because_it_refuses_names_that_it_does_not_kn
     inside = next(node.id for node in select(path, "**").nodes if node.nested)
     refused = command("select", path, f"node:'{inside}'", "--format", "nncf")
     assert refused.code == 2
-    assert "bodies" in refused.error
+    assert "subgraphs" in refused.error
 
 
 @pytest.mark.xdist_group("cnn")
@@ -387,7 +387,7 @@ def test_selection_as_json_fits_its_published_schema(
     assert [n["id"] for n in content["nodes"]] == [i for i, node in nodes.items() if node.op != "Add"]
     assert all(nodes[n["id"]].module == n["module"] and nodes[n["id"]].tag == n["tag"] for n in content["nodes"])
     assert content["unmatched"][-1] == "class:NoSuch"
-    assert "nothing here is 'class:NoSuch'" in outcome.stderr
+    assert "nothing matches 'class:NoSuch'" in outcome.stderr
 
 
 @pytest.fixture
@@ -419,7 +419,7 @@ def test_nodes_without_or_with_shared_names_are_refused_where_only_names_count(
     path = renamed({"relu": "same", "relu_1": "same"})
     outcome = command("select", path, "blk@0", "--format", "human")
     assert outcome.code == 2
-    assert "share their name with nodes that were not picked (Relu 'same')" in outcome.stderr
+    assert "share their name with nodes that were not selected (Relu 'same')" in outcome.stderr
     # Nothing is taken by mistake where all that share a name are picked.
     both = command("select", path, "blk@0 or blk@1", "--format", "human")
     assert both.stdout.split().count("same") == 1

@@ -1,4 +1,4 @@
-"""Which tensors of two graphs are the same, told by values and data flow where every name is another."""
+"""Tensors of two graphs without common names are matched by value and data flow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from modelexport.analysis.retagging.tensor_fingerprints import fingerprint_tensors
 from modelexport.analysis.retagging.tensor_matching import match_tensors
-from modelexport.analysis.retagging.tensor_values import fingerprint_tensors
 from modelexport.ort.prepared_model import prepared
 from modelexport.ort.runner import Runner
 
@@ -45,7 +45,7 @@ def match(runner: Runner) -> Match:
     return run
 
 
-def test_tensors_that_nothing_else_equals_are_the_same_whatever_makes_them(match: Match) -> None:
+def test_distinctive_tensors_match_even_if_their_producers_differ(match: Match) -> None:
     found = match(
         "<float[3] w = {0.5, -1.25, 2.0}> { a = Mul(x, w) b = Mul(a, w) y = Exp(b) }",
         "<float[3] W = {0.25, 1.5625, 4.0}> { B = Mul(X, W) Y = Exp(B) }",
@@ -61,7 +61,7 @@ def test_same_structure_with_other_numbers_is_not_the_same(match: Match) -> None
     assert found == {"X": "x"}
 
 
-def test_equal_constants_are_told_apart_by_who_reads_them(match: Match) -> None:
+def test_equal_constants_are_distinguished_by_their_consumers(match: Match) -> None:
     found = match(
         "<float p = {2.0}, float q = {2.0}> { a = Mul(x, p) b = Pow(x, q) y = Sub(a, b) }",
         "<float Q = {2.0}, float P = {2.0}> { B = Pow(X, Q) A = Mul(X, P) Y = Sub(A, B) }",
@@ -69,7 +69,7 @@ def test_equal_constants_are_told_apart_by_who_reads_them(match: Match) -> None:
     assert (found["P"], found["Q"]) == ("p", "q")
 
 
-def test_masks_are_told_by_what_they_are_made_of(match: Match) -> None:
+def test_masks_are_matched_by_their_inputs(match: Match) -> None:
     """The threshold was computed before and is given now, so that only the way from the input tells."""
     found = match(
         "<float s = {0.5}> { c = Sub(s, s) m = Greater(x, c) k = Not(m) y = Where(k, x, c) }",
@@ -86,7 +86,7 @@ def test_same_operation_on_other_constants_is_another_even_where_results_are_equ
     assert (found["A"], found["B"]) == ("a", "b")
 
 
-def test_twins_keep_their_order_where_nothing_else_tells(match: Match) -> None:
+def test_equal_tensors_are_matched_in_order_if_nothing_else_distinguishes_them(match: Match) -> None:
     found = match(
         "{ a = Exp(x) b = Exp(x) y = Add(a, b) }",
         "{ A = Exp(X) B = Exp(X) Y = Sum(A, B) }",
@@ -99,7 +99,7 @@ def test_twins_of_which_one_is_gone_are_left_open_or_the_first(match: Match) -> 
     assert found["A"] in ("a", "b")
 
 
-def test_operation_tells_where_a_change_of_shape_has_moved(match: Match) -> None:
+def test_tensors_match_by_operator_if_a_reshape_was_moved(match: Match) -> None:
     found = match(
         "<float[3] w = {0.5, -1.25, 2.0}, int64[1] n = {0}> { a = Mul(x, w) b = Unsqueeze(a, n) y = Exp(b) }",
         "<float[3] W = {0.5, -1.25, 2.0}, int64[1] N = {0}> { R = Unsqueeze(X, N) A = Mul(R, W) Y = Exp(A) }",
@@ -108,7 +108,7 @@ def test_operation_tells_where_a_change_of_shape_has_moved(match: Match) -> None
     assert "b" not in found.values()
 
 
-def test_shape_tells_where_the_operation_is_another(match: Match) -> None:
+def test_tensors_match_by_shape_if_the_operator_differs(match: Match) -> None:
     found = match(
         "<float[3] w = {0.5, -1.25, 2.0}> { a = Add(x, w) y = Relu(a) }",
         "<float[3] W = {0.5, -1.25, 2.0}, int64[1] N = {0}, float Z = {0.0}>"
@@ -118,7 +118,7 @@ def test_shape_tells_where_the_operation_is_another(match: Match) -> None:
     assert "S" not in found
 
 
-def test_what_held_a_value_first_is_meant_where_the_rest_passed_it_on(match: Match) -> None:
+def test_first_of_several_equal_tensors_matches_if_no_ops_were_removed(match: Match) -> None:
     found = match(
         "<float[3] w = {0.5, -1.25, 2.0}> { a = Add(x, w) b = Cast<to = 1>(a) y = Relu(b) }",
         "<float[3] W = {0.5, -1.25, 2.0}, float Z = {0.0}> { A = Sum(X, W) Y = Max(A, Z) }",

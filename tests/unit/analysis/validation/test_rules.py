@@ -1,4 +1,4 @@
-"""Every rule of validate: silent on what was exported, loud on what is broken in its way, and on that alone."""
+"""Every rule of validate: no finding for an export, and findings for its own violation only."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ _BREAKS: list[tuple[str, Callable[[Artifact], None], set[str]]] = [
 @pytest.mark.parametrize(
     ("rule", "breaking", "expected"), _BREAKS, ids=[f"{rule}-{b.__name__.strip('_')}" for rule, b, _ in _BREAKS]
 )
-def test_each_rule_finds_what_breaks_it_and_no_other_does(
+def test_each_rule_finds_its_own_violation_and_no_other_rule_does(
     artifact: Artifact, rule: str, breaking: Callable[[Artifact], None], expected: set[str]
 ) -> None:
     breaking(artifact)
@@ -196,7 +196,7 @@ def test_topology_names_the_first_node_that_differs(artifact: Artifact, tmp_path
     assert "number 2" in report.findings[0].message
 
 
-def test_contamination_is_told_as_a_case(artifact: Artifact) -> None:
+def test_contamination_is_reported_as_a_case(artifact: Artifact) -> None:
     node = next(record for record in artifact.document.nodes if record.module == "trained.lin")
     write_artifact(artifact.path, artifact.model, with_owners(artifact.document, {node.id: "frozen.norm"}))
     assert broken_rules(artifact.path) == set(), "the three stores agree, so only the owner is wrong"
@@ -224,7 +224,7 @@ def test_many_findings_of_one_rule_are_counted_and_not_all_listed(artifact: Arti
     assert listed[-1].severity is Severity.NOTE
 
 
-def test_sarif_holds_to_its_form(artifact: Artifact) -> None:
+def test_sarif_matches_its_schema(artifact: Artifact) -> None:
     _stores_differ(artifact)
     log = as_sarif(validate(artifact.path))
     jsonschema.validate(log, _SARIF_PARTS)
@@ -262,7 +262,7 @@ def test_repair_writes_the_nodes_stores_from_the_sidecar(
 
 
 @pytest.mark.parametrize("losing", [_no_sidecar, _damaged_sidecar, _other_graph, _unowned])
-def test_repair_makes_a_sidecar_from_what_the_nodes_say(artifact: Artifact, losing: Callable[[Artifact], None]) -> None:
+def test_repair_writes_a_sidecar_from_node_metadata(artifact: Artifact, losing: Callable[[Artifact], None]) -> None:
     losing(artifact)
     done = repair(artifact.path, overwrite=True)
     assert done.origin == "doc_string"
@@ -272,13 +272,13 @@ def test_repair_makes_a_sidecar_from_what_the_nodes_say(artifact: Artifact, losi
     assert {n.id: n.module for n in again.nodes} == {n.id: n.module for n in artifact.document.nodes}
 
 
-def test_repair_has_to_have_something_to_go_by(artifact: Artifact) -> None:
+def test_repair_is_refused_without_a_hierarchy(artifact: Artifact) -> None:
     _no_sidecar(artifact)
     bare = modelexport.strip_hierarchy(artifact.model)
     for node in bare.graph.node:
         del node.metadata_props[:]
     artifact.path.write_bytes(bare.SerializeToString())
-    with pytest.raises(InputError, match="none of our stores to repair from"):
+    with pytest.raises(InputError, match="no hierarchy of ours to repair from"):
         repair(artifact.path, overwrite=True)
     assert artifact.path.read_bytes() == bare.SerializeToString()
 
@@ -318,7 +318,7 @@ _SARIF_PARTS = {
 
 
 @pytest.mark.parametrize(("content", "error"), [(None, InputError), (b"", FileFormatError), (b"\xff", FileFormatError)])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, error: type[Exception]) -> None:
+def test_file_that_is_not_a_model_is_refused(tmp_path: Path, content: bytes | None, error: type[Exception]) -> None:
     path = tmp_path / "net.onnx"
     if content is not None:
         path.write_bytes(content)

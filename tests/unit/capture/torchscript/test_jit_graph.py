@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from typing import Any
 
 import pytest
 import torch
 
-from modelexport.capture.torchscript.jit_graph import blocks_of, inputs_of, outputs_of
+from modelexport.capture.torchscript.jit_graph import blocks_of, inputs_of, outputs_of, watch_graph
 
 pytestmark = pytest.mark.sanity
 
@@ -36,7 +38,7 @@ def _blocks_asked_for(graph: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 @pytest.mark.parametrize(("function", "count"), [(_nested, 5), (_flat, 1)])
-def test_blocks_and_values_are_those_that_each_node_tells(function: Any, count: int) -> None:
+def test_blocks_and_values_equal_those_of_each_node(function: Any, count: int) -> None:
     graph = torch.jit.script(function).graph
     found, expected = list(blocks_of(graph)), _blocks_asked_for(graph)
     assert len(found) == len(expected) == count
@@ -54,3 +56,17 @@ def test_blocks_and_values_are_those_that_each_node_tells(function: Any, count: 
         for node in block.nodes()
     }
     assert numbers(found) == asked
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_export_of_another_thread_is_not_recorded() -> None:
+    def export() -> None:
+        torch.onnx.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), io.BytesIO(), dynamo=False)
+
+    with watch_graph(None) as watch:
+        thread = threading.Thread(target=export)
+        thread.start()
+        thread.join()
+        assert (watch.original, watch.nodes, watch.graph) == (None, [], None)
+        export()
+    assert [len(nodes) for nodes in (watch.original_nodes, watch.nodes)] == [1, 1]

@@ -1,4 +1,4 @@
-"""Inputs that are given in files: JSON to tensors, and what is no tensor refused by name."""
+"""Inputs that are given in files: JSON to tensors, and other content is refused by name."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_list_holds_arguments_by_position(tmp_path: Path) -> None:
     [
         ('{"x": [1, ', "cannot be read as a JSON file"),
         ('{"x": [NaN]}', "cannot be read as a JSON file"),
-        ("3", "holds a int: write an object"),
-        ({"x": [[1, 2], [3]]}, "x is no tensor"),
-        ({"x": ["a"]}, "x is no tensor"),
+        ("3", "contains a int: write an object"),
+        ({"x": [[1, 2], [3]]}, "x is not a tensor"),
+        ({"x": ["a"]}, "x is not a tensor"),
         ({"x": {"data": [1], "dtype": "int99"}}, "x has the dtype 'int99'"),
-        ({"x": {"data": [1, 2, 3], "shape": [2, 2]}}, "x has 3 numbers, which make no shape [2, 2]"),
-        ({"x": {"y": {"data": ["b"]}}}, "x.y is no tensor"),
+        ({"x": {"data": [1, 2, 3], "shape": [2, 2]}}, "x has 3 elements, which do not fit the shape [2, 2]"),
+        ({"x": {"y": {"data": ["b"]}}}, "x.y is not a tensor"),
         ("[" * 5000 + "]" * 5000, "inputs.json"),
         ('{"a":' * 200 + "1" + "}" * 200, "nested too deep"),
     ],

@@ -17,7 +17,7 @@ from tests.support.command import Outcome
 from tests.support.tiny_models import VOCABULARY, make_bert, make_tokenizer, save_bert
 
 from modelexport.errors import InputError
-from modelexport.sources.inputs.from_processor import Material, process, read_material
+from modelexport.sources.inputs.from_processor import RawInputs, process, read_raw_inputs
 from modelexport.sources.inputs.synthesis import complete_inputs, make_example_inputs
 
 transformers = pytest.importorskip("transformers")
@@ -52,18 +52,18 @@ def write_wave(path: Path, numbers: np.ndarray[Any, Any], rate: int, channels: i
 
 
 def test_texts_become_one_padded_batch(tokenizer: Any) -> None:
-    made = process(tokenizer, Material(("the cat sat", "the cat")), TAKEN)
+    made = process(tokenizer, RawInputs(("the cat sat", "the cat")), TAKEN)
     assert made["input_ids"].tolist() == [[2, 5, 6, 7, 3], [2, 5, 6, 3, 0]]
     assert made["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
 
 
 def test_what_forward_does_not_take_is_left_out(tokenizer: Any) -> None:
-    assert set(process(tokenizer, Material(("the cat",)), {"input_ids": None})) == {"input_ids"}
-    with pytest.raises(InputError, match="forward takes x"):
-        process(tokenizer, Material(("the cat",)), {"x": None})
+    assert set(process(tokenizer, RawInputs(("the cat",)), {"input_ids": None})) == {"input_ids"}
+    with pytest.raises(InputError, match="forward accepts x"):
+        process(tokenizer, RawInputs(("the cat",)), {"x": None})
 
 
-def test_inputs_are_made_up_from_what_the_processor_gives(tokenizer: Any, bert: Any) -> None:
+def test_inputs_are_synthesized_from_the_output_of_the_processor(tokenizer: Any, bert: Any) -> None:
     inputs = make_example_inputs(bert, tokenizer)
     assert isinstance(inputs, dict)
     assert set(inputs) == {"input_ids", "attention_mask", "token_type_ids"}
@@ -76,12 +76,12 @@ def test_processor_whose_inputs_forward_refuses_is_passed_over(tokenizer: Any) -
     assert inputs["input"].shape == (2, 3)
 
 
-def test_what_forward_needs_beside_what_is_given_is_made_up(tokenizer: Any) -> None:
+def test_other_arguments_of_forward_are_synthesized(tokenizer: Any) -> None:
     config = transformers.T5Config(
         vocab_size=len(VOCABULARY), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
     )
     model = transformers.T5Model(config).eval()
-    given = process(tokenizer, Material(("the cat sat",)), inspect.signature(model.forward).parameters)
+    given = process(tokenizer, RawInputs(("the cat sat",)), inspect.signature(model.forward).parameters)
     inputs = complete_inputs(model, given)
     assert isinstance(inputs, dict)
     assert set(inputs) - set(given) == {"decoder_input_ids"}
@@ -99,9 +99,9 @@ def test_what_cannot_be_completed_stays_as_it_is() -> None:
 
 def test_sound_goes_through_the_feature_extractor(extractor: Any, tmp_path: Path) -> None:
     tone = (np.sin(np.arange(4000) / 5) * 20_000).astype("<i2")
-    material = read_material(extractor, [], [], [write_wave(tmp_path / "tone.wav", tone, 4000)])
-    assert material.sounds[0].max() == pytest.approx(20_000 / 32_768, rel=1e-3)
-    assert process(extractor, material, TAKEN)["input_values"].shape == (1, 4000)
+    raw = read_raw_inputs(extractor, [], [], [write_wave(tmp_path / "tone.wav", tone, 4000)])
+    assert raw.audio[0].max() == pytest.approx(20_000 / 32_768, rel=1e-3)
+    assert process(extractor, raw, TAKEN)["input_values"].shape == (1, 4000)
 
 
 @pytest.mark.parametrize("name", ["tone.flac", "floats.wav"])
@@ -109,7 +109,7 @@ def test_sound_of_other_formats_is_read_too(extractor: Any, tmp_path: Path, name
     tone = np.stack([np.full(400, 0.5), np.zeros(400)], axis=1)
     subtype = "FLOAT" if name.endswith(".wav") else None
     soundfile.write(tmp_path / name, tone, 4000, subtype=subtype)
-    (sound,) = read_material(extractor, [], [], [tmp_path / name]).sounds
+    (sound,) = read_raw_inputs(extractor, [], [], [tmp_path / name]).audio
     np.testing.assert_allclose(sound, np.full(400, 0.25), atol=1e-4)
 
 
@@ -119,7 +119,7 @@ def test_channels_are_made_one_whatever_the_number_of_bits(extractor: Any, tmp_p
     numbers[:, 0] = 128 + 64 if kind == "u1" else np.iinfo(kind).max // 2 + 1
     numbers[:, 1] = 128 if kind == "u1" else 0
     path = write_wave(tmp_path / "two.wav", numbers, 4000, channels=2)
-    (sound,) = read_material(extractor, [], [], [path]).sounds
+    (sound,) = read_raw_inputs(extractor, [], [], [path]).audio
     np.testing.assert_allclose(sound, np.full(100, 0.25), atol=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_images_go_through_the_image_processor(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("gray.png", "color.png")]
     pictures.new("L", (20, 10), 128).save(paths[0])
     pictures.new("RGB", (5, 30), (255, 0, 0)).save(paths[1])
-    made = process(processor, read_material(processor, [], paths, []), TAKEN)
+    made = process(processor, read_raw_inputs(processor, [], paths, []), TAKEN)
     assert made["pixel_values"].shape == (2, 3, 8, 8)
     inputs = make_example_inputs(_small_vit().half(), processor)
     assert isinstance(inputs, dict)
@@ -149,7 +149,7 @@ def test_text_and_images_go_through_one_processor_together(tokenizer: Any) -> No
     images = transformers.ViTImageProcessor(size={"height": 8, "width": 8})
     processor = transformers.VisionTextDualEncoderProcessor(images, tokenizer)
     picture = np.zeros((9, 9, 3), dtype=np.uint8)
-    made = process(processor, Material(("the cat",), (picture,)), TAKEN)
+    made = process(processor, RawInputs(("the cat",), (picture,)), TAKEN)
     assert {"input_ids", "pixel_values"} <= set(made)
 
 
@@ -157,10 +157,10 @@ def test_text_and_images_go_through_one_processor_together(tokenizer: Any) -> No
 
 
 def test_kind_that_the_processor_does_not_take_is_refused(tokenizer: Any, extractor: Any) -> None:
-    with pytest.raises(InputError, match=r"--input-text: .*Extractor, takes none; it takes --input-audio"):
-        process(extractor, Material(("hello",)), TAKEN)
-    with pytest.raises(InputError, match=r"--input-image: .*it takes --input-text"):
-        process(tokenizer, Material((), (np.zeros((2, 2, 3)),)), TAKEN)
+    with pytest.raises(InputError, match=r"--input-text: .*Extractor, does not accept .*it accepts --input-audio"):
+        process(extractor, RawInputs(("hello",)), TAKEN)
+    with pytest.raises(InputError, match=r"--input-image: .*it accepts --input-text"):
+        process(tokenizer, RawInputs((), (np.zeros((2, 2, 3)),)), TAKEN)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_kind_that_the_processor_does_not_take_is_refused(tokenizer: Any, extrac
         ("none.wav", "none.wav cannot be read"),
         ("broken.wav", "broken.wav cannot be read"),
         ("empty.wav", "empty.wav is empty"),
-        ("fast.wav", "8000 numbers a second, and the model takes 4000"),
+        ("fast.wav", "has a sample rate of 8000, and the model expects 4000"),
     ],
 )
 def test_sound_that_cannot_be_used_is_refused_by_name(extractor: Any, tmp_path: Path, name: str, said: str) -> None:
@@ -177,7 +177,7 @@ def test_sound_that_cannot_be_used_is_refused_by_name(extractor: Any, tmp_path: 
     write_wave(tmp_path / "empty.wav", np.zeros(0, dtype="<i2"), 4000)
     write_wave(tmp_path / "fast.wav", np.zeros(80, dtype="<i2"), 8000)
     with pytest.raises(InputError) as caught:
-        read_material(extractor, [], [], [tmp_path / name])
+        read_raw_inputs(extractor, [], [], [tmp_path / name])
     assert said in str(caught.value)
 
 
@@ -185,7 +185,7 @@ def test_image_that_cannot_be_read_is_refused_by_name(tokenizer: Any, tmp_path: 
     pytest.importorskip("PIL.Image")
     (tmp_path / "broken.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"broken\.png cannot be read as an image"):
-        read_material(tokenizer, [], [tmp_path / "broken.png"], [])
+        read_raw_inputs(tokenizer, [], [tmp_path / "broken.png"], [])
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_export_takes_texts(command: Callable[..., Outcome], folder: Path, tmp_p
     assert verified.code == 0, verified.stderr
 
 
-def test_export_says_what_was_made_up(command: Callable[..., Outcome], folder: Path, tmp_path: Path) -> None:
+def test_export_names_the_synthesized_inputs(command: Callable[..., Outcome], folder: Path, tmp_path: Path) -> None:
     outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx")
     assert outcome.code == 0, outcome.stderr
     line = next(line for line in outcome.stderr.splitlines() if line.startswith("inputs synthesized: "))
@@ -227,7 +227,7 @@ def test_model_without_a_processor_is_said(
 ) -> None:
     outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx", *option)
     assert outcome.code == 2
-    assert f"{option[0]}: Net came without a tokenizer or processor" in outcome.error
+    assert f"{option[0]}: Net has no tokenizer or processor" in outcome.error
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def chained(*errors: Exception) -> Exception:
         ((OSError("outer"), ModuleNotFoundError("no x")), "m: it needs a package that is not installed: no x"),
         (
             (ModuleNotFoundError("lazy"), RuntimeError("no such operator")),
-            "m: importing what it needs failed with RuntimeError: no such operator",
+            "m: importing a package that it needs failed with RuntimeError: no such operator",
         ),
         ((OSError("outer"), ModelSourceError("ours, as it is")), "ours, as it is"),
         ((OSError("config.json is no JSON"), UnicodeDecodeError("utf-8", b"", 0, 1, "bad")), "config.json is no JSON"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def refusal(reference: str | Path, options: LoadOptions | None = None) -> str:
 )
 def test_factory_gets_its_arguments_as_literals(arguments: str, expected: tuple[Any, ...] | None) -> None:
     if expected is None:
-        assert "is no literal" in refusal(f"torch.nn:Linear{arguments}")
+        assert "is not a literal" in refusal(f"torch.nn:Linear{arguments}")
         return
     model: Any = load_model(f"torch.nn:Linear{arguments}").model
     assert (model.in_features, model.out_features, model.bias is not None) == expected
@@ -75,6 +76,21 @@ def test_nothing_but_literals_is_evaluated(arguments: str, tmp_path: Path) -> No
     message = refusal(f"torch.nn:Linear{arguments.replace('{marker}', str(marker))}")
     assert "literal" in message or "package.module:factory" in message
     assert not marker.exists()
+
+
+def test_factory_may_import_modules_of_the_working_folder_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lazy_sizes.py").write_text("size = 5\n", encoding="utf-8")
+    (tmp_path / "lazy_factory.py").write_text(
+        "import torch\n\ndef build():\n    import lazy_sizes\n    return torch.nn.Linear(lazy_sizes.size, 1)\n",
+        encoding="utf-8",
+    )
+    path_before = list(sys.path)
+    model: Any = load_model("lazy_factory:build").model
+    assert model.in_features == 5
+    assert sys.path == path_before
 
 
 def test_model_that_is_there_takes_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +126,7 @@ def test_inputs_of_a_factory_come_along() -> None:
 )
 @pytest.mark.parametrize("reference", [f"{FACTORIES}:net", "builtin:bert-tiny"])
 def test_option_that_a_source_has_no_use_for_is_refused_by_name(reference: str, given: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"{reference} takes no --{next(iter(given)).replace('_', '-')}"):
+    with pytest.raises(InputError, match=f"{reference} does not support --{next(iter(given)).replace('_', '-')}"):
         load_model(reference, LoadOptions(**given))
 
 
@@ -155,7 +171,7 @@ def test_pickle_is_refused_and_not_opened(tmp_path: Path, kind: str, name: str) 
     (tmp_path / name).write_bytes(PICKLES[kind](marker))
     message = refusal(tmp_path / name)
     if kind == "text" and name == "model":
-        assert "no model file" in message, "a pickle in text has nothing to know it by but its name"
+        assert "not a supported model file" in message, "a pickle in text has nothing to know it by but its name"
     else:
         assert "pickle" in message
         assert "safetensors" in message
@@ -165,12 +181,12 @@ def test_pickle_is_refused_and_not_opened(tmp_path: Path, kind: str, name: str) 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("model.onnx", b"\x08\x0a", "ONNX file already"),
-        ("model.safetensors", b"", "weights alone"),
-        ("weights", (64).to_bytes(8, "little") + json.dumps({"a": 1}).encode(), "weights alone"),
+        ("model.onnx", b"\x08\x0a", "already an ONNX file"),
+        ("model.safetensors", b"", "weights but no model"),
+        ("weights", (64).to_bytes(8, "little") + json.dumps({"a": 1}).encode(), "weights but no model"),
         ("net.py", b"", "net:factory"),
-        ("notes.txt", b"hello", "no model file"),
-        ("empty", b"", "no model file"),
+        ("notes.txt", b"hello", "not a supported model file"),
+        ("empty", b"", "not a supported model file"),
     ],
 )
 def test_other_file_is_refused_for_what_it_is(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -185,7 +201,7 @@ def test_broken_archive_is_refused(tmp_path: Path) -> None:
         archive.writestr("a/b", "c")
     broken = (tmp_path / "x.zip").read_bytes()[:-30]
     (tmp_path / "x").write_bytes(broken + b"PK\x05\x06" + b"\xff" * 18)
-    assert "no model file" in refusal(tmp_path / "x")
+    assert "not a supported model file" in refusal(tmp_path / "x")
 
 
 # --- what names nothing ----------------------------------------------------------------------------------------

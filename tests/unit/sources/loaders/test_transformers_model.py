@@ -147,7 +147,7 @@ def test_folder_with_weights_of_another_model_is_refused(bert: Path, tmp_path: P
 
     shutil.copytree(bert, tmp_path / "other")
     safetensors.torch.save_file({"x": torch.ones(1)}, tmp_path / "other" / "model.safetensors", {"format": "pt"})
-    assert "none of its weights is one of BertModel's" in refusal(tmp_path / "other")
+    assert "none of its weights belongs to BertModel" in refusal(tmp_path / "other")
 
 
 @pytest.fixture
@@ -170,13 +170,36 @@ def test_piece_that_is_not_in_the_folder_is_refused_by_name(in_pieces: Path, pie
     written = json.loads(index.read_bytes())
     written["weight_map"]["pooler.dense.weight"] = piece
     index.write_text(json.dumps(written), encoding="utf-8")
-    assert f"model.safetensors.index.json names weights that are not there: {piece}" in refusal(in_pieces)
+    assert f"model.safetensors.index.json names weights that do not exist: {piece}" in refusal(in_pieces)
+
+
+def test_index_with_a_shard_that_is_not_safetensors_is_refused_before_it_is_opened(
+    in_pieces: Path, marker: Path
+) -> None:
+    index = in_pieces / "model.safetensors.index.json"
+    written = json.loads(index.read_bytes())
+    written["weight_map"]["pooler.dense.weight"] = "w.bin"
+    index.write_text(json.dumps(written), encoding="utf-8")
+    torch.save({"pooler.dense.weight": tiny_models.Trap(marker)}, in_pieces / "w.bin")
+    message = refusal(in_pieces)
+    assert "model.safetensors.index.json names weights that are not .safetensors files" in message
+    assert "w.bin" in message
+    assert not marker.exists()
+
+
+def test_weights_named_by_the_configuration_must_be_safetensors(bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "named"
+    shutil.copytree(bert, folder)
+    (folder / "model.safetensors").rename(folder / "w.bin")
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "w.bin"}), encoding="utf-8")
+    assert "w.bin is not a .safetensors file" in refusal(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": [1]}}'])
 def test_index_that_is_none_is_refused(in_pieces: Path, content: str) -> None:
     (in_pieces / "model.safetensors.index.json").write_text(content, encoding="utf-8")
-    assert "model.safetensors.index.json is no index of weights" in refusal(in_pieces)
+    assert "model.safetensors.index.json is not an index of weights" in refusal(in_pieces)
 
 
 @pytest.mark.parametrize("random_weights", [False, True])
@@ -196,7 +219,7 @@ def test_weights_keep_the_type_they_are_stored_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "half precision", "Tensor", ""])
 def test_type_that_weights_cannot_have_is_refused(bert: Path, dtype: str) -> None:
-    with pytest.raises(InputError, match="no torch type for weights"):
+    with pytest.raises(InputError, match="not a floating-point dtype"):
         load(bert, dtype=dtype)
 
 
@@ -333,16 +356,16 @@ def broken_folder(kind: str, bert: Path, folder: Path, marker: Path) -> Path:
 
 BROKEN = {
     "no weights": "has no weights: there is no model.safetensors",
-    "pickle": "has its weights as pickle only (pytorch_model.bin)",
-    "own code": "needs Python code that came with it (modeling_own.OwnConfig, modeling_own.OwnModel), which was not",
+    "pickle": "has pickled weights only (pytorch_model.bin)",
+    "own code": "needs Python code from its repository (modeling_own.OwnConfig, modeling_own.OwnModel), which was not",
     "own class": "allow it with --trust-remote-code",
     "unknown type": "model_type 'from-the-future', which transformers",
-    "kernel": "'stranger/kernel' is code from the hub, which was not fetched",
-    "truncated": "model.safetensors is no whole safetensors file",
-    "garbage": "model.safetensors is no whole safetensors file",
-    "empty weights": "model.safetensors is no whole safetensors file",
+    "kernel": "'stranger/kernel' is code from the hub, which was not downloaded",
+    "truncated": "model.safetensors is not a complete safetensors file",
+    "garbage": "model.safetensors is not a complete safetensors file",
+    "empty weights": "model.safetensors is not a complete safetensors file",
     "configuration": "config.json",
-    "no configuration": "has no config.json, so it is no HuggingFace model",
+    "no configuration": "has no config.json, so it is not a HuggingFace model",
     "adapter": "is an adapter without its model",
     "pipeline": "is a diffusers pipeline: name one of its models",
 }
@@ -383,7 +406,7 @@ def test_code_beside_a_model_that_needs_none_is_left_alone(bert: Path, tmp_path:
 
 
 def test_attention_from_the_hub_needs_permission(bert: Path) -> None:
-    assert "code from the hub, which was not fetched" in refusal(bert, attn_implementation="stranger/kernel")
+    assert "code from the hub, which was not downloaded" in refusal(bert, attn_implementation="stranger/kernel")
     assert "quick" in refusal(bert, attn_implementation="quick")
 
 

@@ -61,6 +61,12 @@ def channels_of(facts: ModelFacts) -> int | None:
     return configured or next((m.in_channels for m in facts.modules if isinstance(m, CONVOLUTIONS)), None)
 
 
+def shape_for_convolution(module: torch.nn.modules.conv._ConvNd) -> tuple[int, ...]:
+    """A shape that a convolution takes."""
+    rank = module.weight.dim() - 2
+    return (BATCH, module.in_channels, *(_SIDE if rank < 3 else _SIDE_OF_VOLUME,) * rank)
+
+
 def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", name.lower()) if word] or [""]
 
@@ -196,8 +202,7 @@ def _input_of_first_module(facts: ModelFacts) -> tuple[int, ...] | None:
     """The input shape of the first convolution, recurrent or linear layer."""
     for module in facts.modules:
         if isinstance(module, CONVOLUTIONS):
-            rank = module.weight.dim() - 2
-            return (BATCH, module.in_channels, *(_SIDE if rank < 3 else _SIDE_OF_VOLUME,) * rank)
+            return shape_for_convolution(module)
         if isinstance(module, torch.nn.RNNBase):
             return (BATCH, LENGTH, module.input_size)
         if isinstance(module, torch.nn.Linear):

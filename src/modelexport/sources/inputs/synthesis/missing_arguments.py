@@ -8,13 +8,18 @@ from typing import Any
 import torch
 
 from modelexport.sources.inputs.synthesis.attempt import Attempt
-from modelexport.sources.inputs.synthesis.initial_guess import BATCH, LENGTH, guess, may_be_input
+from modelexport.sources.inputs.synthesis.initial_guess import (
+    BATCH,
+    LENGTH,
+    guess,
+    may_be_input,
+    shape_for_convolution,
+)
 from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec
 from modelexport.sources.inputs.synthesis.trial_call import Failure
 
 _MAX_NAMED = 4
-_SIDE = 16
 
 
 def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
@@ -22,13 +27,6 @@ def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
     for name in _addable(attempt, attempt.failure.names)[:_MAX_NAMED]:
         for spec in (*_input_of_module(attempt.failure), guess(attempt.facts, name)):
             yield attempt.replace(**{name: _fit(spec, attempt.proposal)})
-
-
-def add_argument_that_is_none(attempt: Attempt) -> Iterator[Proposal]:
-    """Add the argument that is None in the innermost line of code that failed."""
-    for name in _addable(attempt, attempt.failure.absent)[:1] if "None" in attempt.failure.words else ():
-        spec = next(_input_of_module(attempt.failure), None) or guess(attempt.facts, name)
-        yield attempt.replace(**{name: _fit(spec, attempt.proposal)})
 
 
 def add_any_argument(attempt: Attempt) -> Iterator[Proposal]:
@@ -53,8 +51,7 @@ def _input_of_module(failure: Failure) -> Iterator[TensorSpec]:
     elif isinstance(failure.module, torch.nn.Linear):
         yield TensorSpec((BATCH, LENGTH, failure.module.in_features), rule="input_of_linear")
     elif isinstance(failure.module, CONVOLUTIONS):
-        inner = (_SIDE,) * (failure.module.weight.dim() - 2)
-        yield TensorSpec((BATCH, failure.module.in_channels, *inner), rule="input_of_convolution")
+        yield TensorSpec(shape_for_convolution(failure.module), rule="input_of_convolution")
 
 
 def _fit(spec: Any, proposal: Proposal) -> Any:

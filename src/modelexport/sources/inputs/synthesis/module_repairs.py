@@ -1,4 +1,4 @@
-"""Repairs by the module that was running when a call failed: its weights tell the type, rank and size of its input."""
+"""Repairs by the module that was running when a call failed: its weights tell the type and size of its input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEARBY = (0, 1, -1, 2, -2, 3, 4)
 
 @dataclasses.dataclass(frozen=True)
 class _Mismatch:
-    """A size that a module fixes and its input does not have.
+    """A size that a module fixes and its input has not.
 
     Attributes:
         shape: The shape of the input.
@@ -32,17 +32,6 @@ class _Mismatch:
     axis: int
     size: int
     rank: int | None
-
-    @property
-    def is_rank(self) -> bool:
-        """Whether the rank is wrong."""
-        return self.rank is not None and len(self.shape) != self.rank
-
-    @property
-    def is_size(self) -> bool:
-        """Whether the rank fits and the size is wrong."""
-        fits = not self.is_rank and -len(self.shape) <= self.axis < len(self.shape)
-        return fits and self.shape[self.axis] != self.size
 
 
 def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
@@ -61,21 +50,10 @@ def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
             yield attempt.replace(**{name: dataclasses.replace(spec, kind=kind, upper_bound=upper_bound)})
 
 
-def change_rank_for_module(attempt: Attempt) -> Iterator[Proposal]:
-    """Give an argument the rank and channels that a convolution takes."""
-    mismatch = _mismatch(attempt)
-    if mismatch is None or mismatch.rank is None or not mismatch.is_rank:
-        return
-    for name, spec in attempt.tensors.items():
-        if spec.shape and (spec.shape == mismatch.shape or len(spec.shape) != mismatch.rank):
-            inner = (spec.shape[-1],) * (mismatch.rank - 2)
-            yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size, *inner))})
-
-
 def change_size_for_module(attempt: Attempt) -> Iterator[Proposal]:
     """Give an argument the size that the module takes."""
     mismatch = _mismatch(attempt)
-    if mismatch is None or not mismatch.is_size:
+    if mismatch is None:
         return
     direct = _direct_argument(attempt, mismatch)
     if direct is not None:
@@ -88,7 +66,7 @@ def change_size_for_module(attempt: Attempt) -> Iterator[Proposal]:
 def flatten_for_module(attempt: Attempt) -> Iterator[Proposal]:
     """Remove axes of an argument that goes straight to a module which takes any number of them."""
     mismatch = _mismatch(attempt)
-    if mismatch is not None and mismatch.is_size and mismatch.rank is None and len(mismatch.shape) > 3:
+    if mismatch is not None and mismatch.rank is None and len(mismatch.shape) > 3:
         for name, spec in attempt.tensors.items():
             if spec.shape == mismatch.shape:
                 yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size))})
@@ -98,7 +76,7 @@ def flatten_for_module(attempt: Attempt) -> Iterator[Proposal]:
 def scale_for_module(attempt: Attempt) -> Iterator[Proposal]:
     """Scale the inner axes of an argument that the module gets flattened, by the ratio of the sizes."""
     mismatch = _mismatch(attempt)
-    if mismatch is None or not mismatch.is_size or _direct_argument(attempt, mismatch) is not None:
+    if mismatch is None or _direct_argument(attempt, mismatch) is not None:
         return
     for name, spec in attempt.tensors.items():
         inner = len(spec.shape) - 2
@@ -111,9 +89,14 @@ def scale_for_module(attempt: Attempt) -> Iterator[Proposal]:
 
 
 def _mismatch(attempt: Attempt) -> _Mismatch | None:
+    """The size that is wrong, where the rank of the input fits."""
     module, given = attempt.failure.module, attempt.failure.given
     fixed = None if module is None or not given else _fixed_size(module)
-    return None if fixed is None else _Mismatch(given[0][0], *fixed)
+    if fixed is None:
+        return None
+    found = _Mismatch(given[0][0], *fixed)
+    ranks_fit = found.rank in (None, len(found.shape)) and -len(found.shape) <= found.axis < len(found.shape)
+    return found if ranks_fit and found.shape[found.axis] != found.size else None
 
 
 def _fixed_size(module: torch.nn.Module) -> tuple[int, int, int | None] | None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Iterator
 
 from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
 from modelexport.sources.inputs.synthesis.missing_arguments import (
     add_any_argument,
-    add_argument_that_is_none,
     add_named_arguments,
 )
 from modelexport.sources.inputs.synthesis.module_repairs import (
     change_kind_for_module,
-    change_rank_for_module,
     change_size_for_module,
     flatten_for_module,
     scale_for_module,
@@ -30,17 +27,7 @@ from modelexport.sources.inputs.synthesis.shape_repairs import (
 )
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
 
-_TOO_SMALL = re.compile(r"too small|can't be greater than actual input|smaller than|should be less than")
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
-
-
-def enlarge(attempt: Attempt) -> Iterator[Proposal]:
-    """Enlarge the inner axes of an argument, where the error says that something is too small."""
-    for name, spec in attempt.tensors.items() if _TOO_SMALL.search(attempt.failure.words) else ():
-        if name in attempt.failure.suspects and spec.kind is Kind.FLOATS and len(spec.shape) > 2:
-            inner = range(2, len(spec.shape))
-            for factor in (2, 4, 16):
-                yield attempt.replace(**{name: spec.resized({axis: factor * spec.shape[axis] for axis in inner})})
 
 
 def take_number_from_message(attempt: Attempt) -> Iterator[Proposal]:
@@ -82,16 +69,13 @@ def change_length(attempt: Attempt) -> Iterator[Proposal]:
 # the tests: see docs/decisions/014-synthesis-rules-that-earn-their-lines.md before adding one.
 REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (0, extrapolate_size),
-    (0, add_argument_that_is_none),
     (1, change_kind_for_module),
     (1, change_kind_for_index),
-    (1, change_rank_for_module),
     (1, flatten_for_module),
     (1, change_size_for_module),
     (1, scale_for_module),
     (1, take_shape_from_message),
     (1, change_rank),
-    (1, enlarge),
     (1, match_operands),
     (1, add_named_arguments),
     (2, take_size_from_message),

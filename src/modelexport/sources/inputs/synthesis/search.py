@@ -18,7 +18,7 @@ from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.repairs import repairs
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, create_arguments
 from modelexport.sources.inputs.synthesis.trial_call import try_call
-from modelexport.torch_support import TURN, copied_inputs
+from modelexport.torch_support import TORCH_LOCK, copied_inputs
 
 # The budget is a number of calls and not a time, so that the result does not depend on the machine. A large model gets
 # fewer calls, because each takes longer.
@@ -88,7 +88,7 @@ def synthesize_inputs(
     if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
         raise InputError(f"{type(model).__name__} has no forward, so it cannot be called: choose one of its modules")
     facts = ModelFacts.read(model)
-    with TURN:
+    with TORCH_LOCK:
         found, attempts = _search(model, facts, _first_proposals(model, facts, processor), max_calls(model), without)
     if found is None:
         raise InputError(_report(model, attempts))
@@ -100,7 +100,7 @@ def complete_inputs(model: torch.nn.Module, given: Mapping[str, Any]) -> Inputs:
 
     Where none are found, the given arguments are returned unchanged: the export will report what is wrong with them.
     """
-    with TURN:
+    with TORCH_LOCK:
         found, _ = _search(model, ModelFacts.read(model), [("given", dict(given))], _MIN_CALLS, ())
     return dict(given) if found is None else found.inputs
 

@@ -41,13 +41,6 @@ def mentioned(error: Exception) -> Iterator[str]:
         yield from _NAME.findall(_condition(frame.f_code, line[0]))
 
 
-def absent(error: Exception) -> Iterator[str]:
-    """The names of local variables that are None in the lines of the traceback, the innermost first."""
-    for frame, line in _steps(error):
-        text = f"{_statement(frame.f_code, *line)} {_condition(frame.f_code, line[0])}"
-        yield from (name for name in _NAME.findall(text) if frame.f_locals.get(name, text) is None)
-
-
 def spoken_of(error: Exception, origins: Origins) -> Spoken:
     """Find the innermost line that refers to tensors computed from the arguments of the model."""
     for frame, line in _steps(error):

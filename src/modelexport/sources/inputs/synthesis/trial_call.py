@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
-from modelexport.sources.inputs.synthesis.traceback_hints import NOTHING, Spoken, absent, lines, mentioned, spoken_of
+from modelexport.sources.inputs.synthesis.traceback_hints import NOTHING, Spoken, lines, mentioned, spoken_of
 from modelexport.torch_support import CallWatch, buffers_restored, evaluation_mode, named_results, preserved_state
 
 _MOST_WORDS = 200
@@ -30,7 +30,6 @@ class Failure:
         given: The tensors that this module was given.
         progress: How far it came: how many calls of modules had ended well, then the lines of code that were running.
         operands: What the operation of torch was given that failed, if it was one.
-        absent: Names in those lines of what was nothing there, the innermost first.
         spoken: The tensors that the line of code speaks of that failed, and the line.
     """
 
@@ -41,7 +40,6 @@ class Failure:
     given: tuple[Given, ...]
     progress: tuple[int, ...]
     operands: tuple[Operand, ...] = ()
-    absent: tuple[str, ...] = ()
     spoken: Spoken = NOTHING
 
     @property
@@ -106,6 +104,5 @@ class _Running:
             given,
             (self._ended, *lines(error)),
             self._origins.operands(error),
-            tuple(dict.fromkeys(absent(error))),
             spoken_of(error, self._origins),
         )

@@ -1,0 +1,281 @@
+"""Evaluate selectors: the calls and the nodes of a document that they select."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Collection, Iterable
+
+from modelexport.analysis.query.selector_parser import (
+    NODE_FIELDS,
+    And,
+    Expression,
+    Not,
+    Or,
+    Term,
+    parse_expression,
+    shown,
+    terms_of,
+)
+from modelexport.errors import SelectorError
+from modelexport.hierarchy import CallRecord, HierarchyDocument, ModuleRecord, NodeRecord, ancestor_paths
+
+# Similar names are searched among at most this many: the search is slow.
+_MAX_CANDIDATES = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Selector:
+    """A parsed selector."""
+
+    text: str
+    expression: Expression
+
+    def calls(self, document: HierarchyDocument) -> tuple[CallRecord, ...]:
+        """The calls that the selector names, in execution order, without the calls inside of them.
+
+        Raises:
+            SelectorError: It selects no call, or it selects nodes.
+        """
+        for term in terms_of(self.expression):
+            if term.field in NODE_FIELDS:
+                raise SelectorError(f"{shown(self.text)} has '{term}', which picks nodes: select modules or classes")
+        index = _DocumentIndex(document)
+        selected = _CallEvaluation(index).evaluate(self.expression)
+        if selected.covered and not selected.named:
+            raise SelectorError(f"{shown(self.text)} selects no module call, it only excludes some: write '** and …'")
+        if not selected.named:
+            raise self._empty_selection(index, "no module call")
+        return tuple(call for call in document.calls if call.id in selected.named)
+
+    def nodes(self, document: HierarchyDocument, *, contributors: bool = True) -> tuple[NodeRecord, ...]:
+        """The nodes of all selected calls, in graph order.
+
+        Args:
+            document: The hierarchy.
+            contributors: Whether a node also belongs to the calls that contributed to it (a fused node does the work of
+                several calls), or only to its owner.
+
+        Raises:
+            SelectorError: It selects no node.
+        """
+        index = _DocumentIndex(document)
+        found = _select_nodes(self.expression, index, contributors)
+        if not found:
+            raise self._empty_selection(index, "no node")
+        return tuple(document.nodes[position] for position in sorted(found))
+
+    def owned(self, document: HierarchyDocument) -> tuple[NodeRecord, ...]:
+        """The nodes whose owner is selected; may be empty."""
+        found = _select_nodes(self.expression, _DocumentIndex(document), contributors=False)
+        return tuple(document.nodes[position] for position in sorted(found))
+
+    def covered(self, document: HierarchyDocument) -> set[str] | None:
+        """The selected calls with all calls inside of them; None for a selector of single nodes."""
+        if any(term.field in NODE_FIELDS for term in terms_of(self.expression)):
+            return None
+        return _CallEvaluation(_DocumentIndex(document)).evaluate(self.expression).covered
+
+    def unmatched(self, document: HierarchyDocument) -> tuple[str, ...]:
+        """The terms that match nothing in the document: usually typing errors."""
+        index = _DocumentIndex(document)
+        return tuple(dict.fromkeys(str(term) for term in terms_of(self.expression) if not index.has_match(term)))
+
+    def _empty_selection(self, index: _DocumentIndex, what: str) -> SelectorError:
+        unmatched = [term for term in terms_of(self.expression) if not index.has_match(term)]
+        if unmatched:
+            near = index.similar_names(unmatched[0])
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "modelexport tree lists the modules"
+            return SelectorError(f"{shown(self.text)} picks {what}: nothing matches '{unmatched[0]}'; {hint}")
+        uncalled = [
+            term for term in terms_of(self.expression) if term.field not in NODE_FIELDS and not index.named(term)
+        ]
+        if uncalled:
+            return SelectorError(f"{shown(self.text)} picks {what}: '{uncalled[0]}' was never called")
+        return SelectorError(
+            f"{shown(self.text)} picks {what}, though each of its terms matches something: nothing matches all of "
+            "them, or the optimizer removed the nodes"
+        )
+
+
+def parse_selector(text: str) -> Selector:
+    """Parse a selector.
+
+    Raises:
+        SelectorError: The text is not a selector; the message has the position of the error.
+    """
+    return Selector(text, parse_expression(text))
+
+
+def select_calls(document: HierarchyDocument, text: str) -> tuple[CallRecord, ...]:
+    """The module calls that a selector names; see `Selector.calls`."""
+    return parse_selector(text).calls(document)
+
+
+def select_nodes(document: HierarchyDocument, text: str, *, contributors: bool = True) -> tuple[NodeRecord, ...]:
+    """The nodes of all calls that a selector names; see `Selector.nodes`."""
+    return parse_selector(text).nodes(document, contributors=contributors)
+
+
+class _DocumentIndex:
+    """A document, indexed for the terms of a selector."""
+
+    def __init__(self, document: HierarchyDocument) -> None:
+        self.document = document
+        self._modules = {module.path: module for module in document.modules}
+        self._calls: dict[str, list[CallRecord]] = {}
+        for call in document.calls:
+            self._calls.setdefault(call.path, []).append(call)
+
+    def named(self, term: Term) -> set[str]:
+        """The calls that a term names."""
+        match = _cached(term.pattern.matches)
+        found: set[str] = set()
+        if term.field == "tag":
+            # A hidden module has the tag of its parent, whose calls include it.
+            found.update(c.id for c in self.document.calls if match(c.tag) and self._modules[c.path].visible)
+        if term.field == "call" or (term.field == "name" and "@" in term.pattern.text):
+            found.update(c.id for c in self.document.calls if match(c.id) or match(f"{c.path}@{c.index}"))
+        paths = {module.path for module in self.document.modules if any(map(match, self._module_names(term, module)))}
+        found.update(call.id for path in paths for call in self._calls.get(path, ()))
+        uncalled = {path for path in paths if path not in self._calls}
+        return found | self._called_below(uncalled) if uncalled else found
+
+    def _module_names(self, term: Term, module: ModuleRecord) -> tuple[str, ...]:
+        """The values of a module in the field of the term."""
+        if term.field == "class":
+            return (module.class_name, module.qualified_class)
+        if term.field in ("name", "path"):
+            return (module.path, *module.aliases)
+        # A tag names a call, except for a module that was never called.
+        return (module.tag,) if term.field == "tag" and module.visible and module.path not in self._calls else ()
+
+    def _called_below(self, uncalled: set[str]) -> set[str]:
+        """The outermost calls inside modules that are never called themselves, such as a ModuleList."""
+        found: set[str] = set()
+        for path, calls in self._calls.items():
+            for outer in ancestor_paths(path):
+                if outer in uncalled:
+                    found.update(call.id for call in calls)
+                elif outer not in self._calls:
+                    continue
+                break
+        return found
+
+    def inside(self, named: Collection[str]) -> set[str]:
+        """These calls and all calls inside of them."""
+        selected: dict[str, bool] = {}
+        parents = {call.id: call.parent for call in self.document.calls}
+        for call in parents:
+            path: list[str] = []
+            current: str | None = call
+            # Each call is decided once, so that a cycle of callers ends.
+            while current is not None and current not in selected:
+                selected[current] = current in named
+                if selected[current]:
+                    break
+                path.append(current)
+                current = parents.get(current)
+            if current is not None and selected[current]:
+                selected.update(dict.fromkeys(path, True))
+        return {call for call, is_chosen in selected.items() if is_chosen}
+
+    def has_match(self, term: Term) -> bool:
+        """Whether anything in the document matches the term."""
+        match = _cached(term.pattern.matches)
+        if term.field in NODE_FIELDS:
+            return any(match(name) for name in self._names(term.field))
+        return bool(self.named(term)) or any(match(name) for name in self._names(term.field))
+
+    def similar_names(self, term: Term) -> list[str]:
+        """Names similar to that of an unmatched term."""
+        names = list(dict.fromkeys(self._names(term.field)))[:_MAX_CANDIDATES]
+        return difflib.get_close_matches(term.pattern.text[:200], names, n=2, cutoff=0.6)
+
+    def _names(self, field: str) -> Iterable[str]:
+        if field == "op":
+            return (name for node in self.document.nodes for name in _operation_names(node.op))
+        if field == "kind":
+            return (node.kind for node in self.document.nodes)
+        if field == "node":
+            return (node.id for node in self.document.nodes)
+        if field == "class":
+            return (name for m in self.document.modules for name in (m.class_name, m.qualified_class))
+        if field == "tag":
+            return (m.tag for m in self.document.modules if m.visible)
+        return (name for m in self.document.modules for name in (m.path, *m.aliases))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SelectedCalls:
+    """The calls that an expression names, and those with all calls inside of them (covered)."""
+
+    named: set[str]
+    covered: set[str]
+
+
+class _CallEvaluation:
+    """Evaluates an expression on calls.
+
+    ``encoder.layer.0 and class:Linear`` names the Linear calls inside of the layer: ``and`` names what one part names
+    and all parts cover. ``not`` names nothing.
+    """
+
+    def __init__(self, index: _DocumentIndex) -> None:
+        self._view = index
+
+    def evaluate(self, expression: Expression) -> _SelectedCalls:
+        if isinstance(expression, Term):
+            named = self._view.named(expression)
+            return _SelectedCalls(named, self._view.inside(named))
+        if isinstance(expression, Not):
+            inner = self.evaluate(expression.part)
+            return _SelectedCalls(set(), {call.id for call in self._view.document.calls} - inner.covered)
+        parts = [self.evaluate(part) for part in expression.parts]
+        named = set().union(*(part.named for part in parts))
+        if isinstance(expression, Or):
+            return _SelectedCalls(named, set().union(*(part.covered for part in parts)))
+        covered = set.intersection(*(part.covered for part in parts))
+        return _SelectedCalls(named & covered, covered)
+
+
+def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: bool) -> set[int]:
+    """The positions of the nodes that an expression selects."""
+    nodes = index.document.nodes
+    if isinstance(expression, Not):
+        return set(range(len(nodes))) - _select_nodes(expression.part, index, contributors)
+    if isinstance(expression, And):
+        return set.intersection(*(_select_nodes(part, index, contributors) for part in expression.parts))
+    if isinstance(expression, Or):
+        return set().union(*(_select_nodes(part, index, contributors) for part in expression.parts))
+    match = _cached(expression.pattern.matches)
+    if expression.field == "op":
+        return {i for i, node in enumerate(nodes) if any(map(match, _operation_names(node.op)))}
+    if expression.field == "kind":
+        return {i for i, node in enumerate(nodes) if match(node.kind)}
+    if expression.field == "node":
+        return {i for i, node in enumerate(nodes) if match(node.id)}
+    inside = index.inside(index.named(expression))
+    return {
+        i
+        for i, node in enumerate(nodes)
+        if node.module in inside or (contributors and not inside.isdisjoint(node.contributors))
+    }
+
+
+def _operation_names(op: str) -> tuple[str, ...]:
+    """The names of an operator: with its domain, and without."""
+    return (op, op.rpartition("::")[2]) if "::" in op else (op,)
+
+
+def _cached(match: Callable[[str], bool]) -> Callable[[str], bool]:
+    """The same function with a cache: names repeat, and matching is slower than a lookup."""
+    known: dict[str, bool] = {}
+
+    def cached(name: str) -> bool:
+        found = known.get(name)
+        if found is None:
+            found = known[name] = match(name)
+        return found
+
+    return cached

@@ -1,0 +1,102 @@
+"""A file that is validated: its graph, sidecar and node metadata, each read once for all rules."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+
+from modelexport.analysis.contamination import OwnerCheck
+from modelexport.errors import ContractError, FileFormatError
+from modelexport.graph import TensorType, value_types
+from modelexport.hierarchy import HierarchyDocument, NodeRecord
+from modelexport.ort import ModelChecks, check_file
+from modelexport.storage import ModelFile, NodeStores
+
+
+class ValidatedFile:
+    """A model file with its sidecar, and the baseline that its graph must equal.
+
+    Attributes:
+        opened: The opened file.
+        path: Its path.
+        nodes: Its nodes with their ids.
+        model: The model; large inline weights are read only with `weights`.
+        sidecar: The path of its sidecar, which need not exist.
+        document: The sidecar's content, if it exists and can be read.
+        sidecar_problem: Why the sidecar cannot be read; empty if it can be, or does not exist.
+        baseline: The model of the baseline file.
+    """
+
+    def __init__(self, path: str | Path, baseline: str | Path | None = None, *, weights: bool = False) -> None:
+        self.opened = ModelFile(path, weights=weights)
+        self._has_weights = weights
+        self.path = self.opened.path
+        self.model = self.opened.proto
+        self.nodes = self.opened.nodes
+        self.baseline = ModelFile(baseline).proto if baseline is not None else None
+        self.sidecar = self.opened.sidecar
+        self.document: HierarchyDocument | None = None
+        self.sidecar_problem = ""
+        try:
+            self.document = self.opened.sidecar_document
+        except FileFormatError as error:
+            self.sidecar_problem = str(error)
+
+    @cached_property
+    def model_with_weights(self) -> onnx.ModelProto:
+        """The model with its inline weights."""
+        return self.model if self._has_weights else ModelFile(self.path, weights=True).proto
+
+    @property
+    def required_document(self) -> HierarchyDocument:
+        """The document, for rules that run only if there is one."""
+        if self.document is None:
+            raise ContractError(f"{self.path} has no readable sidecar, and a rule that needs one was run")
+        return self.document
+
+    @cached_property
+    def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:
+        """The nodes of the main graph with their ids."""
+        if len(self.nodes) == len(self.model.graph.node):
+            return self.nodes
+        own = {id(node) for node in self.model.graph.node}
+        return [(node_id, node) for node_id, node in self.nodes if id(node) in own]
+
+    @cached_property
+    def tensors(self) -> set[str]:
+        """The names of the tensors of the main graph."""
+        graph = self.model.graph
+        names = {value.name for value in graph.input}
+        names.update(weight.name for weight in graph.initializer)
+        names.update(weight.values.name for weight in graph.sparse_initializer)
+        for node in graph.node:
+            names.update(node.output)
+        return names
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """The types of tensors that the file records."""
+        return value_types(self.model.graph)
+
+    @property
+    def stores(self) -> list[NodeStores]:
+        """The hierarchy stored in each node, in the order of `nodes`."""
+        return self.opened.stores
+
+    @cached_property
+    def records(self) -> dict[str, NodeRecord]:
+        """The node records of the sidecar, by node id."""
+        return {record.id: record for record in self.document.nodes} if self.document is not None else {}
+
+    @cached_property
+    def model_checks(self) -> ModelChecks:
+        """The results of the ONNX checker and of shape inference."""
+        return check_file(self.path, self.model)
+
+    @cached_property
+    def owner_check(self) -> OwnerCheck:
+        """The check of the owners of its nodes by the file alone."""
+        document = self.required_document
+        return OwnerCheck.from_file(self.model, document, lambda: self.model_checks.inferred)

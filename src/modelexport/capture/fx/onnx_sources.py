@@ -1,0 +1,126 @@
+"""From the ONNX graph back to the FX program that it was translated from: nodes, values and dynamic sizes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+import torch
+
+from modelexport.capture.fx.program_nodes import flatten_arguments, program_graphs
+from modelexport.hierarchy import CallId
+
+# The metadata key under which torch writes the text of the FX node that an ONNX node was translated from.
+_FX_TEXT = "pkg.torch.onnx.fx_node"
+
+
+class FxSources:
+    """Finds the FX node that an ONNX node was translated from."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self._program = program
+
+    def find(self, node: ir.Node) -> torch.fx.Node | None:
+        """Return the FX node that torch attached to the node, or the one whose text is in the node's metadata.
+
+        Nodes of an inlined function have only the metadata, copied from the node that called the function.
+        """
+        source = node.meta.get("node")
+        if isinstance(source, torch.fx.Node):
+            return source
+        text = node.metadata_props.get(_FX_TEXT)
+        return self._by_text.get(text) if text is not None else None
+
+    @functools.cached_property
+    def _by_text(self) -> dict[str | None, torch.fx.Node | None]:
+        """FX nodes by their text; None for a text that several nodes have."""
+        found: dict[str | None, torch.fx.Node | None] = {}
+        for _, graph in program_graphs(self._program):
+            for node in graph.nodes:
+                text = node.format_node()
+                found[text] = None if text in found else node
+        return found
+
+
+def onnx_owners(model: ir.Model, owners: Mapping[torch.fx.Node, CallId], sources: FxSources) -> dict[ir.Node, CallId]:
+    """Return the recorded call of each ONNX node that leads back to an FX node with one."""
+    found: dict[ir.Node, CallId] = {}
+    for node in _all_nodes(model):
+        source = sources.find(node)
+        call = owners.get(source) if source is not None else None
+        if call is not None:
+            found[node] = call
+    return found
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[str, str | None]:
+    """Return the tensor of the ONNX graph for each value of the program.
+
+    Tensors have the names of FX values. A translation that returns its input unchanged gives the input's tensor the
+    later name. A name that is missing is therefore searched among the users that were translated to no node.
+    """
+    names = set(model.graph.initializers)
+    names.update(value.name for value in model.graph.inputs if value.name)
+    translated: set[object] = set()
+    for node in model.graph:
+        translated.add(node.meta.get("node"))
+        names.update(value.name for value in node.outputs if value.name)
+    signature = program.graph_signature
+    states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    renamed = _renamed_inputs_and_outputs(program, model)
+    found: dict[str, str | None] = {}
+    for node in reversed(program.graph.nodes):
+        name = states.get(node.name, node.name)
+        if name in names:
+            found[node.name] = name
+        elif node.name in renamed:
+            found[node.name] = renamed[node.name]
+        else:
+            later = (found.get(user.name) for user in node.users if user not in translated)
+            found[node.name] = next((tensor for tensor in later if tensor is not None), None)
+    return found
+
+
+def _renamed_inputs_and_outputs(program: torch.export.ExportedProgram, model: ir.Model) -> dict[str, str]:
+    """Return the ONNX names of the program's inputs and outputs, in which they can differ from the FX names.
+
+    Callers choose these names, and the exporter assigns them last; the order stays the same.
+    """
+    users = set(program.graph_signature.user_inputs)
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in users]
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    found: dict[str, str] = {}
+    for nodes, values in ((inputs, model.graph.inputs), (flatten_arguments(output.args), model.graph.outputs)):
+        if len(nodes) == len(values):
+            pairs = zip(nodes, values, strict=True)
+            found.update({n.name: v.name for n, v in pairs if isinstance(n, torch.fx.Node) and v.name})
+    return found
+
+
+def dynamic_sizes(model: ir.Model, sources: FxSources) -> dict[str, str]:
+    """Return the tensors of the main graph that contain the size of a dynamic axis, each with the axis name.
+
+    An FX node that computes a symbolic size from tensors alone reads the size of one of them. Every integer scalar that
+    its translation computes is that size.
+    """
+    found: dict[str, str] = {}
+    for node in model.graph:
+        source = sources.find(node) if node.inputs else None
+        size = source.meta.get("val") if source is not None else None
+        if source is None or not isinstance(size, torch.SymInt) or not size.node.expr.is_symbol:
+            continue
+        if not all(isinstance(value.meta.get("val"), torch.Tensor) for value in source.all_input_nodes):
+            continue
+        found.update({value.name: str(size) for value in node.outputs if value.name and _may_be_size(value)})
+    return found
+
+
+def _may_be_size(value: ir.Value) -> bool:
+    return value.dtype in (None, ir.DataType.INT64) and (value.shape is None or tuple(value.shape) in ((), (1,)))

@@ -1,0 +1,221 @@
+"""Record the inputs and outputs of module calls during forward passes in PyTorch, under the names of the document."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from modelexport.errors import InputError
+from modelexport.hierarchy import CallId, HierarchyDocument
+from modelexport.torch_support import (
+    TORCH_LOCK,
+    CallWatch,
+    RunningCall,
+    buffers_restored,
+    control_flow_depth,
+    copied_inputs,
+    evaluation_mode,
+    mha_fast_path_disabled,
+    named_arguments,
+    named_results,
+    preserved_state,
+)
+from modelexport.torch_support.private import storage_reference, version_of
+from modelexport.verification.tensor_arrays import array_of
+
+_SHOWN = 3
+_OTHER_SEED = 0x5EED
+
+
+class Direction(enum.StrEnum):
+    """Whether a tensor is an input or an output of a call."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+class BoundaryKey(NamedTuple):
+    """An input or output of a call in PyTorch's run; the ids in branches and loops are those of `control_flow_call`."""
+
+    call: str
+    direction: Direction
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ObservedTensor:
+    """An observed input or output. Those with the same number have the same content, which is kept once."""
+
+    number: int
+    nbytes: int
+    dtype: str
+
+
+@dataclasses.dataclass
+class BoundaryRecording:
+    """The inputs and outputs of module calls in one forward pass.
+
+    Attributes:
+        tensors: All inputs and outputs.
+        values: The content of those to keep, as `array_of` returns it.
+        unreadable: Why the content of one to keep could not be read.
+        calls: How often each module was called outside branches and loops, by path.
+        control_flow_calls: How often each module was called in branches and loops, by path.
+    """
+
+    tensors: dict[BoundaryKey, ObservedTensor] = dataclasses.field(default_factory=dict)
+    values: dict[BoundaryKey, np.ndarray] = dataclasses.field(default_factory=dict)
+    unreadable: dict[BoundaryKey, str] = dataclasses.field(default_factory=dict)
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    control_flow_calls: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+class BoundaryRecorder:
+    """Runs a model on the same inputs, any number of times. The model and the inputs are not changed.
+
+    Args:
+        model: The model.
+        document: The document of its export, for the names of arguments.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Attributes:
+        passes: How many forward passes have run.
+
+    Raises:
+        InputError: A module of the document is not in the model.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, document: HierarchyDocument, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._model = model
+        self._args, self._kwargs = args, dict(kwargs)
+        self.passes = 0
+        self._arguments = {module.path: module.forward_arguments for module in document.modules}
+        self._modules = dict(model.named_modules())
+        missing = [path for path in self._arguments if path not in self._modules]
+        if missing:
+            names = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+            raise InputError(
+                f"the {type(model).__name__} is not the exported model: it has no module {names}; "
+                "give the model that the file was exported from"
+            )
+
+    def run(self, keep: Collection[BoundaryKey] = (), reseed_at: str | None = None) -> BoundaryRecording:
+        """Run one forward pass in evaluation mode. Each pass starts from the same random state.
+
+        Args:
+            keep: The inputs and outputs whose content is kept.
+            reseed_at: The id of a call; the random number generators get another seed when it begins.
+
+        Raises:
+            InputError: The model cannot be run on these inputs.
+        """
+        self.passes += 1
+        args, kwargs = copied_inputs(self._args, self._kwargs)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(TORCH_LOCK)
+            stack.enter_context(preserved_state(self._model))
+            stack.enter_context(evaluation_mode(self._model))
+            stack.enter_context(buffers_restored(self._model))
+            stack.enter_context(mha_fast_path_disabled())
+            observer = _BoundaryObserver(self._arguments, keep, reseed_at, stack.enter_context(control_flow_depth()))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(observer.calls.watching(self._modules))
+            try:
+                self._model(*args, **kwargs)
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise InputError(
+                    f"the model cannot be run on these inputs: {type(error).__name__}: {reason}"
+                ) from error
+        return observer.recording
+
+
+def control_flow_call(path: str, index: int = 0) -> str:
+    """The id of a call in a branch or loop. Exporters number these calls separately."""
+    return f"{path}@control_flow {index}"
+
+
+class _BoundaryObserver:
+    """Records the inputs and outputs of each call under the id that the call has in this run."""
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        keep: Collection[BoundaryKey],
+        reseed_at: str | None,
+        depth: Callable[[], int],
+    ) -> None:
+        self.recording = BoundaryRecording()
+        self.calls: CallWatch[str] = CallWatch(self._enter, self._leave)
+        self._reseed_at = reseed_at
+        self._arguments = arguments
+        self._keep = frozenset(keep)
+        # How many control-flow operators are running.
+        self._depth = depth
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._kept: dict[int, np.ndarray] = {}
+        # Storages are kept alive, so that no other gets the same address.
+        self._memory: dict[int, Any] = {}
+
+    def _enter(self, running: RunningCall[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        path, in_control_flow = running.id.path, self._depth() > 0
+        counts = self.recording.control_flow_calls if in_control_flow else self.recording.calls
+        call = control_flow_call(path, counts[path]) if in_control_flow else str(CallId(path, counts[path]))
+        counts[path] += 1
+        if call == self._reseed_at:
+            for seed in (torch.manual_seed, np.random.seed, random.seed):
+                seed(_OTHER_SEED)
+        self._record(call, Direction.INPUT, named_arguments(self._arguments.get(path, ()), args, kwargs))
+        return call
+
+    def _leave(self, running: RunningCall[str], args: Any, kwargs: Any, result: Any) -> None:
+        if running.record is not None:
+            self._record(running.record, Direction.OUTPUT, named_results(result))
+
+    def _record(self, call: str, direction: Direction, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            key = BoundaryKey(call, direction, name)
+            number = self._number(tensor)
+            size = int(tensor.numel() * max(tensor.element_size(), 4 if tensor.is_floating_point() else 1))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.recording.tensors[key] = ObservedTensor(number, size, dtype)
+            if key in self._keep:
+                try:
+                    if number not in self._kept:
+                        # Copied: later operators may change the tensor in place.
+                        self._kept[number] = array_of(tensor).copy()
+                    self.recording.values[key] = self._kept[number]
+                except (RuntimeError, TypeError, NotImplementedError) as error:
+                    reason = " ".join(str(error).split())
+                    self.recording.unreadable[key] = f"{name!r} of PyTorch's run cannot be compared: {reason}"
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        """The same number for tensors of the same content: equal views of one storage without a write in between."""
+        memory = storage_reference(tensor)
+        # Without storage, or without a version counter, a tensor gets a number of its own.
+        key: tuple[object, ...] = (len(self._numbers), "unique")
+        if memory is not None:
+            held = self._memory.setdefault(memory.cdata, memory)
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                key = (
+                    held.cdata,
+                    version_of(tensor),
+                    tensor.storage_offset(),
+                    tuple(tensor.shape),
+                    tensor.stride(),
+                    tensor.dtype,
+                    tensor.is_conj(),
+                    tensor.is_neg(),
+                )
+        return self._numbers.setdefault(key, len(self._numbers))

@@ -1,0 +1,73 @@
+"""A graph agrees with a model only where their values do, also where no tensor has distinctive values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from modelexport.capture.by_value.attribution_by_value import ValueMatch, attribute_by_value
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.errors import InputError
+from modelexport.exporting.file_tagging import tag_file
+
+
+class Computes(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def add_three() -> ir.Model:
+    """An integer graph: masks, sizes and indices have no distinctive values."""
+    x = ir.Value(name="x", shape=ir.Shape([2, 3]), type=ir.TensorType(ir.DataType.INT64))
+    three = ir.Value(name="three", const_value=ir.tensor(np.array(3, dtype=np.int64)))
+    total = ir.Value(name="total", shape=ir.Shape([2, 3]), type=ir.TensorType(ir.DataType.INT64))
+    node = ir.node("Add", [x, three], outputs=[total])
+    graph = ir.Graph([x], [total], nodes=[node], initializers=[three], opset_imports={"": 20}, name="add_three")
+    return ir.Model(graph, ir_version=10)
+
+
+INPUT = torch.arange(6).reshape(2, 3)
+
+
+def match(function: Callable[[torch.Tensor], torch.Tensor]) -> ValueMatch:
+    model = Computes(function)
+    return attribute_by_value(add_three(), model, read_module_tree(model), (INPUT,), {})
+
+
+def test_graph_without_distinctive_tensors_agrees_with_the_model_that_it_computes() -> None:
+    found = match(lambda x: x + 3)
+    assert found.distinctive == 0
+    assert found.agrees
+    assert found.describe_agreement() == "it has no distinctive tensors, and its outputs match"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * 2, lambda x: x + 4, lambda x: (x + 3).flip(1), lambda x: (x + 3).float()],
+    ids=["other operator", "other weight", "other order", "other type"],
+)
+def test_graph_without_distinctive_tensors_does_not_agree_with_another_model(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    found = match(function)
+    assert found.distinctive == 0
+    assert not found.agrees
+
+
+def test_tag_file_refuses_another_model_without_distinctive_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "add_three.onnx"
+    ir.save(add_three(), path)
+    with pytest.raises(
+        InputError, match=r"does not compute what Computes .* no distinctive tensors, and its outputs differ"
+    ):
+        tag_file(path, Computes(lambda x: x * 2), INPUT, tmp_path / "tagged.onnx")
