@@ -141,15 +141,13 @@ def _explain_rejection(
 
 
 def _innermost_module(error: BaseException, model: torch.nn.Module) -> str:
-    """Return the innermost module that was running, as text."""
-    paths = {id(module): path for path, module in model.named_modules()}
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    """Return the innermost module that was running, as text: the first argument of the frame's function."""
+    paths = module_paths(model)
+    for frame, _ in raising_frames(error.__traceback__):
+        module = next((frame.f_locals.get(name) for name in frame.f_code.co_varnames[:1]), None)
         if paths.get(id(module)):
-            found = f", in {paths[id(module)]}: {type(module).__name__}({_extra(module)})"
-        trace = trace.tb_next
-    return found
+            return f", in {paths[id(module)]}: {type(module).__name__}({_extra(module)})"
+    return ""
 
 
 def _extra(module: Any) -> str:
