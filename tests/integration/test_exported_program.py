@@ -165,7 +165,7 @@ def test_values_of_modules_are_not_asked_of_a_program_which_runs_as_one_piece(tm
 
 def test_dynamic_shapes_cannot_be_given_anew(tmp_path: Path) -> None:
     sourced = load_model(str(net(tmp_path)))
-    with pytest.raises(modelexport.StrategyIncompatibleError, match="made dynamic"):
+    with pytest.raises(modelexport.StrategyIncompatibleError, match="cannot change it"):
         modelexport.export_model(
             sourced.model, sourced.example_inputs, tmp_path / "m.onnx", strategy="fx", dynamic_shapes=({0: "b"},)
         )
