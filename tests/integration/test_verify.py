@@ -451,7 +451,7 @@ def test_submodel_that_onnxruntime_refuses_is_a_record_and_the_rest_goes_on(expo
         (lambda ours, tmp: verified(ours, _without_sidecar(ours, tmp)), "keep the sidecar"),
         (
             lambda ours, tmp: modelexport.verify_modules(ours.path, nn.Linear(8, 2), torch.randn(4, 8)),
-            "not the model that was exported: it has no module 'blk'",
+            "not the exported model: it has no module 'blk'",
         ),
         (
             lambda ours, tmp: modelexport.verify_modules(ours.path, ours.specimen.model, torch.randn(5, 8)),

@@ -1,4 +1,4 @@
-"""What depends on random numbers cannot be compared, and is no error; what does not is compared all the same."""
+"""What its inputs are nondeterministic cannot be compared, and is no error; what does not is compared all the same."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_random_results_are_not_comparable_and_what_reads_them_is(noisy: tuple[n
         assert (report[call].verdict, report[call].reason) == (Verdict.NOT_COMPARABLE, "random")
     for call in ("first", "noise.scale", "more_noise.scale", "last"):
         assert report[call].verdict is Verdict.WITHIN
-    assert "depends on random numbers" in report["last"].notes[-1]
+    assert "its inputs are nondeterministic" in report["last"].notes[-1]
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # type: ignore[union-attr]
 

@@ -56,12 +56,10 @@ class ForwardRecording:
     """A recorded forward pass.
 
     Attributes:
-        calls: The calls by id, in the order they began.
-        result: The return value of the model.
+        calls: The calls by id, in the order they began. The root call comes first.
     """
 
     calls: dict[str, RecordedCall]
-    result: Any
 
 
 # Called with each output of an operator, the id of the call that ran it, and the operator's other tensors.
@@ -105,11 +103,11 @@ def record_forward(
             torch.manual_seed(seed)
         try:
             with torch.no_grad(), operators.watching():
-                result = model(*args, **kwargs)
+                model(*args, **kwargs)
         except Exception as error:
             message = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{type(model).__name__} does not run on these inputs: {message}") from error
-    return ForwardRecording(recorder.calls, result)
+    return ForwardRecording(recorder.calls)
 
 
 class _ForwardRecorder:

@@ -158,5 +158,5 @@ def test_usage_error_is_reported_before_torch_is_loaded(good: Path, arguments: t
 def test_other_model_is_refused(command: Command, good: Path) -> None:
     done = command(good, "--model", "tests.support.factories:tied", "--input-shape", "x=1x4")
     assert done.returncode == 2
-    assert "not the model that was exported" in done.stderr
+    assert "is not the exported model" in done.stderr
     assert "Traceback" not in done.stderr
