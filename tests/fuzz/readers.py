@@ -79,7 +79,7 @@ def _sidecar(case: Case, workspace: Workspace, draw: Random) -> str:
 
 def _recover(case: Case, workspace: Workspace, draw: Random) -> str:
     file = modelexport.read_model(case.path)
-    found = recover_document(file.proto, file.nodes)
+    found = recover_document(file.proto, file.nodes, digest=file.graph_hash)
     return msgspec.json.encode(found.document).decode()
 
 

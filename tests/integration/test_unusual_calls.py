@@ -97,12 +97,12 @@ def test_right_model_is_accepted_when_it_catches_what_a_child_raises(strategy: s
 
 def test_what_runs_after_a_caught_exception_is_the_caller_s_work() -> None:
     seen: list[str] = []
-    record_forward(Catching().eval(), (example(),), {}, witness=lambda tensor, call, read: seen.append(call))
+    record_forward(Catching().eval(), (example(),), {}, on_output=lambda tensor, call, read: seen.append(call))
     # The norm's kernel has results beside the one that it returns.
     assert list(dict.fromkeys(seen)) == ["risky.lin", "", "norm"]
     assert [call for call in seen if call != "risky.lin"] == ["", "", "", *["norm"] * seen.count("norm"), ""]
     calls = record_forward(Catching().eval(), (example(),), {}).calls
-    assert calls["risky"].results == {}
+    assert calls["risky"].outputs == {}
     assert calls["norm"].parent == ""
 
 

@@ -13,12 +13,15 @@ from tests.support.untouched import files
 
 from modelexport.exporting.export import export_model
 
+# Wide enough for weights that are too large to be inline where weights go to a file of their own.
+WIDTH = 64
+
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an export whose weights are in a file of their own."""
     folder = tmp_path_factory.mktemp("reference")
-    export_model(net(meddling=False), example(), folder / "model.onnx", external_data=True)
+    export_model(net(meddling=False, width=WIDTH), example(), folder / "model.onnx", external_data=True)
     assert len(files(folder)) == 3
     return folder
 

@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
-from modelexport.exporting.export_writer import Tagged, write_artifact
+from modelexport.exporting.export_writer import TaggedModel, write_export
 from modelexport.hierarchy import SCHEMA_VERSION, HierarchyDocument, Producer, TagView
 from modelexport.storage import ExporterFile
 
@@ -19,9 +19,9 @@ from modelexport.storage import ExporterFile
 def test_initializer_of_a_subgraph_reads_the_renamed_data_file(tmp_path: Path) -> None:
     model = _model_with_weights_in_branches()
     document = HierarchyDocument(SCHEMA_VERSION, Producer(), "htp", "torch", "", TagView(), (), (), (), ())
-    tagged = Tagged(model, document, ExporterFile(model.SerializeToString()))
+    tagged = TaggedModel(model, document, ExporterFile(model.SerializeToString()))
     target = tmp_path / "m.onnx"
-    files = write_artifact(tagged, target, external_data=True, overwrite=False, options={})
+    files = write_export(tagged, target, external_data=True, overwrite=False, options={})
     (data,) = tmp_path.glob("m-*.onnx.data")
     assert set(files) == {target, data, tmp_path / "m_hierarchy.json"}
     written = onnx.load_model(target, load_external_data=False)

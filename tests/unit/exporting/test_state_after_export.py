@@ -40,7 +40,7 @@ def test_everything_is_as_before_when_an_export(strategy: str, outcome: str, fol
     if end.error is None:
         assert set(files(folder)) == {"model.onnx", "model_hierarchy.json"}  # and no data file of the old graph
     # torch keeps its tracing state in globals: the next export shows whether that too is as before.
-    export_model(net(meddling=False), example(), folder / "model.onnx", external_data=True, overwrite=True)
+    export_model(net(meddling=False, width=64), example(), folder / "model.onnx", external_data=True, overwrite=True)
     assert files(folder) == files(reference)
 
 
