@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark extraction retag conformance breakage sweep clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark extraction retag conformance breakage sweep clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -76,6 +76,9 @@ reading-benchmark: $(DEV_STAMP)  ## Measure the reading commands against onnx_ir
 
 projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for growing graphs
 	$(BIN)/python benchmarks/projection_growth.py --write docs/measurements/projection.md
+
+verify-benchmark: $(DEV_STAMP)  ## Measure how the cost of verify grows with the model
+	$(BIN)/python benchmarks/verify_growth.py
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python benchmarks/retag_table.py --write docs/measurements/retag.md
