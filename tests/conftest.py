@@ -81,6 +81,16 @@ def claims(ours: Exported) -> dict[str, tuple[str, ...]]:
     return claims
 
 
+@pytest.fixture(autouse=True)
+def _modes_of_torch_are_left() -> Iterator[None]:
+    """No test leaves a mode of torch behind that changes the tests after it."""
+    yield
+    left = (torch.is_grad_enabled(), torch._dynamo.eval_frame._stance.stance)
+    torch.set_grad_enabled(True)
+    torch.compiler.set_stance("default")
+    assert left == (True, "default"), "left behind: gradients off, or a stance of torch.compile"
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
     """``exported("bert", dynamic=True, optimize=False)``: made when first asked for."""

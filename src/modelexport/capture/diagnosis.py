@@ -114,15 +114,17 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             stack.enter_context(buffers_restored(model))
             if not training:
                 stack.enter_context(evaluation_mode(model))
+            # Otherwise torch would compile compiled modules and control flow for this run. Where that fails because of
+            # copy-on-write, torch remembers it and traces them in another way from then on.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
             for context in contexts:
                 stack.enter_context(context)
             return model(*copied_args, **copied_kwargs)
 
-    # Otherwise torch would compile compiled modules and control flow for this run, and reuse that while it exports.
     try:
-        return run(torch.compiler.set_stance("force_eager"), torch.no_grad(), written)
+        return run(torch.no_grad(), written)
     except Exception:  # noqa: BLE001  raised below if it fails again
-        return run(torch.compiler.set_stance("force_eager"))
+        return run()
 
 
 def _is_about_this_machine(error: BaseException) -> bool:

@@ -61,7 +61,7 @@ def channels_of(facts: ModelFacts) -> int | None:
     return configured or next((m.in_channels for m in facts.modules if isinstance(m, CONVOLUTIONS)), None)
 
 
-def shape_for_convolution(module: torch.nn.modules.conv._ConvNd) -> tuple[int, ...]:
+def shape_for_convolution(module: torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d) -> tuple[int, ...]:
     """A shape that a convolution takes."""
     rank = module.weight.dim() - 2
     return (BATCH, module.in_channels, *(_SIDE if rank < 3 else _SIDE_OF_VOLUME,) * rank)
