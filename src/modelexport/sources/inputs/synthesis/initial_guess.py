@@ -61,8 +61,8 @@ def channels_of(facts: ModelFacts) -> int | None:
     return configured or next((m.in_channels for m in facts.modules if isinstance(m, CONVOLUTIONS)), None)
 
 
-def shape_for_convolution(module: torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d) -> tuple[int, ...]:
-    """A shape that a convolution takes."""
+def shape_for_convolution(module: Any) -> tuple[int, ...]:
+    """A shape that a convolution, one of `CONVOLUTIONS`, takes."""
     rank = module.weight.dim() - 2
     return (BATCH, module.in_channels, *(_SIDE if rank < 3 else _SIDE_OF_VOLUME,) * rank)
 
