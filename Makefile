@@ -17,7 +17,7 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
 
-# The number of mutated files of `make fuzz`; a test run has 2,000.
+# The number of mutated files of `make fuzz`; a test run has 1,000.
 FUZZ ?= 100000
 
 BIN := $(VENV)/bin
