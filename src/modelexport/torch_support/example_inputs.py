@@ -49,6 +49,15 @@ def normalize_inputs(
     return args, named
 
 
+def exporter_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    """The arguments as `torch.onnx.export` takes them: to it, a dict at the end of `args` is keyword arguments."""
+    if not kwargs and args and isinstance(args[-1], dict):
+        return (*args, {}), None
+    return args, dict(kwargs) or None
+
+
 def copied_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of the inputs, which the model may change; where they cannot be copied, at least their tensors are."""
     given = (args, dict(kwargs))
