@@ -232,7 +232,7 @@ def _candidates(
 def _request(
     model: torch.nn.Module, example_inputs: object, options: dict[str, Any], training: bool, specialize: bool
 ) -> CaptureRequest:
-    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None))
+    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None), model)
     check_signature(model, args, kwargs)
     return CaptureRequest(model, args, kwargs, options, "", training, specialize)
 

@@ -97,7 +97,7 @@ def tag_file(
 def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
-    args, kwargs = normalize_inputs(example_inputs, None)
+    args, kwargs = normalize_inputs(example_inputs, None, model)
     check_signature(model, args, kwargs)
     refuse_program(STRATEGY, model)
     return args, kwargs

@@ -31,7 +31,7 @@ from modelexport.errors import ModelExportError, UnusableOptionError, VariantErr
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleTree, TensorInfo
-from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter
+from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, returned_by
 from modelexport.ownership import with_sharers
 from modelexport.storage import ExporterFile
 from modelexport.torch_support import buffers_restored, exporter_arguments, named_arguments
@@ -188,6 +188,7 @@ def _build_capture(
         by_flow = find_boundaries(original.graph, recorded, calls, _reliable_tensors(recorder, merged, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
     attributions = with_sharers(original.graph, recorded, calls, merged, infos)
+    attributions |= _returned_nodes(original.graph, attributions, calls)
     return Capture(
         exporter=TORCHSCRIPT,
         model=model,
@@ -201,6 +202,22 @@ def _build_capture(
         graph_text=lambda: _format_graph(watch, recorder),
         notes=(_ORIGINAL_NOT_SEEN,) if was_rewritten else (),
     )
+
+
+def _returned_nodes(
+    graph: ir.Graph, known: Mapping[ir.Node, Attribution], calls: CallTree
+) -> dict[ir.Node, Attribution]:
+    """Return attributions of nodes without a scope whose outputs a call returns: a scripted function has no scopes."""
+    returned: dict[str | None, CallId] = {}
+    for call in calls:
+        received = {tensor.tensor for tensor in call.inputs}
+        if None not in received:
+            # A callee begins after its caller, and takes precedence.
+            returned.update(
+                {t.tensor: call.id for t in call.outputs if t.tensor is not None and t.tensor not in received}
+            )
+    outputs = ((node, value.name) for node in graph if node not in known for value in node.outputs)
+    return {node: returned_by(returned[name]) for node, name in outputs if name in returned}
 
 
 def _not_exact(attributions: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Attribution]:
