@@ -9,6 +9,7 @@
     │   ├── StrategyIncompatibleError one strategy cannot export this model; has the reason and what to try
     │   │   └── DataDependentError    because its code depends on values that are known only at run time
     │   ├── UnusableOptionError       one exporter does not support an option or input; another may
+    │   ├── VariantError              one exporter failed, and may succeed in another variant; its cause says why
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
     │       └── SpecializationError   only tracing works, with values fixed to those of the example: needs consent
     ├── ExtractionError               a module that cannot be extracted from a graph; has the reason and an alternative
@@ -24,6 +25,9 @@ Each message names the input, the problem and the next step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from modelexport.attempt_report import AttemptReport, Variant
+from modelexport.display import counted
 
 
 class ModelExportError(Exception):
@@ -47,7 +51,13 @@ class UnknownStrategyError(InputError):
 
 
 class ExportError(ModelExportError):
-    """The model could not be turned into an ONNX graph."""
+    """The model could not be turned into an ONNX graph.
+
+    Attributes:
+        attempts: What was tried, in order, where the error ends an export.
+    """
+
+    attempts: tuple[AttemptReport, ...] = ()
 
 
 class StrategyIncompatibleError(ExportError):
@@ -57,7 +67,10 @@ class StrategyIncompatibleError(ExportError):
         strategy: The strategy that failed.
         reason: Why.
         suggestion: What to try instead.
+        retry: The variant of the same attempt that may succeed, if there is one.
     """
+
+    retry: Variant | None = None
 
     def __init__(self, strategy: str, reason: str, suggestion: str) -> None:
         self.strategy = strategy
@@ -92,17 +105,33 @@ class UnusableOptionError(ExportError):
         super().__init__(f"{reason} {suggestion}")
 
 
+class VariantError(ExportError):
+    """One exporter failed in one variant of its call, and may succeed in another. Its cause is the exporter's error.
+
+    Attributes:
+        variant: The variant to try next.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        super().__init__(f"the exporter may succeed in another variant: {variant}")
+
+
 class AllStrategiesFailedError(ExportError):
     """Every candidate strategy was tried and failed.
 
     Attributes:
-        failures: ``(strategy, error)`` for each attempt, in order.
+        failures: ``(strategy, error)`` for each attempt, in order; also for those for which no time was left.
     """
 
     def __init__(self, failures: Sequence[tuple[str, ModelExportError]], message: str | None = None) -> None:
         self.failures = tuple(failures)
-        tried = "; ".join(f"{name}: {error}" for name, error in self.failures)
-        super().__init__(message or f"no strategy could export this model ({len(self.failures)} tried): {tried}")
+        by_error: dict[str, list[str]] = {}
+        for name, error in self.failures:
+            by_error.setdefault(str(error), []).append(name)
+        tried = "; ".join(f"{', '.join(names)}: {error}" for error, names in by_error.items())
+        count = counted(len(self.failures), "attempt")
+        super().__init__(message or f"no strategy could export this model ({count}): {tried}")
 
 
 class SpecializationError(AllStrategiesFailedError):

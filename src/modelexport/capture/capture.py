@@ -10,6 +10,12 @@ import onnx_ir as ir
 from modelexport.hierarchy import Attribution, CallTree, ModuleTree
 from modelexport.storage import ExporterFile
 
+# The names of the exporters, for the option ``exporter``.
+DYNAMO = "dynamo"
+TRANSFORMERS = "transformers"
+DYNAMO_WITH_CACHES = "dynamo-with-caches"
+TORCHSCRIPT = "torchscript"
+
 
 @dataclasses.dataclass(frozen=True)
 class Capture:
@@ -29,6 +35,7 @@ class Capture:
         recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
         notes: Fallbacks and lost evidence that the user should know of.
+        variant: What the exporter did by itself to succeed; empty for its usual way.
     """
 
     exporter: str
@@ -43,3 +50,4 @@ class Capture:
     recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    variant: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ from modelexport.capture.source_places import find_place, module_paths, raising_
 from modelexport.errors import (
     DataDependentError,
     InputError,
-    ModelExportError,
     StrategyIncompatibleError,
     UnsupportedLibraryError,
     UnusableOptionError,
+    VariantError,
+    find_own_error,
 )
 from modelexport.torch_support import (
     TORCH_LOCK,
@@ -201,18 +202,35 @@ def _check_result(model: torch.nn.Module, result: object) -> None:
     )
 
 
-def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error: Exception) -> ModelExportError:
-    """Return the error to raise for a failed export of a model that PyTorch runs on the example inputs.
+@contextlib.contextmanager
+def failures_explained(strategy: str, exporter: str, model: torch.nn.Module) -> Iterator[None]:
+    """Raise for a failed export of a model, which PyTorch runs on the example inputs, an error with the reason.
 
     Raises:
-        ModelExportError: `error` itself, where it is an error of this package that needs no explanation.
+        StrategyIncompatibleError: The exporter failed within the context.
+        ModelExportError: This package failed in it, also where torch wraps the error: never the exporter's fault.
     """
-    if isinstance(error, UnusableOptionError):
-        return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
-    if isinstance(error, UnsupportedLibraryError):
-        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may not need it")
-    if isinstance(error, ModelExportError):
-        raise error
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  torch raises many kinds of errors; every branch raises
+        retry = error.variant if isinstance(error, VariantError) else None
+        cause = error.__cause__ if retry is not None and error.__cause__ is not None else error
+        own = find_own_error(cause)
+        if own is None:
+            explained = _explain_failure(strategy, exporter, model, cause)
+        elif isinstance(own, UnusableOptionError):
+            explained = StrategyIncompatibleError(strategy, own.reason, own.suggestion)
+        elif isinstance(own, UnsupportedLibraryError):
+            explained = StrategyIncompatibleError(strategy, f"{own}.", "Another strategy may not need it")
+        else:
+            raise own from own.__cause__
+        explained.retry = retry
+        raise explained from cause
+
+
+def _explain_failure(
+    strategy: str, exporter: str, model: torch.nn.Module, error: BaseException
+) -> StrategyIncompatibleError:
     found = find_data_dependence(error)
     if found is not None:
         place = find_place(raising_frames(found.__traceback__), module_paths(model))

@@ -75,6 +75,14 @@ def export(
             rich_help_panel=_GRAPH,
         ),
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds for all attempts together: after that, nothing further is tried. inf: no limit.",
+            rich_help_panel=_GRAPH,
+        ),
+    ] = 1800,
     stages: Annotated[
         bool,
         typer.Option(
@@ -148,6 +156,7 @@ def export(
         "private": private,
         "external_data": external_data,
         "overwrite": force,
+        "timeout": timeout,
         **({} if opset is None else {"opset_version": opset}),
     }
     if not stages:

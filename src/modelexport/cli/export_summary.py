@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 def summary_lines(result: ExportResult, model: str) -> list[str]:
     """The result of an export, and the next steps."""
-    return [*_counts(result), *(f"wrote {shown_path(path)}" for path in result.files), *next_steps(result, model)]
+    return [
+        *_counts(result),
+        *_attempts(result),
+        *(f"wrote {shown_path(path)}" for path in result.files),
+        *next_steps(result, model),
+    ]
 
 
 def stage_lines(name: str, result: ExportResult) -> list[str]:
@@ -49,6 +54,12 @@ def _counts(result: ExportResult) -> list[str]:
     ]
 
 
+def _attempts(result: ExportResult) -> list[str]:
+    """One line for the attempts before the one that succeeded; ``--report`` and JSON have the errors."""
+    failed = result.attempts[:-1]
+    return [f"tried before: {'; '.join(f'{a.name}, {a.seconds:.1f} s' for a in failed)}"] if failed else []
+
+
 def markdown_report(model: str, result: ExportResult) -> str:
     """A Markdown report of an export."""
     from modelexport.analysis.query import count_modules
@@ -66,7 +77,15 @@ def markdown_report(model: str, result: ExportResult) -> str:
     )
     steps = tuple((s.step, f"{s.seconds:.2f}", f"{s.peak_memory_bytes / 1e6:.0f}") for s in result.steps)
     attempts = tuple(
-        (a.strategy, a.exporter, " ".join(a.reason.split()), " ".join((a.error or "").split())) for a in result.attempts
+        (
+            a.strategy,
+            a.exporter,
+            a.variant,
+            f"{a.seconds:.1f}",
+            " ".join(a.reason.split()),
+            " ".join((a.error or "").split()),
+        )
+        for a in result.attempts
     )
     sections = [
         Section("Result", (*_counts(result), *(f"wrote {path}" for path in result.files), *result.notes)),
@@ -74,7 +93,7 @@ def markdown_report(model: str, result: ExportResult) -> str:
         _table("Nodes that are not exact", ("node", "operation", "module", "kind", "contributors", "reason"), inexact),
         _table("Modules", ("module", "class", "calls", "own nodes", "nodes", "parameters"), modules),
         _table("Steps", ("step", "seconds", "peak memory (MB)"), steps),
-        _table("Strategies tried", ("strategy", "exporter", "reason", "error"), attempts),
+        _table("Attempts", ("strategy", "exporter", "variant", "seconds", "reason", "error"), attempts),
     ]
     return as_markdown(f"Export of {model}", sections)
 

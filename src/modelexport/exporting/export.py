@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import inspect
 import os
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from modelexport.attempt_report import AttemptReport
 from modelexport.capture import Capture, DynamicAxes, check_forward, check_signature, read_module_tree
 from modelexport.errors import ContractError, InputError
 from modelexport.exporting.export_writer import TaggedModel, write_export
@@ -35,19 +35,18 @@ from modelexport.storage import (
 )
 from modelexport.strategies import (
     AUTO,
-    AttemptReport,
+    DEFAULT_TIMEOUT,
+    Attempts,
     Candidate,
-    Captured,
     CaptureRequest,
     FxStrategy,
     HtpStrategy,
     StrategyRegistry,
     StrategySelector,
     UsageBasedStrategy,
-    capture_dynamic,
-    capture_with_first,
+    capture_model,
 )
-from modelexport.torch_support import TORCH_LOCK, evaluation_mode, normalize_inputs, preserved_state
+from modelexport.torch_support import normalize_inputs
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -75,6 +74,7 @@ def export_model(
     private: bool = False,
     training: bool = False,
     allow_specialization: bool = False,
+    timeout: float | None = DEFAULT_TIMEOUT,
     external_data: bool | None = None,
     overwrite: bool = False,
     fx_graph_path: str | Path | None = None,
@@ -112,6 +112,8 @@ def export_model(
         training: Export the model in its current mode.
         allow_specialization: Fall back to tracing also where the model's Python code depends on values of its inputs.
             These values then become constants of the example inputs; the notes of the result name the places.
+        timeout: Seconds for all attempts together, None for no limit. When they are used up, no further strategy,
+            exporter or variant is tried; a running attempt is not interrupted. `result.attempts` lists all.
         external_data: Store weights in a separate file; None does so only where their size requires it.
         overwrite: Replace existing files.
         fx_graph_path: Write the traced FX graph to this file, each node with its module call.
@@ -143,7 +145,7 @@ def export_model(
         request = _request(model, example_inputs, options, training, allow_specialization)
         notes = check_forward(model, request.args, request.kwargs, training=training)
     with pipeline.step("capture") as step:
-        captured = _capture(candidates, request, dynamic)
+        captured = capture_model(request, candidates, dynamic, Attempts(timeout))
         capture, attempt = captured.capture, captured.attempts[-1]
         step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
         _check_graph_kinds(graph_files, capture, attempt)
@@ -152,7 +154,9 @@ def export_model(
     with pipeline.step("project"):
         projection = _project(capture, owners, policy)
     with pipeline.step("document") as step:
-        document = _build_document(capture, projection, attempt.strategy, view)
+        notes = tuple(dict.fromkeys((*notes, *captured.notes, *capture.notes)))
+        # Notes name source lines of the model.
+        document = _build_document(capture, projection, attempt.strategy, view, () if private else notes)
         step.detail = f"{len(document.nodes)} nodes"
         tagged = _tag(capture, document, private)
     with pipeline.step("write"), contextlib.ExitStack() as stack:
@@ -167,7 +171,7 @@ def export_model(
         attempts=captured.attempts,
         steps=tuple(pipeline.reports),
         dynamic_axes=captured.dynamic_axes,
-        notes=(*notes, *captured.notes, *capture.notes),
+        notes=notes,
     )
 
 
@@ -228,21 +232,9 @@ def _candidates(
 def _request(
     model: torch.nn.Module, example_inputs: object, options: dict[str, Any], training: bool, specialize: bool
 ) -> CaptureRequest:
-    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None))
+    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None), model)
     check_signature(model, args, kwargs)
     return CaptureRequest(model, args, kwargs, options, "", training, specialize)
-
-
-def _capture(candidates: list[Candidate], request: CaptureRequest, dynamic: DynamicAxes | None) -> Captured:
-    if dynamic is None:
-        return Captured(*_capture_once(candidates, request))
-    return capture_dynamic(request, dynamic, candidates, functools.partial(_capture_once, candidates))
-
-
-def _capture_once(candidates: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
-    mode = contextlib.nullcontext() if request.training else evaluation_mode(request.model)
-    with TORCH_LOCK, preserved_state(request.model), mode:
-        return capture_with_first(candidates, request)
 
 
 def _check_graph_kinds(kinds: Iterable[str], capture: Capture, attempt: AttemptReport) -> None:
@@ -265,7 +257,9 @@ def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: In
 
 
 @gc_paused()
-def _build_document(capture: Capture, projection: Projection, strategy: str, view: TagView) -> HierarchyDocument:
+def _build_document(
+    capture: Capture, projection: Projection, strategy: str, view: TagView, notes: tuple[str, ...]
+) -> HierarchyDocument:
     model, final = capture.model, projection.attributions
     nodes = nodes_with_ids(model)
     unowned = [node_id for node_id, node in nodes if node not in final]
@@ -282,6 +276,7 @@ def _build_document(capture: Capture, projection: Projection, strategy: str, vie
         graph_tensors=tensors_with_ids(model, nodes),
         folded={name: found.owner for name, found in projection.constants.items()},
         axes=projection.renamed(capture.dynamic_sizes),
+        notes=notes,
     )
 
 

@@ -140,6 +140,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         nodes: The nodes in graph order, subgraphs and local functions included.
         tensors: The tensors: inputs and weights first, then in graph order; those of subgraphs and functions after.
         extracted: For a submodel: what it was extracted from.
+        notes: What the user of the file should know of its export: fallbacks, lost evidence, warnings of exporters.
     """
 
     schema_version: int
@@ -153,6 +154,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     nodes: tuple[NodeRecord, ...]
     tensors: tuple[TensorRecord, ...]
     extracted: ExtractionRecord | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> dict[str, int]:

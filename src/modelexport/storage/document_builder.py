@@ -39,6 +39,7 @@ def build_document(
     graph_tensors: Iterable[GraphTensor] = (),
     axes: Mapping[str, str] | None = None,
     folded: Mapping[str, CallId] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> HierarchyDocument:
     """The document of one export.
 
@@ -53,6 +54,7 @@ def build_document(
         graph_tensors: The tensors of the graph.
         axes: The dynamic axis whose size a tensor is, by the tensor's id.
         folded: The calls whose nodes computed a folded constant of the graph, by its name.
+        notes: Fallbacks and lost evidence of the export.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
@@ -68,6 +70,7 @@ def build_document(
         calls=tuple(_call_record(call, tags[call.id]) for call in calls),
         nodes=records,
         tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
+        notes=notes,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from modelexport.attempt_report import PLAIN, Variant
 from modelexport.capture import Capture
 
 
@@ -24,6 +25,7 @@ class CaptureRequest:
         exporter: The exporter that creates the graph: one of the strategy's `exporters`.
         training: Whether to keep the mode the model is in; otherwise it is in evaluation mode.
         allow_specialization: Whether to fall back to a trace that turns values of the inputs into constants.
+        variant: How to call the exporter: a failed attempt names the next one (`StrategyIncompatibleError.retry`).
     """
 
     model: torch.nn.Module
@@ -33,6 +35,7 @@ class CaptureRequest:
     exporter: str
     training: bool = False
     allow_specialization: bool = False
+    variant: Variant = PLAIN
 
 
 class Strategy(ABC):
@@ -46,9 +49,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def capture(self, request: CaptureRequest) -> Capture:
-        """Export the graph and record the evidence for its nodes.
+        """Export the graph once and record the evidence for its nodes.
 
         Raises:
-            StrategyIncompatibleError: This strategy cannot export the model.
+            StrategyIncompatibleError: This strategy cannot export the model; `retry` is a variant that may succeed.
             InputError: No strategy can: the inputs do not fit the model.
         """

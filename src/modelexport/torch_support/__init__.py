@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelexport.torch_support.call_watch import CallWatch, RunningCall, own_calls_through
 from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver, control_flow_depth
-from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs
+from modelexport.torch_support.example_inputs import copied_inputs, exporter_arguments, normalize_inputs
 from modelexport.torch_support.state_guard import (
     TORCH_LOCK,
     CopyOnWrite,
@@ -26,6 +26,7 @@ __all__ = [
     "control_flow_depth",
     "copied_inputs",
     "evaluation_mode",
+    "exporter_arguments",
     "mha_fast_path_disabled",
     "named_arguments",
     "named_results",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import random
 import sys
 import threading
@@ -16,8 +17,27 @@ import torch
 
 from modelexport.torch_support.private import dispatch_mode, find_attribute, storage_id, storage_of, written_arguments
 
+
+class _TorchLock:
+    """A lock that is free in a forked process, where the thread that held it no longer exists."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 # torch keeps its tracing state in module globals: hold this lock to run or trace a model.
-TORCH_LOCK = threading.Lock()
+TORCH_LOCK = _TorchLock()
 _CONTAINERS = (dict, collections.OrderedDict, list, set)
 
 

@@ -72,7 +72,7 @@ def check_owners_by_value(
         raise FileFormatError(f"the owners of {subject.path} cannot be checked: {reason}")
     require_onnxruntime()
     check = subject.owner_check
-    args, kwargs = normalize_inputs(example_inputs, None)
+    args, kwargs = normalize_inputs(example_inputs, None, model)
     # The model may change its inputs in place.
     copies = copied_inputs(args, kwargs)
     outputs = OperatorOutputs()

@@ -90,7 +90,7 @@ def verify_modules(
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < float("inf"):
             raise InputError(f"{name} is {number}: a tolerance is a finite number that is not negative")
-    args, named = normalize_inputs(example_inputs, kwargs)
+    args, named = normalize_inputs(example_inputs, kwargs, model)
     require_onnxruntime()
     source = _opened(path_or_model)
     onnx_model = source.model if isinstance(source, LoadedModel) else source

@@ -9,14 +9,13 @@ import contextlib
 import copy
 import dataclasses
 import io
-import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture
+from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, in_one_line
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.transformers_private import (
@@ -24,8 +23,6 @@ from modelexport.torch_support.transformers_private import (
     input_preparation_through,
     register_caches,
 )
-
-_logger = logging.getLogger(__name__)
 
 # The fields of its configuration that are options of torch.onnx.export. It has no field for other options.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
@@ -41,6 +38,8 @@ def capture_with_transformers(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    unwatched: bool = False,
 ) -> Capture:
     """Export with `transformers.exporters` and record the module call of each node.
 
@@ -49,6 +48,7 @@ def capture_with_transformers(
         args: Must be empty: the exporter takes inputs by keyword only.
         kwargs: The example inputs.
         options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be.
+        unwatched: Do not watch the module calls with hooks.
 
     Raises:
         UnusableOptionError: Inputs or options that this exporter does not support.
@@ -65,29 +65,31 @@ def capture_with_transformers(
     if "dynamic_shapes" in settings:
         settings["dynamic_shapes"] = _with_dimensions(settings["dynamic_shapes"], {})
 
+    notes: list[str] = []
+
     def export() -> torch.onnx.ONNXProgram:
         # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
-        with quiet, input_preparation_through(_prepare_if_possible):
+        with quiet, input_preparation_through(prepare_if_possible):
             return export_to_onnx(model, inputs, settings)
 
-    return capture_export(model, export, TRANSFORMERS, optimize=bool(settings.get("optimize", True)))
+    def prepare_if_possible(
+        prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
+    ) -> None:
+        """Prepare the inputs; where transformers' exporter cannot, keep them: the export may still succeed."""
+        prepared = dict(inputs)
+        try:
+            prepare(model, prepared)
+        except Exception as error:  # noqa: BLE001  the export shows whether it matters
+            why = in_one_line(error)
+            notes.append(f"transformers' exporter could not prepare the inputs, and took them as they are: {why}")
+            return
+        inputs.update(prepared)
 
-
-def _prepare_if_possible(
-    prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
-) -> None:
-    """Prepare the inputs; where transformers' exporter cannot, leave them unchanged: the export may still succeed."""
-    prepared = dict(inputs)
-    try:
-        prepare(model, prepared)
-    except Exception as error:  # noqa: BLE001  the export shows whether it matters
-        _logger.info(
-            "transformers' exporter could not prepare the inputs (%r): exporting with unprepared inputs", error
-        )
-        return
-    inputs.update(prepared)
+    optimize = bool(settings.get("optimize", True))
+    capture = capture_export(model, export, TRANSFORMERS, optimize=optimize, unwatched=unwatched)
+    return dataclasses.replace(capture, notes=(*capture.notes, *dict.fromkeys(notes)))
 
 
 def capture_with_caches(
@@ -95,6 +97,8 @@ def capture_with_caches(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    unwatched: bool = False,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=True)` after registering transformers' caches as pytree nodes.
 
@@ -106,9 +110,11 @@ def capture_with_caches(
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         options: Further arguments of `torch.onnx.export`.
+        unwatched: Do not watch the module calls with hooks.
     """
     register_caches(model)
-    return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=DYNAMO_WITH_CACHES)
+    capture = capture_with_dynamo(model, args, kwargs, options, unwatched=unwatched)
+    return dataclasses.replace(capture, exporter=DYNAMO_WITH_CACHES)
 
 
 def _with_dimensions(shapes: Any, dimensions: dict[str, Any]) -> Any:
