@@ -18,6 +18,7 @@ from modelexport.capture.dynamic_axes import (
     dynamic_shapes,
     find_axes,
     merge_equal_axes,
+    result_axes,
     with_sizes_above_one,
 )
 from modelexport.capture.exporter_names import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS
@@ -73,6 +74,7 @@ __all__ = [
     "read_module_tree",
     "recorded_warnings",
     "refuse_program",
+    "result_axes",
     "root_cause",
     "with_sizes_above_one",
 ]

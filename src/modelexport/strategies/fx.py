@@ -44,8 +44,11 @@ class FxStrategy(Strategy):
         # Imported here so that the other strategies load faster.
         from modelexport.capture import fx
 
-        model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+        model, args, kwargs, options = request.model, request.args, request.kwargs, request.named_options
         if isinstance(model, ExportedProgramModule):
             return fx.capture_program(model, options)
-        captures = {TRANSFORMERS: fx.capture_with_transformers, DYNAMO_WITH_CACHES: fx.capture_with_caches}
-        return captures.get(request.exporter, fx.capture_with_dynamo)(model, args, kwargs, options)
+        if request.exporter == TRANSFORMERS:
+            # It names the outputs itself, after the same fields.
+            return fx.capture_with_transformers(model, args, kwargs, request.options)
+        capture = fx.capture_with_caches if request.exporter == DYNAMO_WITH_CACHES else fx.capture_with_dynamo
+        return capture(model, args, kwargs, options)

@@ -28,6 +28,6 @@ class HtpStrategy(Strategy):
         refuse_program(self.name, request.model)
         model, args, kwargs = request.model, request.args, request.kwargs
         try:
-            return capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
+            return capture_with_torchscript(model, args, kwargs, request.named_options, training=request.training)
         except Exception as error:
             raise explain_failure(self.name, request.exporter, request.model, error) from error

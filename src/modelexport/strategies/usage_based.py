@@ -68,7 +68,7 @@ class UsageBasedStrategy(Strategy):
 
 def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
     """The graph, and the exporter's own file where its bytes cannot be written from the graph."""
-    model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+    model, args, kwargs, options = request.model, request.args, request.kwargs, request.named_options
     if request.exporter == TORCHSCRIPT:
         from modelexport.capture.torchscript import capture_with_torchscript
 
