@@ -282,12 +282,14 @@ def _capture_once(candidates: list[Candidate], request: CaptureRequest) -> tuple
         return capture_with_first(candidates, request)
 
 
-def _taken_names(graph: ir.Graph) -> set[str | None]:
+def _taken_names(graph: ir.Graph) -> set[str]:
     """The names of all tensors of the main graph that are not its outputs."""
     outputs = {id(value) for value in graph.outputs}
     produced = (value for node in graph for value in node.outputs)
     return {
-        value.name for value in (*graph.inputs, *graph.initializers.values(), *produced) if id(value) not in outputs
+        value.name or ""
+        for value in (*graph.inputs, *graph.initializers.values(), *produced)
+        if id(value) not in outputs
     }
 
 
