@@ -25,6 +25,7 @@ from modelexport.capture.dynamic_axes import (
     dynamic_shapes,
     find_axes,
     merge_equal_axes,
+    result_axes,
     with_sizes_above_one,
 )
 from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors
@@ -80,6 +81,7 @@ __all__ = [
     "read_module_tree",
     "recorded_warnings",
     "refuse_program",
+    "result_axes",
     "root_cause",
     "with_sizes_above_one",
 ]

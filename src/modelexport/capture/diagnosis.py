@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,12 @@ def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
 
 
 def check_forward(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool = False
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool = False,
+    on_result: Callable[[object], object] = lambda result: None,
 ) -> tuple[str, ...]:
     """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
@@ -74,6 +79,7 @@ def check_forward(
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         training: Run it in its current mode instead of evaluation mode.
+        on_result: Called with the result of the model, if it was run.
 
     Returns:
         Notes for the user: why it was not run, and which inputs differ in the graph.
@@ -94,6 +100,7 @@ def check_forward(
             return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
         raise InputError(_explain_rejection(model, args, kwargs, error)) from error
     _check_result(model, result)
+    on_result(result)
     sparse = [name for name, tensor in _named_inputs(model, args, kwargs) if tensor.layout is not torch.strided]
     return tuple(f"the example input {name} is sparse: the graph takes a dense tensor" for name in sparse)
 

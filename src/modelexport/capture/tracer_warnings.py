@@ -31,8 +31,8 @@ _FOR_DEVELOPERS = (
     ResourceWarning,
 )
 _LONGEST_TEXT = 300
-# torch says this of each further axis with a name, also where the name that it uses instead is the same.
-_RENAMED_TO_ITSELF = re.compile(r"The axis name: (?P<name>\w+) will not be used, .* another axis: (?P=name)\.")
+# torch warns also where two axes of one name are one size, as the name says.
+_ONE_NAME = re.compile(r"The axis name: (?P<name>.+) will not be used, .* another axis: (?P=name)\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TracerWarnings:
         if not fixes_value and not _is_about_export(category, [frame for frame, _ in frames]):
             return
         text = " ".join(str(message).split()).removeprefix("# ")
-        if _RENAMED_TO_ITSELF.fullmatch(text):
+        if _ONE_NAME.fullmatch(text):
             return
         if fixes_value:
             # The rest of the message is torch's general advice.

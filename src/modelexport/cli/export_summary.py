@@ -12,6 +12,8 @@ from modelexport.display import counted
 if TYPE_CHECKING:
     from modelexport.exporting import ExportResult
 
+_SHOWN_INPUTS = 4
+
 
 def summary_lines(result: ExportResult, model: str) -> list[str]:
     """The result of an export, and the next steps."""
@@ -36,6 +38,14 @@ def next_steps(result: ExportResult, model: str) -> list[str]:
         f"next: {command_line('tree', file)}",
         f"      {command_line('verify', file, '--model', model)}",
     ]
+
+
+def fixed_sizes(result: ExportResult) -> str:
+    """The inputs of the file with their sizes, which are all fixed, and how to change that."""
+    inputs = [port for port in result.document.calls[0].inputs if port.info is not None]
+    shown = [f"{port.name} {' x '.join(map(str, port.info.shape)) or 'scalar'}" for port in inputs if port.info]
+    more = f" and {len(shown) - _SHOWN_INPUTS} more" if len(shown) > _SHOWN_INPUTS else ""
+    return f"fixed sizes: {', '.join(shown[:_SHOWN_INPUTS])}{more}; --dynamic auto frees those that can change"
 
 
 def shown_path(path: Path) -> str:

@@ -73,7 +73,7 @@ def retag(
         report = retag_file(
             file,
             tagged,
-            target.path,
+            target.output,
             overwrite=target.force,
             by_value=by_value,
             inputs=given,

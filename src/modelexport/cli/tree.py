@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from modelexport.analysis.query import ModuleStatistics, count_modules
 from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import FileFormatError
-from modelexport.hierarchy import MAX_DEPTH, json_schema, parent_path
-from modelexport.storage import ModelFile, read_model
+from modelexport.hierarchy import MAX_DEPTH, parent_path
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+    from modelexport.analysis.query import ModuleStatistics, PrintedTree
+    from modelexport.storage import ModelFile
 
 
 def tree(
@@ -39,6 +40,9 @@ def tree(
     """
     form = report.form(output_format, Format)
     report.check(file)
+    from modelexport.analysis.query import count_modules
+    from modelexport.storage import read_model
+
     loaded = read_model(file)
     if loaded.document is None and not loaded.stored:
         raise FileFormatError(
@@ -56,34 +60,9 @@ def tree(
         report.write(rendered(_tag_tree(loaded.tag_counts(), depth), report.width), out)
 
 
-class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON of a module tree.
-
-    Attributes:
-        schema_version: The version of this format.
-        file: The file.
-        strategy: The strategy of the export. It and the next three are None without a sidecar.
-        coverage: The fraction of nodes that have an owner.
-        kinds: Nodes by kind of attribution.
-        modules: The modules, parents before their children.
-        tags: Nodes by tag.
-    """
-
-    schema_version: int = 1
-    file: str
-    strategy: str | None = None
-    coverage: float | None = None
-    kinds: dict[str, int] | None = None
-    modules: tuple[ModuleStatistics, ...] | None = None
-    tags: dict[str, int]
-
-
-def tree_schema() -> dict[str, Any]:
-    """The JSON Schema of the output of ``modelexport tree --format json``."""
-    return json_schema("modelexport tree", PrintedTree)
-
-
 def _printed(loaded: ModelFile, depth: int | None, everything: bool) -> PrintedTree:
+    from modelexport.analysis.query import PrintedTree, count_modules
+
     if loaded.document is None:
         return PrintedTree(file=str(loaded.path), tags=loaded.tag_counts())
     return PrintedTree(

@@ -12,7 +12,7 @@ import torch
 from modelexport.capture import TRANSFORMERS, Capture
 from modelexport.errors import InputError, ModelExportError
 from modelexport.exporting.export import STEPS, export_model
-from modelexport.exporting.progress import Observer
+from modelexport.exporting.progress import Observer, check_observer
 from modelexport.exporting.result import ExportResult, ProgressEvent
 from modelexport.storage import Staging, check_target, data_files, stage_files
 from modelexport.strategies import CaptureRequest, FxStrategy, Strategy, StrategyRegistry
@@ -97,6 +97,7 @@ def export_stages(
     # Imported here so that other exports load faster.
     from modelexport.capture.fx import decompose
 
+    check_observer(progress)
     for name in options:
         if name in _REFUSED:
             raise InputError(f"option {name!r} is not supported for stages: {_REFUSED[name]}")

@@ -108,6 +108,10 @@ class Attempts:
             found.attempts = tuple(self.reports)
         raise found from failures[0].error.__cause__
 
+    def reject_last(self, reason: str) -> None:
+        """Record that the graph of the last attempt, which succeeded, cannot be used."""
+        self.reports[-1] = dataclasses.replace(self.reports[-1], error=reason)
+
     def skip(self, candidates: Iterable[Candidate], variant: str) -> None:
         """Record attempts for which no time is left."""
         for candidate in candidates:

@@ -26,6 +26,7 @@ class CaptureRequest:
         training: Whether to keep the mode the model is in; otherwise it is in evaluation mode.
         allow_specialization: Whether to fall back to a trace that turns values of the inputs into constants.
         variant: How to call the exporter: a failed attempt names the next one (`StrategyIncompatibleError.retry`).
+        result_names: The names of the result's tensors, for exporters that would invent names for the outputs.
     """
 
     model: torch.nn.Module
@@ -36,6 +37,12 @@ class CaptureRequest:
     training: bool = False
     allow_specialization: bool = False
     variant: Variant = PLAIN
+    result_names: tuple[str, ...] = ()
+
+    @property
+    def named_options(self) -> Mapping[str, Any]:
+        """The options, with the names of the outputs."""
+        return {**self.options, "output_names": list(self.result_names)} if self.result_names else self.options
 
 
 class Strategy(ABC):

@@ -26,6 +26,7 @@ from modelexport.capture import (
     dynamic_shapes,
     find_axes,
     merge_equal_axes,
+    result_axes,
     with_sizes_above_one,
 )
 from modelexport.display import counted
@@ -78,7 +79,7 @@ def capture_model(
     refused: list[Axis] = []
     while True:
         exported = with_sizes_above_one(call, axes)
-        options = {**request.options, **_options(exported, axes, request.options, by_torchscript)}
+        options = {**request.options, **_options(exported, axes, request, by_torchscript)}
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
         try:
             capture = attempts.capture(candidates, wanted, _described(axes))
@@ -114,7 +115,7 @@ def _check_sizes_above_one(call: ExampleCall, exported: ExampleCall, *, training
 
 
 def _options(
-    call: ExampleCall, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool
+    call: ExampleCall, axes: Mapping[Axis, str], request: CaptureRequest, by_torchscript: bool
 ) -> dict[str, Any]:
     """The exporter's options for these axes."""
     if not axes:
@@ -123,12 +124,14 @@ def _options(
         return {"dynamic_shapes": dynamic_shapes(call, axes)}
     # TorchScript refers to inputs by `input_names`.
     own = list(call.tensors())
-    given = list(options.get("input_names") or ())
+    given = list(request.options.get("input_names") or ())
     names = dict(zip(own, given + own[len(given) :], strict=False))
-    return {
-        "input_names": list(names.values()),
-        "dynamic_axes": {names[name]: dimensions for name, dimensions in axes_by_input(axes).items()},
-    }
+    dynamic_axes = {names[name]: dimensions for name, dimensions in axes_by_input(axes).items()}
+    outputs = {name.removeprefix("output."): name for name in request.result_names}
+    if outputs:
+        results = result_axes(call, axes)
+        dynamic_axes |= {outputs[name]: dimensions for name, dimensions in results.items() if name in outputs}
+    return {"input_names": list(names.values()), "dynamic_axes": dynamic_axes}
 
 
 def _fewer(call: ExampleCall, axes: Mapping[Axis, str], candidate: Candidate, attempts: Attempts) -> dict[Axis, str]:

@@ -38,10 +38,13 @@ class FxStrategy(Strategy):
         # Imported here so that the other strategies load faster.
         from modelexport.capture import fx
 
-        model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+        model, args, kwargs, options = request.model, request.args, request.kwargs, request.named_options
         with failures_explained(self.name, request.exporter, model):
             if isinstance(model, ExportedProgramModule):
                 return fx.capture_program(model, options)
-            captures = {TRANSFORMERS: fx.capture_with_transformers, DYNAMO_WITH_CACHES: fx.capture_with_caches}
-            capture = captures.get(request.exporter, fx.capture_with_dynamo)
+            if request.exporter == TRANSFORMERS:
+                # It names the outputs itself, after the same fields.
+                capture, options = fx.capture_with_transformers, request.options
+            else:
+                capture = fx.capture_with_caches if request.exporter == DYNAMO_WITH_CACHES else fx.capture_with_dynamo
             return capture(model, args, kwargs, options, unwatched=request.variant.unwatched)

@@ -29,5 +29,5 @@ class HtpStrategy(Strategy):
         model, args, kwargs = request.model, request.args, request.kwargs
         with failures_explained(self.name, request.exporter, model):
             return capture_with_torchscript(
-                model, args, kwargs, request.options, training=request.training, variant=request.variant
+                model, args, kwargs, request.named_options, training=request.training, variant=request.variant
             )

@@ -77,7 +77,7 @@ class _Exported:
 
 
 def _export(request: CaptureRequest) -> _Exported:
-    model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+    model, args, kwargs, options = request.model, request.args, request.kwargs, request.named_options
     if request.exporter == TORCHSCRIPT:
         from modelexport.capture.torchscript import capture_with_torchscript
 

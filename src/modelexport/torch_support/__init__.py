@@ -13,7 +13,7 @@ from modelexport.torch_support.state_guard import (
     mha_fast_path_disabled,
     preserved_state,
 )
-from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
+from modelexport.torch_support.tensor_paths import flattened_names, named_arguments, named_results, tensors_in
 
 __all__ = [
     "TORCH_LOCK",
@@ -27,6 +27,7 @@ __all__ = [
     "copied_inputs",
     "evaluation_mode",
     "exporter_arguments",
+    "flattened_names",
     "mha_fast_path_disabled",
     "named_arguments",
     "named_results",

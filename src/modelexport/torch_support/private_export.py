@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from modelexport.torch_support.private import fixed_part
+from modelexport.torch_support.private import find_attribute, fixed_part
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -22,6 +22,11 @@ def data_dependence_errors() -> tuple[type[BaseException], ...]:
         fixed_part("torch._subclasses.fake_tensor.DataDependentOutputException"),
         fixed_part("torch._subclasses.fake_tensor.DynamicOutputShapeException"),
     )
+
+
+def name_dynamic_axes(program: torch.onnx.ONNXProgram, dynamic_shapes: Any) -> None:
+    """Name the dynamic axes of a graph, as `torch.onnx.export` does with names among its `dynamic_shapes`."""
+    find_attribute(program, "_rename_dynamic_axes")(dynamic_shapes)
 
 
 def program_schema() -> Any:

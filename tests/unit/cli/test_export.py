@@ -31,7 +31,7 @@ def test_commands_without_a_model_do_not_import_torch(bert: Exported, tmp_path: 
         f"tree {bert.onnx_path}",
         f"analyze {bert.onnx_path}",
         f"select {bert.onnx_path} encoder",
-        f"export builtin:bert-tiny {tmp_path}/missing/bert.onnx",
+        f"export builtin:bert-tiny {bert.onnx_path}/bert.onnx",
         f"export builtin:bert-tiny {bert.onnx_path}",
     )
     outcome = in_process(*" , ".join(commands).split(), script=WITHOUT_TORCH)
@@ -95,7 +95,7 @@ def test_json_result_is_the_only_stdout_and_describes_the_export(bert: Exported)
 
 @pytest.mark.integration
 def test_progress_is_one_line_a_step_on_stderr(bert: Exported) -> None:
-    lines = [PROGRESS_LINE.fullmatch(line) for line in bert.outcome.stderr.splitlines()]
+    lines = [PROGRESS_LINE.fullmatch(line) for line in bert.outcome.stderr.splitlines()[:-1]]
     assert all(lines), bert.outcome.stderr
     assert [(m[1], m[2]) for m in lines if m] == [(str(i), step) for i, step in enumerate(STEPS, 1)]
 
@@ -161,7 +161,29 @@ def test_human_result_lists_files_and_next_steps(command: Callable[..., Outcome]
         f"next: modelexport tree {target}",
         f"      modelexport verify {target} --model {FACTORIES}:net_with_inputs",
     ]
-    assert outcome.stderr.count("\n") == len(STEPS)
+    assert outcome.stderr.splitlines()[len(STEPS) :] == [
+        "fixed sizes: x 2 x 3 x 4 x 4; --dynamic auto frees those that can change"
+    ]
+
+
+def test_outputs_have_the_names_of_the_result_or_those_of_torch(
+    command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    def outputs(*options: str) -> list[str]:
+        target = tmp_path / "new" / "folder" / "net.onnx"
+        assert command("export", f"{FACTORIES}:net_with_inputs", target, "--force", *options).code == 0
+        return [value.name for value in onnx.load_model(target).graph.output]
+
+    assert outputs() == ["output"]
+    assert outputs("--torch-names") == ["layer_norm"]
+
+
+def test_output_folder_of_a_failed_command_is_removed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    outcome = in_process("export", f"{FACTORIES}:unwilling", kept / "new" / "folder" / "net.onnx")
+    assert outcome.code == 2
+    assert list(tmp_path.rglob("*")) == [kept]
 
 
 def test_torch_nn_exceptions_change_tags_and_not_modules(command: Callable[..., Outcome], tmp_path: Path) -> None:

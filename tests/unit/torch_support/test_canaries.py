@@ -612,6 +612,14 @@ def test_is_fake() -> None:
     assert not private_export.is_fake(torch.ones(3))
 
 
+def test_name_dynamic_axes() -> None:
+    size = torch.export.Dim.DYNAMIC
+    program = torch.onnx.export(nn.ReLU(), (torch.ones(2, 3),), dynamo=True, dynamic_shapes=({0: size},), verbose=False)
+    assert program is not None
+    private_export.name_dynamic_axes(program, ({0: "rows"},))
+    assert [str(size) for size in program.model.graph.outputs[0].shape] == ["rows", "3"]
+
+
 def test_program_schema() -> None:
     schema = private_export.program_schema()
     assert {"ExportedProgram", "Graph", "Node", "Argument", "CustomObjArgument"} <= set(vars(schema))

@@ -8,10 +8,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from modelexport.hierarchy import HierarchyDocument, ModuleRecord, NodeRecord, TensorInfo, parent_path
+from modelexport.hierarchy import HierarchyDocument, ModuleRecord, NodeRecord, TensorInfo, json_schema, parent_path
 
 _BITS = re.compile(r"[a-z]+?(\d+)")
 _BOOLEAN_BITS = 8
@@ -65,6 +66,33 @@ class ClassStatistics(msgspec.Struct, frozen=True):
     parameter_bytes: int
     operations: dict[str, int]
     kinds: dict[str, int]
+
+
+class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of a module tree.
+
+    Attributes:
+        schema_version: The version of this format.
+        file: The file.
+        strategy: The strategy of the export. It and the next three are None without a sidecar.
+        coverage: The fraction of nodes that have an owner.
+        kinds: Nodes by kind of attribution.
+        modules: The modules, parents before their children.
+        tags: Nodes by tag.
+    """
+
+    schema_version: int = 1
+    file: str
+    strategy: str | None = None
+    coverage: float | None = None
+    kinds: dict[str, int] | None = None
+    modules: tuple[ModuleStatistics, ...] | None = None
+    tags: dict[str, int]
+
+
+def tree_schema() -> dict[str, Any]:
+    """The JSON Schema of the output of ``modelexport tree --format json``."""
+    return json_schema("modelexport tree", PrintedTree)
 
 
 @dataclasses.dataclass(slots=True)

@@ -18,6 +18,7 @@ import torch
 from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, in_one_line
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
+from modelexport.torch_support.private_export import name_dynamic_axes
 from modelexport.torch_support.transformers_private import (
     export_to_onnx,
     input_preparation_through,
@@ -62,8 +63,9 @@ def capture_with_transformers(
     if refused:
         raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
     settings = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-    if "dynamic_shapes" in settings:
-        settings["dynamic_shapes"] = _with_dimensions(settings["dynamic_shapes"], {})
+    shapes = settings.get("dynamic_shapes")
+    if shapes is not None:
+        settings["dynamic_shapes"] = _without_names(shapes)
 
     notes: list[str] = []
 
@@ -72,7 +74,10 @@ def capture_with_transformers(
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
         with quiet, input_preparation_through(prepare_if_possible):
-            return export_to_onnx(model, inputs, settings)
+            program = export_to_onnx(model, inputs, settings)
+        if shapes is not None:
+            name_dynamic_axes(program, shapes)
+        return program
 
     def prepare_if_possible(
         prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
@@ -117,15 +122,15 @@ def capture_with_caches(
     return dataclasses.replace(capture, exporter=DYNAMO_WITH_CACHES)
 
 
-def _with_dimensions(shapes: Any, dimensions: dict[str, Any]) -> Any:
-    """Return dynamic shapes with `torch.export.Dim` objects for names; only `torch.onnx.export` takes names.
+def _without_names(shapes: Any) -> Any:
+    """Return dynamic shapes with `Dim.DYNAMIC` for names, as `torch.onnx.export` does: only that function takes names.
 
-    `dimensions` has the objects so far, one for each name.
+    `Dim` objects with names would have to fit all sizes: torch refuses them where the model limits a size.
     """
     if isinstance(shapes, str):
-        return dimensions.setdefault(shapes, torch.export.Dim(shapes))
+        return torch.export.Dim.DYNAMIC
     if isinstance(shapes, Mapping):
-        return {key: _with_dimensions(value, dimensions) for key, value in shapes.items()}
+        return {key: _without_names(value) for key, value in shapes.items()}
     if isinstance(shapes, list | tuple):
-        return type(shapes)(_with_dimensions(value, dimensions) for value in shapes)
+        return type(shapes)(map(_without_names, shapes))
     return shapes
