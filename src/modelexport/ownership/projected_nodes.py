@@ -112,7 +112,9 @@ class NodeProjector:
     def _is_equal(self, one: ir.Node, other: ir.Node) -> bool:
         """Whether two nodes of the original graph do the same on any data: either may be the one that was kept."""
         return same_operation(one, other) and all(
-            a is b if a is None or b is None else self._values.is_dynamic(a) or self._values.number(a) == self._values.number(b)
+            a is b
+            if a is None or b is None
+            else self._values.is_dynamic(a) or self._values.number(a) == self._values.number(b)
             for a, b in zip(one.inputs, other.inputs, strict=True)
         )
 

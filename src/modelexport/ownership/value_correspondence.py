@@ -277,7 +277,9 @@ class ValueCorrespondence:
             return len(value.shape) == len(original.shape)
         node, before = value.producer(), self.producer(original)
         # A file may have lost its shapes. Then only the same operator returns the same rank.
-        return original.shape is None or node is None or before is None or node.op_identifier() == before.op_identifier()
+        return (
+            original.shape is None or node is None or before is None or node.op_identifier() == before.op_identifier()
+        )
 
 
 def same_operation(node: ir.Node, other: ir.Node) -> bool:
