@@ -55,6 +55,8 @@ def test_rewritten_file_stays_what_it_is_but_for_the_hierarchy(exported: Exporte
     plain = modelexport.strip_hierarchy(onnx.load(rewritten))
     written = report.files[0]
     assert modelexport.strip_hierarchy(onnx.load(written)) == plain
+    groups = [node.metadata_props for node in onnx.load(written).graph.node]
+    assert all("namespace" in {entry.key for entry in entries} for entries in groups)
     loaded = modelexport.load(written)
     assert loaded.document == report.document
     assert {identity: stored.module for identity, stored in loaded.stored.items()} == {
