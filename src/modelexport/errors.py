@@ -154,7 +154,7 @@ class ExtractionError(ModelExportError):
         reason: The kind of failure: ``unknown`` (the module does not exist), ``several`` (more than one call matches),
             ``never_called``, ``no_operation`` (the graph has no node of the call), ``fused`` (its inputs or outputs
             were fused away), ``unknown_boundary`` (the inputs and outputs of the call are not recorded) or
-            ``broken_graph`` (the graph is invalid, or its nodes are not sorted).
+            ``invalid_graph`` (the graph is not valid ONNX).
         fused_with: The calls that it is fused with.
         enclosing: The smallest enclosing call that can be extracted, if there is one.
     """

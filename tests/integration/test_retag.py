@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import onnx
 import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from tests.conftest import Exporter
 from tests.support import rewriting
 from tests.support.extraction_check import eager_truth, judge_extractions
@@ -54,6 +55,8 @@ def test_rewritten_file_stays_what_it_is_but_for_the_hierarchy(exported: Exporte
     plain = modelexport.strip_hierarchy(onnx.load(rewritten))
     written = report.files[0]
     assert modelexport.strip_hierarchy(onnx.load(written)) == plain
+    groups = [node.metadata_props for node in onnx.load(written).graph.node]
+    assert all("namespace" in {entry.key for entry in entries} for entries in groups)
     loaded = modelexport.load(written)
     assert loaded.document == report.document
     assert {identity: stored.module for identity, stored in loaded.stored.items()} == {
@@ -142,6 +145,36 @@ def test_no_call_is_extracted_wrong_where_a_tool_moved_reshapes_past_kept_names(
     outcomes = judge_extractions(report.files[0], truth, ours.feeds)
     assert [outcome for outcome in outcomes if outcome.status == "differs"] == []
     assert sum(outcome.status == "equal" for outcome in outcomes) > len(outcomes) / 2
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.filterwarnings("ignore")
+def test_retagged_file_is_valid_where_a_converter_left_unsorted_nodes_and_old_types(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    ours, rewritten = exported("bert"), tmp_path / "mixed.onnx"
+    model = onnx.load(ours.path)
+    kept = [node.name for node in model.graph.node if node.op_type == "Softmax"]
+    converted = convert_float_to_float16(model, keep_io_types=True, node_block_list=kept)
+    for value in converted.graph.value_info:
+        # As some versions of the converter leave it.
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    onnx.save(converted, rewritten)
+    assert not modelexport.validate(rewritten).is_valid
+    report = retag(rewritten, ours.path, tmp_path / "retagged.onnx")
+    assert [note.split()[:3] for note in report.notes] == [["the", "nodes", "of"], ["value_info", "had", "the"]]
+    assert modelexport.validate(report.files[0]).findings == ()
+    before, after = (modelexport.strip_hierarchy(onnx.load(path)) for path in (rewritten, report.files[0]))
+    for graph in (before.graph, after.graph):
+        del graph.value_info[:]
+        nodes = sorted(graph.node, key=lambda node: node.output[0])
+        del graph.node[:]
+        graph.node.extend(nodes)
+    assert before == after
+    inputs = ours.specimen.inputs
+    found = modelexport.verify_modules(report.files[0], ours.specimen.model, inputs, select="class:BertSelfAttention")
+    assert "invalid_graph" not in {call.reason for call in found.calls}
 
 
 def known_inputs(document: modelexport.HierarchyDocument) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:

@@ -264,7 +264,7 @@ def _request(
         # Inputs have the names of forward's arguments, and initializers those of parameters and buffers.
         arguments = (argument.name for argument in read_module_tree(model)[""].forward_arguments)
         result_names = _prefixed(names, {*arguments, *(options.get("input_names") or ()), *model.state_dict()})
-    return CaptureRequest(model, args, kwargs, options, "", training, specialize, result_names), notes
+    return CaptureRequest(model, args, kwargs, options, "", training, specialize, result_names=result_names), notes
 
 
 def _prefixed(names: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:

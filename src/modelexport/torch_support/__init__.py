@@ -10,6 +10,7 @@ from modelexport.torch_support.state_guard import (
     CopyOnWrite,
     buffers_restored,
     evaluation_mode,
+    full_float32_precision,
     mha_fast_path_disabled,
     preserved_state,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "evaluation_mode",
     "exporter_arguments",
     "flattened_names",
+    "full_float32_precision",
     "mha_fast_path_disabled",
     "named_arguments",
     "named_results",

@@ -141,6 +141,33 @@ def mha_fast_path_disabled() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
+@contextlib.contextmanager
+def full_float32_precision() -> Iterator[None]:
+    """Compute float32 products and convolutions in float32: by default GPUs round the operands (TF32)."""
+    with contextlib.ExitStack() as restored:
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except RuntimeError:  # set by backend, in which case torch refuses to return one for all
+            _set_precision(torch.backends.cuda.matmul, restored)
+        else:
+            restored.callback(torch.set_float32_matmul_precision, precision)
+            torch.set_float32_matmul_precision("highest")
+        try:
+            allowed = torch.backends.cudnn.allow_tf32
+        except RuntimeError:  # set by operation
+            _set_precision(torch.backends.cudnn.conv, restored)
+            _set_precision(torch.backends.cudnn.rnn, restored)
+        else:
+            restored.callback(setattr, torch.backends.cudnn, "allow_tf32", allowed)
+            torch.backends.cudnn.allow_tf32 = False
+        yield
+
+
+def _set_precision(operation: Any, restored: contextlib.ExitStack) -> None:
+    restored.callback(setattr, operation, "fp32_precision", operation.fp32_precision)
+    operation.fp32_precision = "ieee"
+
+
 class _AttributeSnapshot:
     """The attributes of every module of a model: hooks, flags, `forward`, parameters, caches.
 

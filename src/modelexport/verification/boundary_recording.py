@@ -23,6 +23,7 @@ from modelexport.torch_support import (
     control_flow_depth,
     copied_inputs,
     evaluation_mode,
+    full_float32_precision,
     mha_fast_path_disabled,
     named_arguments,
     named_results,
@@ -128,6 +129,7 @@ class BoundaryRecorder:
             stack.enter_context(evaluation_mode(self._model))
             stack.enter_context(buffers_restored(self._model))
             stack.enter_context(mha_fast_path_disabled())
+            stack.enter_context(full_float32_precision())
             observer = _BoundaryObserver(self._arguments, keep, reseed_at, stack.enter_context(control_flow_depth()))
             stack.enter_context(torch.no_grad())
             stack.enter_context(observer.calls.watching(self._modules))

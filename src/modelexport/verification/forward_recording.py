@@ -23,6 +23,7 @@ from modelexport.torch_support import (
     RunningCall,
     buffers_restored,
     evaluation_mode,
+    full_float32_precision,
     named_arguments,
     named_results,
     preserved_state,
@@ -97,6 +98,7 @@ def record_forward(
         preserved_state(model),
         buffers_restored(model),
         evaluation_mode(model),
+        full_float32_precision(),
         recorder.running.watching(dict(model.named_modules())),
     ):
         if seed is not None:

@@ -31,6 +31,7 @@ from modelexport.verification.boundary_recording import (
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.full_model_run import FullModelRun
 from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.graph_precision import precisions_of
 from modelexport.verification.nondeterminism import excuse_nondeterminism
 from modelexport.verification.permuted_outputs import OutputPair, is_permuted
 from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
@@ -155,6 +156,7 @@ class _Verification:
         self._classes = {module.path: module.class_name for module in self._document.modules}
         self._folder = source.path.parent if isinstance(source, LoadedModel) else external_folder(self._model)
         self._tolerance = tolerance
+        self._precisions = precisions_of(self._model.graph)
         self._onnx_runner = runner
         self._recorder = BoundaryRecorder(model, self._document, args, kwargs)
         self._observed = self._recorder.run()
@@ -196,6 +198,7 @@ class _Verification:
             atol=self._tolerance.atol,
             whole_run_error=self._full_run.error,
             forward_passes=self._recorder.passes,
+            precisions=tuple(sorted(self._precisions)),
         )
 
     def _compare_unselected(self, call_id: str) -> tuple[CallVerification, bool]:
@@ -291,7 +294,7 @@ class _Verification:
                 reason, explanation = "failed", f"onnxruntime cannot run it alone: {error}"
             except ExtractionError as error:
                 reason, explanation = error.reason, error.explanation
-        tensors, is_permutation = self._compare_outputs(call, outputs, alone, run, full)
+        tensors, is_permutation = self._compare_outputs(call, task.plan, outputs, alone, run, full)
         if not reason and not any(tensor.introduced for tensor in tensors):
             reason, explanation = "no_result", _NO_OUTPUT
         introduced, inherited, total = (
@@ -339,6 +342,7 @@ class _Verification:
     def _compare_outputs(
         self,
         call: CallRecord,
+        plan: ExtractionPlan | None,
         outputs: Iterable[tuple[str, str | None]],
         alone: Mapping[str, np.ndarray],
         run: BoundaryRecording,
@@ -346,6 +350,8 @@ class _Verification:
     ) -> tuple[tuple[TensorVerification, ...], bool]:
         found = []
         out: dict[str, list[OutputPair]] = {"introduced": [], "total": []}
+        # The full run may have lost precision in any node.
+        own_types = self._precisions if plan is None else precisions_of(plan.slice.nodes)
         for name, tensor in outputs:
             key = self._key(call, Direction.OUTPUT, name)
             reference = run.values.get(key)
@@ -353,27 +359,18 @@ class _Verification:
                 continue
             dtype = run.tensors[key].dtype
             own, in_full_run = alone.get(name), full.get(tensor or "")
-
-            def difference(value: np.ndarray | None, reference: np.ndarray | None, dtype: str) -> Difference | None:
-                if value is None or reference is None:
-                    return None
-                return compare(value, reference, self._tolerance, dtype)
-
-            verification = TensorVerification(
-                name,
-                tensor,
-                dtype,
-                introduced=difference(own, reference, dtype),
-                inherited=difference(in_full_run, own, dtype),
-                total=difference(in_full_run, reference, dtype),
-            )
-            found.append(verification)
-            for kind, value, judged in (
-                ("introduced", own, verification.introduced),
-                ("total", in_full_run, verification.total),
-            ):
-                if value is not None and judged is not None and judged.is_out:
-                    out[kind].append(OutputPair(value, reference, dtype))
+            pairs = {
+                "introduced": (own, reference, (dtype, *own_types)),
+                "inherited": (in_full_run, own, (dtype, *self._precisions)),
+                "total": (in_full_run, reference, (dtype, *self._precisions)),
+            }
+            differences: dict[str, Difference] = {}
+            for kind, (value, other, types) in pairs.items():
+                if value is not None and other is not None:
+                    differences[kind] = compare(value, other, self._tolerance, *types)
+                    if kind in out and differences[kind].is_out:
+                        out[kind].append(OutputPair(value, other, types))
+            found.append(TensorVerification(name, tensor, dtype, **differences))
         wrong = [pairs for pairs in out.values() if pairs]
         return tuple(found), bool(wrong) and all(is_permuted(pairs, self._tolerance) for pairs in wrong)
 

@@ -118,10 +118,11 @@ def _summary(report: VerificationReport) -> Summary:
             call.class_name,
             call.verdict.value.replace("_", " "),
             None if call.judged is None else f"{call.judged.excess:.3g}",
+            None if call.judged is None or call.judged.sqnr is None else f"{call.judged.sqnr:.1f}",
         )
         for call in report.calls
     ]
-    return Summary(facts, ("call", "class", "verdict", "x tolerance"), rows)
+    return Summary(facts, ("call", "class", "verdict", "x tolerance", "SQNR dB"), rows)
 
 
 @summarized(_summary)
@@ -134,6 +135,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
         atol: The absolute tolerance; None for the default.
         whole_run_error: Why the full model could not run in onnxruntime; empty if it could.
         forward_passes: How many forward passes PyTorch's model ran.
+        precisions: The types of the floats that the graph computes with, and the widths of integers that represent
+            floats. The default tolerance is that of the coarsest.
     """
 
     calls: tuple[CallVerification, ...]
@@ -141,6 +144,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
     atol: float | None
     whole_run_error: str
     forward_passes: int
+    precisions: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -168,7 +172,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON; infinite numbers are None."""
         report = VerificationContent(
-            self.passed, self.counts, self.calls, self.rtol, self.atol, self.whole_run_error, self.forward_passes
+            passed=self.passed, counts=self.counts, **{name: getattr(self, name) for name in self.__struct_fields__}
         )
         content: dict[str, Any] = _finite(msgspec.to_builtins(report))
         return content
@@ -216,6 +220,7 @@ class VerificationContent(msgspec.Struct, frozen=True):
     atol: float | None
     whole_run_error: str
     forward_passes: int
+    precisions: tuple[str, ...]
     schema_version: int = 1
 
 

@@ -17,9 +17,9 @@ from modelexport.ownership.no_ops import passed_on_values
 A, B = CallId("a"), CallId("b")
 
 
-def parsed(nodes: str, outputs: str = "float[2,3] y") -> ir.Model:
+def parsed(nodes: str, outputs: str = "float[2,3] y", shapes: str = "") -> ir.Model:
     inputs = "float[2,3] x, float[1,3] m"
-    text = f'<ir_version: 10, opset_import: ["": 20, "any": 1]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
+    text = f'<ir_version: 10, opset_import: ["": 20, "any": 1]> g ({inputs}) => ({outputs}) {shapes} {{ {nodes} }}'
     return ir.from_proto(onnx.parser.parse_model(text))
 
 
@@ -61,6 +61,13 @@ def test_tensor_behind_a_removed_identity_is_its_input() -> None:
     original = parsed("h = Relu(x) i = Identity(h) y = Tanh(i)")
     assert ValueCorrespondence(original, parsed("h = Relu(x) y = Tanh(h)")).tensor("i") == "h"
     assert ValueCorrespondence(original, parsed("i = Relu(x) y = Tanh(i)")).tensor("h") == "i"
+
+
+@pytest.mark.parametrize(("shapes", "found"), [("", None), ("<float[2,3] f>", "f"), ("<float[6] f>", None)])
+def test_tensor_of_another_operator_is_matched_only_if_its_rank_is_known(shapes: str, found: str | None) -> None:
+    original = parsed("h = Relu(x) y = Reshape(h, m)", shapes="<float[2,3] h>")
+    rewritten = parsed("f = any.Flat(x) y = Reshape(f, m)", shapes=shapes)
+    assert ValueCorrespondence(original, rewritten).tensor("h") == found
 
 
 def test_identity_that_is_still_there_keeps_its_own_tensor_and_owner() -> None:

@@ -6,9 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
-import onnx
-
-from modelexport.graph import FlowGraph, TensorType
+from modelexport.graph import ELEMENT_TYPES, FlowGraph, TensorType
 from modelexport.hierarchy import BoundaryTensor, CallRecord, HierarchyDocument, TensorInfo
 
 ROOT = 0
@@ -149,20 +147,3 @@ def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) ->
         return False
     pairs = zip(info.shape, tensor_type.shape, strict=True)
     return all(not isinstance(recorded, int) or size is None or recorded == size for recorded, size in pairs)
-
-
-# ONNX element types by their torch names, which documents use.
-ELEMENT_TYPES = {
-    "float16": onnx.TensorProto.FLOAT16,
-    "bfloat16": onnx.TensorProto.BFLOAT16,
-    "float32": onnx.TensorProto.FLOAT,
-    "float64": onnx.TensorProto.DOUBLE,
-    "uint8": onnx.TensorProto.UINT8,
-    "int8": onnx.TensorProto.INT8,
-    "int16": onnx.TensorProto.INT16,
-    "int32": onnx.TensorProto.INT32,
-    "int64": onnx.TensorProto.INT64,
-    "bool": onnx.TensorProto.BOOL,
-    "complex64": onnx.TensorProto.COMPLEX64,
-    "complex128": onnx.TensorProto.COMPLEX128,
-}

@@ -15,7 +15,7 @@ class Slice:
     """The nodes that compute some tensors from others.
 
     Attributes:
-        nodes: The nodes, in graph order; nodes of a subgraph belong to the node that owns the subgraph.
+        nodes: The nodes, sorted; nodes of a subgraph belong to the node that owns the subgraph.
         initializers: The initializers that they consume.
         used_inputs: Those of the given inputs that they consume.
         extra_inputs: Tensors that they also start from, though they were not given.
@@ -31,8 +31,24 @@ class Slicer:
     """Computes slices of one model. The model must not change meanwhile."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._order = {node: place for place, (_, node) in enumerate(nodes_with_ids(model))}
         self._consumed: dict[ir.Node, tuple[ir.Value, ...]] = {}
+        self._order = self._sorted(node for _, node in nodes_with_ids(model))
+
+    def _sorted(self, nodes: Iterable[ir.Node]) -> dict[ir.Node, int]:
+        """The position of each node, after its producers: some converters leave nodes unsorted."""
+        order: dict[ir.Node, int] = {}
+        entered: set[ir.Node] = set()
+        for start in nodes:
+            stack = [start]
+            while stack:
+                node = stack[-1]
+                if node not in entered:
+                    entered.add(node)
+                    producers = (value.producer() for value in self.consumed(node))
+                    stack.extend(producer for producer in producers if producer is not None and producer not in entered)
+                else:
+                    order.setdefault(stack.pop(), len(order))
+        return order
 
     def consumed(self, node: ir.Node) -> tuple[ir.Value, ...]:
         """See `consumed_values`; computed once for each node."""

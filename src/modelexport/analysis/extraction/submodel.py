@@ -12,7 +12,7 @@ from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValu
 from modelexport.analysis.extraction.port import Port, port_of
 from modelexport.analysis.extraction.submodel_document import DocumentBuilder
 from modelexport.errors import ExtractionError
-from modelexport.graph import subgraphs_of
+from modelexport.graph import ELEMENT_TYPES, subgraphs_of
 from modelexport.hierarchy import (
     CallRecord,
     HierarchyDocument,
@@ -111,9 +111,8 @@ class _Builder:
         except Exception as error:
             raise ExtractionError(
                 self._plan.call.id,
-                "broken_graph",
-                "the graph around it consumes a tensor that no node produces, or consumes it before it is produced; "
-                "modelexport validate names the node",
+                "invalid_graph",
+                "the graph around it consumes a tensor that no node produces; modelexport validate names the node",
             ) from error
 
     def _name_inputs(self, graph: ir.Graph) -> tuple[Port, ...]:
@@ -150,14 +149,14 @@ class _Builder:
         """Set the type and shape that the graph does not give, from what was recorded at the call."""
         info = tensor.info or self._planner.infos.get(self._planner.tensor_id(tensor.value))
         if value.type is None:
-            if info is None or info.dtype not in _TYPES:
+            if info is None or info.dtype not in ELEMENT_TYPES:
                 raise ExtractionError(
                     self._plan.call.id,
                     "unknown_boundary",
                     f"neither the graph nor the hierarchy has the type of {tensor.name!r}: "
                     "infer the shapes of the model first (onnx.shape_inference)",
                 )
-            value.type = ir.TensorType(_TYPES[info.dtype])
+            value.type = ir.TensorType(ELEMENT_TYPES[info.dtype])
         if value.shape is None and info is not None:
             # Where dynamic axes have no names, recorded sizes are those of the example inputs: only the rank is valid.
             value.shape = ir.Shape([size if self._planner.has_fixed_sizes else None for size in info.shape])
@@ -268,15 +267,3 @@ def _unique(name: str, taken: set[str]) -> str:
         copies += 1
     taken.add(found)
     return found
-
-
-_TYPES = {
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-    "float32": ir.DataType.FLOAT,
-    "float64": ir.DataType.DOUBLE,
-    "complex64": ir.DataType.COMPLEX64,
-    "complex128": ir.DataType.COMPLEX128,
-    **{f"{kind}{bits}": ir.DataType[f"{kind.upper()}{bits}"] for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    "bool": ir.DataType.BOOL,
-}
