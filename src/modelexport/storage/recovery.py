@@ -231,24 +231,27 @@ class _RecoveredTree:
 
     def module_records(self) -> tuple[ModuleRecord, ...]:
         """The modules, enclosing ones first."""
+        # Each tag follows from the one of the enclosing module: paths can be hundreds of levels deep.
+        tags: dict[str | None, str] = {None: "/"}
+        for module in self.modules:
+            if not self._tagged:
+                tags[module.path] = self._scheme.module_tag(module.path)
+            elif module.path in self._steps:
+                tags[module.path] = self._steps[module.path].tag
+            else:
+                tags[module.path] = tags[parent_path(module.path)]
         return tuple(
             ModuleRecord(
                 path=module.path,
                 class_name=module.class_name,
                 qualified_class=module.qualified_class,
-                tag=self._module_tag(module.path),
+                tag=tags[module.path],
                 visible=self._is_visible(module.path),
                 parameters=module.parameters,
                 children=module.children,
             )
             for module in self.modules
         )
-
-    def _module_tag(self, path: str) -> str:
-        if not self._tagged:
-            return self._scheme.module_tag(path)
-        around = next((p for p in (path, *ancestor_paths(path)) if p in self._steps), None)
-        return self._steps[around].tag if around is not None else "/"
 
     def call_records(self) -> tuple[CallRecord, ...]:
         """The calls, callers first."""

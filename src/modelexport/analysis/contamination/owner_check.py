@@ -21,7 +21,8 @@ RULE = "contamination"
 _CERTAIN = 0.95
 _ONE_OF_SEVERAL = 0.8
 _NO_BETTER_OWNER = 0.5
-# A conflict with an owner of at most this confidence is a warning.
+# A conflict with an owner of at most this confidence is a warning. So is one that no other owner resolves: the owner may
+# be wrong, or a tensor may pass from call to call in an attribute or a cache, which no boundary records.
 _LOW_CONFIDENCE = 0.5
 _SHOWN = 5
 _FIX = (
@@ -94,7 +95,7 @@ class OwnerCheck:
         better = " or ".join(call or "(root)" for call in supported) or "another call"
         return Finding(
             rule=RULE,
-            severity=Severity.WARNING if record.confidence <= _LOW_CONFIDENCE else Severity.ERROR,
+            severity=Severity.WARNING if record.confidence <= _LOW_CONFIDENCE or not supported else Severity.ERROR,
             message=f"the owner is {record.module or '(root)'}, and the evidence supports {better}: {case.reason}",
             fix=_FIX,
             node=record.id,
