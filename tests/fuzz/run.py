@@ -139,7 +139,7 @@ def _add(total: dict, more: dict) -> None:
 
 
 def _read(path: Path) -> dict | None:
-    return json.loads(path.read_text()) if path.is_file() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _summarize(state: dict, count: int) -> None:
