@@ -127,7 +127,7 @@ def test_closed_pipe_is_not_the_exit_code_for_findings(bert: Exported) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_full_device_is_one_line(bert: Exported) -> None:
     for arguments in (("tree", bert.onnx_path), ("schema",), ("--help",)):
-        with Path("/dev/full").open("w") as full:
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
             done = subprocess.run(
                 [COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
             )
