@@ -14,7 +14,7 @@ from modelexport.errors import StrategyIncompatibleError
 from modelexport.limits import NO_RUN_LIMITS
 from modelexport.storage import ExporterFile
 from modelexport.strategies.base import CaptureRequest, Strategy
-from modelexport.torch_support import exporter_arguments
+from modelexport.torch_support import exporter_arguments, preserved_state
 
 
 @final
@@ -40,7 +40,8 @@ class UsageBasedStrategy(Strategy):
                 "a model in training mode computes different values in each run, so its values cannot be matched.",
                 "Use another strategy, or export in evaluation mode.",
             )
-        with failures_explained(self.name, request.exporter, request.model):
+        # The run that is compared begins in the state in which the export began: forward may change modes of torch.
+        with preserved_state(request.model), failures_explained(self.name, request.exporter, request.model):
             exported = _export(request)
         tree = read_module_tree(request.model)
         # The graph is exported from the caller's own model, so it is trusted: no limits.
