@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from modelexport.capture.capture import VariantError
 from modelexport.capture.program_modules import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
 from modelexport.errors import (
@@ -19,7 +20,6 @@ from modelexport.errors import (
     StrategyIncompatibleError,
     UnsupportedLibraryError,
     UnusableOptionError,
-    VariantError,
     find_own_error,
 )
 from modelexport.torch_support import (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelexport.attempt_report import Variant
-from modelexport.capture import DYNAMO, Capture, find_data_dependence, read_module_tree
+from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, read_module_tree
 from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.onnx_sources import FxSources, dynamic_sizes, onnx_owners, onnx_values
@@ -17,7 +17,7 @@ from modelexport.capture.fx.original_graph import Export, ExportedGraphs, export
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
-from modelexport.errors import VariantError, find_own_error
+from modelexport.errors import find_own_error
 from modelexport.hierarchy import ModuleTree
 from modelexport.torch_support import exporter_arguments
 
