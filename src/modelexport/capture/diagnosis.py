@@ -62,7 +62,12 @@ def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
 
 
 def check_forward(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool = False
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool = False,
+    written: CopyOnWrite | None = None,
 ) -> tuple[str, ...]:
     """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
@@ -74,6 +79,7 @@ def check_forward(
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         training: Run it in its current mode instead of evaluation mode.
+        written: Gets copies of the weights that the model overwrites; by default they are dropped after the run.
 
     Returns:
         Notes for the user: why it was not run, and which inputs differ in the graph.
@@ -88,7 +94,7 @@ def check_forward(
     if any(is_fake(tensor) for tensor in tensors):
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
-        result = _run(model, args, kwargs, training=training)
+        result = _run(model, args, kwargs, training, written if written is not None else CopyOnWrite(model))
     except (Exception, SystemExit) as error:
         if _is_about_this_machine(error):
             return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
@@ -98,13 +104,14 @@ def check_forward(
     return tuple(f"the example input {name} is sparse: the graph takes a dense tensor" for name in sparse)
 
 
-def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> Any:
+def _run(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool, written: CopyOnWrite
+) -> Any:
     """Return the result of the model.
 
     Where it fails it runs once more with the user's gradient mode and without copy-on-write: the question is whether
     PyTorch can run it at all.
     """
-    written = CopyOnWrite(model)
 
     def run(*contexts: contextlib.AbstractContextManager[object]) -> Any:
         copied_args, copied_kwargs = copied_inputs(args, kwargs)

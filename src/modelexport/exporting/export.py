@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import inspect
 import os
@@ -46,7 +47,7 @@ from modelexport.strategies import (
     UsageBasedStrategy,
     capture_model,
 )
-from modelexport.torch_support import normalize_inputs
+from modelexport.torch_support import CopyOnWrite, normalize_inputs
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -143,7 +144,9 @@ def export_model(
         _check_options(torch_options, dynamic)
         options = {**torch_options, "optimize": optimize, "verbose": verbose}
         request = _request(model, example_inputs, options, training, allow_specialization)
-        notes = check_forward(model, request.args, request.kwargs, training=training)
+        written = CopyOnWrite(model)
+        notes = check_forward(model, request.args, request.kwargs, training=training, written=written)
+        request = dataclasses.replace(request, written=written)
     with pipeline.step("capture") as step:
         captured = capture_model(request, candidates, dynamic, Attempts(timeout))
         capture, attempt = captured.capture, captured.attempts[-1]

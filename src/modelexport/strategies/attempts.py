@@ -169,6 +169,10 @@ def _try(candidate: Candidate, request: CaptureRequest) -> tuple[Capture, Specia
     except ModelExportError as error:
         _free_local_variables(error)
         return error
+    finally:
+        if request.written is not None:
+            # An exporter that traces runs the model on its own weights.
+            request.written.restore()
 
 
 def _free_local_variables(error: BaseException | None) -> None:
