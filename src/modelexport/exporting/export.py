@@ -144,9 +144,8 @@ def export_model(
         _check_options(torch_options, dynamic)
         options = {**torch_options, "optimize": optimize, "verbose": verbose}
         request = _request(model, example_inputs, options, training, allow_specialization)
-        written = CopyOnWrite(model)
-        notes = check_forward(model, request.args, request.kwargs, training=training, written=written)
-        request = dataclasses.replace(request, written=written)
+        request = dataclasses.replace(request, written=CopyOnWrite(model))
+        notes = check_forward(model, request.args, request.kwargs, training=training, written=request.written)
     with pipeline.step("capture") as step:
         captured = capture_model(request, candidates, dynamic, Attempts(timeout))
         capture, attempt = captured.capture, captured.attempts[-1]
