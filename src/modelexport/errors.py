@@ -9,7 +9,6 @@
     │   ├── StrategyIncompatibleError one strategy cannot export this model; has the reason and what to try
     │   │   └── DataDependentError    because its code depends on values that are known only at run time
     │   ├── UnusableOptionError       one exporter does not support an option or input; another may
-    │   ├── VariantError              one exporter failed, and may succeed in another variant; its cause says why
     │   └── AllStrategiesFailedError  every candidate was tried; names each attempt
     │       └── SpecializationError   only tracing works, with values fixed to those of the example: needs consent
     ├── ExtractionError               a module that cannot be extracted from a graph; has the reason and an alternative
@@ -103,18 +102,6 @@ class UnusableOptionError(ExportError):
         self.reason = reason
         self.suggestion = suggestion
         super().__init__(f"{reason} {suggestion}")
-
-
-class VariantError(ExportError):
-    """One exporter failed in one variant of its call, and may succeed in another. Its cause is the exporter's error.
-
-    Attributes:
-        variant: The variant to try next.
-    """
-
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        super().__init__(f"the exporter may succeed in another variant: {variant}")
 
 
 class AllStrategiesFailedError(ExportError):

@@ -186,6 +186,24 @@ def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
         "forward accepts other sizes on these axes, but torch cannot export them: x:1",
         "dynamic axes: x batchx4",
     )
+    assert [attempt.variant for attempt in result.attempts] == [
+        "dynamic axes x:0=batch, x:1=x_1",
+        "torch.export with Dim.AUTO",
+        "dynamic axes x:0=batch",
+    ]
+    assert "keeps 2 of 2 axes" in str(result.attempts[1].error)
+
+
+def test_candidates_with_fewer_axes_are_not_tried_when_the_time_is_used_up(tmp_path: Path) -> None:
+    inputs = {"x": torch.randn(3, 4)}
+    with pytest.raises(StrategyIncompatibleError) as caught:
+        modelexport.export_model(
+            FixedWhenTraced(), inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx", timeout=0.01
+        )
+    assert [(attempt.variant, attempt.tried) for attempt in caught.value.attempts] == [
+        ("dynamic axes x:0=batch, x:1=x_1", True),
+        ("fewer dynamic axes", False),
+    ]
 
 
 def test_axis_named_by_hand_that_torch_fixes_is_an_error(tmp_path: Path) -> None:

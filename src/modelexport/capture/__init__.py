@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.capture.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS, Capture
+from modelexport.capture.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS, Capture, VariantError
 from modelexport.capture.data_reads import find_data_reads
 from modelexport.capture.diagnosis import (
     check_forward,
@@ -56,6 +56,7 @@ __all__ = [
     "ExportedProgramModule",
     "Specialization",
     "StackEntry",
+    "VariantError",
     "axes_by_input",
     "axes_kept_by_torch",
     "call_index",

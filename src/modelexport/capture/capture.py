@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from modelexport.attempt_report import Variant
+from modelexport.errors import ExportError
 from modelexport.hierarchy import Attribution, CallTree, ModuleTree
 from modelexport.storage import ExporterFile
 
@@ -15,6 +17,18 @@ DYNAMO = "dynamo"
 TRANSFORMERS = "transformers"
 DYNAMO_WITH_CACHES = "dynamo-with-caches"
 TORCHSCRIPT = "torchscript"
+
+
+class VariantError(ExportError):
+    """An exporter failed, and may succeed in another variant of its call. The cause is the exporter's own error.
+
+    Attributes:
+        variant: The variant to try next.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        super().__init__(f"the exporter may succeed in another variant: {variant}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from modelexport.capture.capture import VariantError
 from modelexport.capture.program_modules import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
 from modelexport.errors import (
@@ -19,7 +20,6 @@ from modelexport.errors import (
     StrategyIncompatibleError,
     UnsupportedLibraryError,
     UnusableOptionError,
-    VariantError,
     find_own_error,
 )
 from modelexport.torch_support import (
@@ -68,6 +68,7 @@ def check_forward(
     *,
     training: bool = False,
     on_result: Callable[[object], object] = lambda result: None,
+    written: CopyOnWrite | None = None,
 ) -> tuple[str, ...]:
     """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
@@ -80,6 +81,7 @@ def check_forward(
         kwargs: Its example inputs by keyword.
         training: Run it in its current mode instead of evaluation mode.
         on_result: Called with the result of the model, if it was run.
+        written: Gets copies of the weights that the model overwrites; by default they are dropped after the run.
 
     Returns:
         Notes for the user: why it was not run, and which inputs differ in the graph.
@@ -94,7 +96,7 @@ def check_forward(
     if any(is_fake(tensor) for tensor in tensors):
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
-        result = _run(model, args, kwargs, training=training)
+        result = _run(model, args, kwargs, training, written if written is not None else CopyOnWrite(model))
     except (Exception, SystemExit) as error:
         if _is_about_this_machine(error):
             return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
@@ -105,13 +107,14 @@ def check_forward(
     return tuple(f"the example input {name} is sparse: the graph takes a dense tensor" for name in sparse)
 
 
-def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> Any:
+def _run(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool, written: CopyOnWrite
+) -> Any:
     """Return the result of the model.
 
     Where it fails it runs once more with the user's gradient mode and without copy-on-write: the question is whether
     PyTorch can run it at all.
     """
-    written = CopyOnWrite(model)
 
     def run(*contexts: contextlib.AbstractContextManager[object]) -> Any:
         copied_args, copied_kwargs = copied_inputs(args, kwargs)

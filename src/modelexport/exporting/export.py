@@ -47,7 +47,7 @@ from modelexport.strategies import (
     UsageBasedStrategy,
     capture_model,
 )
-from modelexport.torch_support import flattened_names, normalize_inputs
+from modelexport.torch_support import CopyOnWrite, flattened_names, normalize_inputs
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -255,8 +255,14 @@ def _request(
     args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None), model)
     check_signature(model, args, kwargs)
     names: list[str] = []
+    written = CopyOnWrite(model)
     notes = check_forward(
-        model, args, kwargs, training=training, on_result=lambda result: names.extend(flattened_names(result))
+        model,
+        args,
+        kwargs,
+        training=training,
+        on_result=lambda result: names.extend(flattened_names(result)),
+        written=written,
     )
     result_names: tuple[str, ...] = ()
     if options.get("output_names") == AUTO:
@@ -264,7 +270,10 @@ def _request(
         # Inputs have the names of forward's arguments, and initializers those of parameters and buffers.
         arguments = (argument.name for argument in read_module_tree(model)[""].forward_arguments)
         result_names = _prefixed(names, {*arguments, *(options.get("input_names") or ()), *model.state_dict()})
-    return CaptureRequest(model, args, kwargs, options, "", training, specialize, result_names=result_names), notes
+    request = CaptureRequest(
+        model, args, kwargs, options, "", training, specialize, written=written, result_names=result_names
+    )
+    return request, notes
 
 
 def _prefixed(names: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:

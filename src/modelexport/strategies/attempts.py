@@ -86,7 +86,7 @@ class Attempts:
             described = _joined(str(variant), axes)
             obstacle = self._obstacle(candidate, refused)
             if obstacle is not None:
-                failures.append(self._record_failure(candidate, described, obstacle, tried=False))
+                failures.append(_Failure(self.record(candidate, described, obstacle, tried=False), obstacle))
                 continue
             started = time.perf_counter()
             outcome = _try(candidate, dataclasses.replace(request, exporter=candidate.exporter, variant=variant))
@@ -96,11 +96,11 @@ class Attempts:
             else:
                 capture, fixed = outcome
                 if candidate.exporter != TORCHSCRIPT or request.allow_specialization or _is_safe(fixed, failures):
-                    described = _joined(described, capture.variant)
-                    self.reports.append(_report(candidate, capture.exporter, None, described, seconds))
+                    used = dataclasses.replace(candidate, exporter=capture.exporter)
+                    self.record(used, _joined(described, capture.variant), None, seconds)
                     return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
                 refused, error = fixed, _refusal(candidate, fixed)
-            failures.append(self._record_failure(candidate, described, error, seconds))
+            failures.append(_Failure(self.record(candidate, described, error, seconds), error))
             if isinstance(error, StrategyIncompatibleError) and error.retry is not None:
                 pending.append((candidate, error.retry))
         found = _combined_error(failures, refused)
@@ -115,11 +115,22 @@ class Attempts:
     def skip(self, candidates: Iterable[Candidate], variant: str) -> None:
         """Record attempts for which no time is left."""
         for candidate in candidates:
-            self._record_failure(candidate, variant, self._time_used_up(candidate), tried=False)
+            self.record(candidate, variant, self._time_used_up(candidate), tried=False)
 
-    def record_probe(self, candidate: Candidate, variant: str, result: str, seconds: float) -> None:
-        """Record a run of an exporter whose graph is not written."""
-        self.reports.append(_report(candidate, candidate.exporter, error=result, variant=variant, seconds=seconds))
+    def record(
+        self,
+        candidate: Candidate,
+        variant: str,
+        error: ModelExportError | str | None,
+        seconds: float = 0.0,
+        *,
+        tried: bool = True,
+    ) -> AttemptReport:
+        """Add an attempt to the list; `error` says why its graph is not the one to write."""
+        why = None if error is None else str(error)
+        name, exporter, reason = candidate.strategy.name, candidate.exporter, candidate.reason
+        self.reports.append(AttemptReport(name, exporter, reason, why, variant, seconds, tried))
+        return self.reports[-1]
 
     def _obstacle(self, candidate: Candidate, refused: Specialization | None) -> ModelExportError | None:
         """Why a candidate is not tried at all; None if it is."""
@@ -134,28 +145,9 @@ class Attempts:
             "Allow more time with timeout (--timeout)",
         )
 
-    def _record_failure(
-        self, candidate: Candidate, variant: str, error: ModelExportError, seconds: float = 0.0, *, tried: bool = True
-    ) -> _Failure:
-        report = _report(candidate, candidate.exporter, str(error), variant, seconds, tried=tried)
-        self.reports.append(report)
-        return _Failure(report, error)
-
 
 def _joined(*parts: str) -> str:
     return ", ".join(filter(None, parts))
-
-
-def _report(
-    candidate: Candidate,
-    exporter: str,
-    error: str | None = None,
-    variant: str = "",
-    seconds: float = 0.0,
-    *,
-    tried: bool = True,
-) -> AttemptReport:
-    return AttemptReport(candidate.strategy.name, exporter, candidate.reason, error, variant, seconds, tried)
 
 
 def _try(candidate: Candidate, request: CaptureRequest) -> tuple[Capture, Specialization] | ModelExportError:
@@ -173,6 +165,10 @@ def _try(candidate: Candidate, request: CaptureRequest) -> tuple[Capture, Specia
     except ModelExportError as error:
         _free_local_variables(error)
         return error
+    finally:
+        if request.written is not None:
+            # An exporter that traces runs the model on its own weights.
+            request.written.restore()
 
 
 def _free_local_variables(error: BaseException | None) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from modelexport.attempt_report import PLAIN, Variant
 from modelexport.capture import Capture
+from modelexport.torch_support import CopyOnWrite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class CaptureRequest:
         exporter: The exporter that creates the graph: one of the strategy's `exporters`.
         training: Whether to keep the mode the model is in; otherwise it is in evaluation mode.
         allow_specialization: Whether to fall back to a trace that turns values of the inputs into constants.
+        written: Copies of the weights that forward overwrites, from the run before the first attempt.
         variant: How to call the exporter: a failed attempt names the next one (`StrategyIncompatibleError.retry`).
         result_names: The names of the result's tensors, for exporters that would invent names for the outputs.
     """
@@ -36,6 +38,7 @@ class CaptureRequest:
     exporter: str
     training: bool = False
     allow_specialization: bool = False
+    written: CopyOnWrite | None = None
     variant: Variant = PLAIN
     result_names: tuple[str, ...] = ()
 

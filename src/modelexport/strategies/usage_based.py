@@ -15,6 +15,7 @@ from modelexport.limits import NO_RUN_LIMITS
 from modelexport.storage import ExporterFile
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.torch_support import exporter_arguments, preserved_state
+from modelexport.torch_support.private_export import fake_constants_refused
 
 
 @final
@@ -89,7 +90,8 @@ def _export(request: CaptureRequest) -> _Exported:
             graph = ir.from_proto(onnx.load_model_from_string(b"".join(capture.file.pieces())))
         return _Exported(capture.exporter, graph, capture.file, capture.notes)
     args, named = exporter_arguments(args, kwargs)
-    program = torch.onnx.export(model, args, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
+    with fake_constants_refused(model):
+        program = torch.onnx.export(model, args, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
     if program is None:
         raise RuntimeError("the dynamo exporter returned no program")
     return _Exported(request.exporter, program.model)

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from modelexport.torch_support.private import find_attribute, fixed_part
+from modelexport.torch_support.private import called_through, find_attribute, fixed_part
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a fake tensor, which has a shape and a type but no values."""
     return isinstance(tensor, fixed_part("torch._subclasses.fake_tensor.FakeTensor"))
+
+
+def fake_constants_refused(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Within the context, `torch.export.export` raises for a program with a constant that is a fake tensor.
+
+    torch refuses such a program itself, but not in its strict mode: there decomposing it crashes the process. A forward
+    that writes through `.data` leads to one.
+    """
+
+    def export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        program = original(*args, **kwargs)
+        stored = (*model.parameters(), *model.buffers())
+        if any(map(is_fake, program.constants.values())) and not any(map(is_fake, stored)):
+            raise RuntimeError("a constant of the exported program is a fake tensor, which has no values")
+        return program
+
+    return called_through("torch.export", "export", export)
 
 
 def data_dependence_errors() -> tuple[type[BaseException], ...]:

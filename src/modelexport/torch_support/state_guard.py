@@ -106,7 +106,9 @@ class CopyOnWrite:
         attributes = (value for module in model.modules() for value in vars(module).values())
         tensors = [*model.parameters(), *model.buffers(), *(v for v in attributes if isinstance(v, torch.Tensor))]
         self._storages: dict[int | None, torch.UntypedStorage] = {
-            storage_id(tensor): storage for tensor in tensors if (storage := storage_of(tensor)) is not None
+            storage_id(tensor): storage
+            for tensor in tensors
+            if not torch.nn.parameter.is_lazy(tensor) and (storage := storage_of(tensor)) is not None
         }
         self._copies: dict[int | None, torch.UntypedStorage] = {}
         self._mode = dispatch_mode(self._run)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelexport.attempt_report import Variant
-from modelexport.capture import DYNAMO, Capture, find_data_dependence, read_module_tree
+from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, read_module_tree
 from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.onnx_sources import FxSources, dynamic_sizes, onnx_owners, onnx_values
@@ -17,9 +17,10 @@ from modelexport.capture.fx.original_graph import Export, ExportedGraphs, export
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
-from modelexport.errors import VariantError, find_own_error
+from modelexport.errors import find_own_error
 from modelexport.hierarchy import ModuleTree
 from modelexport.torch_support import exporter_arguments
+from modelexport.torch_support.private_export import fake_constants_refused
 
 _NOT_WATCHED = "module calls were not watched, because the exporter failed while hooks watched them"
 _STRICT = "torch.export captured the model only in its strict mode, which does not run hooks"
@@ -76,12 +77,11 @@ def capture_export(
     tree = read_module_tree(model)
     recorder = TraceRecorder(model, tree)
     try:
-        with contextlib.nullcontext() if unwatched else recorder.watching():
+        with fake_constants_refused(model), contextlib.nullcontext() if unwatched else recorder.watching():
             graphs = export_graphs(export, exporter, optimize=optimize)
     except Exception as error:
         # Hooks can be the reason only where the model's own code failed while torch traced it.
-        ran = recorder.last_pass is not None or find_data_dependence(error) is not None
-        if unwatched or ran or find_own_error(error) is not None:
+        if unwatched or recorder.completed or find_data_dependence(error) or find_own_error(error):
             raise
         raise VariantError(Variant(unwatched=True)) from error
     return _capture(exporter, graphs, recorder, tree, unwatched=unwatched)

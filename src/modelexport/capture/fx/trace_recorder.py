@@ -107,6 +107,7 @@ class TraceRecorder:
         last_pass: The last complete forward pass; None where there was none.
         generated: The generated code that torch ran.
         paths_by_id: The path of each module by its `id()`.
+        completed: Whether there was a complete forward pass, also one that torch did not use.
         strict: Whether torch captured the model in its strict mode, which runs no hooks.
     """
 
@@ -119,7 +120,7 @@ class TraceRecorder:
         self._calls: CallWatch[TracedCall | None] = CallWatch(self._enter, self._leave)
         self.last_pass: ForwardPass | None = None
         self.generated = GeneratedCode()
-        self.strict = False
+        self.completed = self.strict = False
         self._global_hooks: list[torch.utils.hooks.RemovableHandle] = []
         # Modules that forward assigned in place of others. They are referenced here so that no `id()` is used twice.
         self._replacements: list[torch.nn.Module] = []
@@ -183,6 +184,7 @@ class TraceRecorder:
         traced.outputs = [_traced_tensor(name, tensor, current) for name, tensor in named_results(result)]
         if call.parent is None:
             self.last_pass = current
+            self.completed = True
             self._current = None
 
     def _watch_replacement(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:

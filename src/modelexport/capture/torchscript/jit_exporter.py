@@ -20,14 +20,22 @@ import torch
 from onnx_ir.passes.common import CheckerPass
 
 from modelexport.attempt_report import PLAIN, Variant
-from modelexport.capture import TORCHSCRIPT, CallTensors, Capture, find_boundaries, in_one_line, read_module_tree
+from modelexport.capture import (
+    TORCHSCRIPT,
+    CallTensors,
+    Capture,
+    VariantError,
+    find_boundaries,
+    in_one_line,
+    read_module_tree,
+)
 from modelexport.capture.torchscript.function_of_tensors import as_function_of_tensors
 from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.torchscript.missing_operators import Decomposing, missing_operator
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_traces import remove_package_frames, without_package_frames
 from modelexport.capture.torchscript.value_tracker import ConstantAddedError, ValueTracker
-from modelexport.errors import ModelExportError, UnusableOptionError, VariantError
+from modelexport.errors import ModelExportError, UnusableOptionError
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleTree, TensorInfo
