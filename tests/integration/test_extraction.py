@@ -164,7 +164,7 @@ def test_submodel_keeps_calls_and_tags_and_can_be_loaded(exported: Exporter, tmp
     assert len(same) >= len(loaded.document.nodes) - len(submodel.outputs) - len(submodel.inputs)
     assert all(node.tag == whole[node.id].tag and node.module == whole[node.id].module for node in same)
     assert {stored.hierarchy_path for stored in loaded.stored.values()} == {n.tag for n in loaded.document.nodes}
-    # What was cut out can be cut again.
+    # A module can be extracted from a submodel.
     again = modelexport.extract_module(files[0], "encoder.layer.0.attention.self.query")
     assert [value.name for value in again.graph.inputs] == ["input"]
     assert (

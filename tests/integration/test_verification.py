@@ -56,7 +56,7 @@ def test_wrong_owners_are_found_and_right_ones_are_not_suspected(exported: Expor
 def test_values_show_a_wrong_owner_that_the_file_alone_does_not(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("nested_outputs")
     document = read_document(ours.path)
-    # A result of the model that its own forward computed, said to be its child's: nothing in the file speaks against.
+    # An output that the root computed, attributed to its child: the file alone does not contradict that.
     node = next(n.id for n in document.nodes if n.module == "" and _is_result(ours.path, n.id))
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(document, {node: "inner"}))
     assert ValidatedFile(path).owner_check.suspects() == []

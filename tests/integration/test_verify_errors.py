@@ -68,7 +68,7 @@ def test_error_of_a_changed_weight_is_introduced_by_its_module_and_inherited_by_
     assert worst is not None
     assert worst.absolute > 0.01
     if name == "bert" and not optimize:
-        # Key and value run after the query and do not read its result.
+        # Key and value run after the query and do not consume its output.
         assert {f"encoder.layer.0.attention.self.{other}" for other in ("key", "value")} <= calls_with(
             report, Verdict.WITHIN
         )

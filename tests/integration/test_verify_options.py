@@ -147,7 +147,7 @@ def test_half_precision_models_are_compared_with_the_tolerance_of_their_type(
             "top": "float16",
         }
     else:
-        # onnxruntime has no kernels for it on a CPU: said of each module, and nothing ends.
+        # onnxruntime has no CPU kernels for it: each module has a record, and the run continues.
         assert calls_with(report, Verdict.FAILED) == {"", "first", "second"}
         assert all("NotImplemented" in record.explanation for record in report.calls)
         assert "NotImplemented" in report.whole_run_error

@@ -90,7 +90,7 @@ def test_permuted_outputs_without_effect_on_the_caller_are_reordered(path: Path)
     chooser, worker = report["mixer.chooser"], report["mixer.worker"]
     assert chooser.verdict is worker.verdict is Verdict.REORDERED
     assert chooser.explanation == "permuted outputs: the same values in another order, without effect on 'mixer'"
-    # What it is given in the whole run is in another order; alone it is right.
+    # Its inputs in the full run are permuted; alone it is right.
     assert worker.introduced is not None
     assert not worker.introduced.is_out
     assert worker.judged is worker.total
