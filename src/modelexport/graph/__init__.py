@@ -9,7 +9,7 @@ from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_
 from modelexport.graph.flow_graph import NO_NODE, FlowGraph, InferredTypes, TensorType, read_flow_graph, value_types
 from modelexport.graph.node_ids import nodes_with_ids, operation, proto_nodes_with_ids
 from modelexport.graph.tensors import GraphTensor, tensors_with_ids, weight_bytes
-from modelexport.graph.traversal import named_values, nodes_of, proto_subgraphs_of, subgraphs_of
+from modelexport.graph.traversal import consumed_values, named_values, nodes_of, proto_subgraphs_of, subgraphs_of
 from modelexport.graph.value_numbering import ValueNumbers, attributes_key
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ValueIndex",
     "ValueNumbers",
     "attributes_key",
+    "consumed_values",
     "graph_hash",
     "named_values",
     "nodes_of",

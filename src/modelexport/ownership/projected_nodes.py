@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph import named_values, subgraphs_of
+from modelexport.graph import consumed_values
 from modelexport.hierarchy import Attribution, CallId, CallTree, Kind, confidence
 from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
@@ -157,7 +157,7 @@ class NodeProjector:
         """
         values = self._values
         members = set(group)
-        consumed = [value for node in members for value in _consumed_values(node) if value.producer() not in members]
+        consumed = [value for node in members for value in consumed_values(node) if value.producer() not in members]
         stops = {number for value in consumed for number in values.numbers_of(value)}
 
         def producers_of(node: ir.Node, value: ir.Value) -> tuple[ir.Node, ...] | None:
@@ -171,7 +171,7 @@ class NodeProjector:
                 return ()
             return (producer,)
 
-        return region(producers, _consumed_values, producers_of, self._budget)
+        return region(producers, consumed_values, producers_of, self._budget)
 
     def _callers_of_removed_equals(self, original: ir.Value) -> frozenset[CallId]:
         """The calls that computed an equal value which the rewritten graph no longer has."""
@@ -201,19 +201,3 @@ def _working_calls(found: Attribution) -> set[CallId]:
     if found.kind is Kind.INFERRED:
         return {found.owner}
     return {found.owner, *found.contributors}
-
-
-def _consumed_values(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a node, and what its subgraphs consume from the graphs around them."""
-    values = [value for value in node.inputs if value is not None]
-    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
-    inside: set[ir.Value] = set()
-    consumed: list[ir.Value] = []
-    while subgraphs:
-        subgraph = subgraphs.pop()
-        inside.update(named_values(subgraph).values())
-        for inner in subgraph:
-            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
-            consumed.extend(value for value in inner.inputs if value is not None)
-        consumed.extend(subgraph.outputs)
-    return values + [value for value in consumed if value not in inside]

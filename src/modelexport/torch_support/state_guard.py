@@ -154,14 +154,15 @@ def full_float32_precision() -> Iterator[None]:
         else:
             restored.callback(torch.set_float32_matmul_precision, precision)
             torch.set_float32_matmul_precision("highest")
+        cudnn: Any = torch.backends.cudnn
         try:
-            allowed = torch.backends.cudnn.allow_tf32
+            allowed = cudnn.allow_tf32
         except RuntimeError:  # set by operation
-            _set_precision(torch.backends.cudnn.conv, restored)
-            _set_precision(torch.backends.cudnn.rnn, restored)
+            _set_precision(cudnn.conv, restored)
+            _set_precision(cudnn.rnn, restored)
         else:
-            restored.callback(setattr, torch.backends.cudnn, "allow_tf32", allowed)
-            torch.backends.cudnn.allow_tf32 = False
+            restored.callback(setattr, cudnn, "allow_tf32", allowed)
+            cudnn.allow_tf32 = False
         yield
 
 

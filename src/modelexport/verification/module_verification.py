@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -19,7 +17,6 @@ from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.hierarchy import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
-from modelexport.storage import LoadedModel, load
 from modelexport.torch_support import normalize_inputs
 from modelexport.verification.boundary_recording import (
     BoundaryKey,
@@ -93,17 +90,10 @@ def verify_modules(
             raise InputError(f"{name} is {number}: a tolerance is a finite number that is not negative")
     args, named = normalize_inputs(example_inputs, kwargs, model)
     require_onnxruntime()
-    source = _opened(path_or_model)
-    onnx_model = source.model if isinstance(source, LoadedModel) else source
-    with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(onnx_model) as ready:
-        verification = _Verification(source, ready, model, args, named, hierarchy, Tolerance(rtol, atol), runner)
+    extractor = Extractor(path_or_model, hierarchy)
+    with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
+        verification = _Verification(extractor, ready, model, args, named, Tolerance(rtol, atol), runner)
         return verification.verify(select, memory_bytes, progress or _silent)
-
-
-def _opened(source: ModelSource) -> LoadedModel | ir.Model:
-    if isinstance(source, onnx.ModelProto):
-        return ir.from_proto(source)
-    return load(source) if isinstance(source, str | Path) else source
 
 
 def _silent(done: int, total: int, call: str) -> None:
@@ -135,18 +125,15 @@ class _Task:
 class _Verification:
     def __init__(
         self,
-        source: LoadedModel | ir.Model,
+        extractor: Extractor,
         ready: PreparedModel,
         model: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        hierarchy: HierarchySource | None,
         tolerance: Tolerance,
         runner: Runner,
     ) -> None:
-        self._extractor = Extractor(source, hierarchy)
-        self._document = self._extractor.document
-        self._model = source.model if isinstance(source, LoadedModel) else source
+        self._extractor, self._document, self._model = extractor, extractor.document, extractor.model
         if not any(call.inputs or call.outputs for call in self._document.calls):
             raise InputError(
                 f"the inputs and outputs of the modules are not recorded ({self._extractor.missing}), and modules are "
@@ -154,7 +141,7 @@ class _Verification:
             )
         self._calls = {call.id: call for call in self._document.calls}
         self._classes = {module.path: module.class_name for module in self._document.modules}
-        self._folder = source.path.parent if isinstance(source, LoadedModel) else external_folder(self._model)
+        self._folder = external_folder(self._model)
         self._tolerance = tolerance
         self._precisions = precisions_of(self._model.graph)
         self._onnx_runner = runner

@@ -14,6 +14,7 @@ from modelexport.hierarchy import json_schema, or_null
 from modelexport.verification.difference import Difference
 
 _SHOWN = 10
+_SCHEMA_VERSION = 1
 
 
 class Verdict(enum.StrEnum):
@@ -171,10 +172,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON; infinite numbers are None."""
-        report = VerificationContent(
-            passed=self.passed, counts=self.counts, **{name: getattr(self, name) for name in self.__struct_fields__}
-        )
-        content: dict[str, Any] = _finite(msgspec.to_builtins(report))
+        derived = {"passed": self.passed, "counts": self.counts, "schema_version": _SCHEMA_VERSION}
+        content: dict[str, Any] = _finite({**msgspec.to_builtins(self), **derived})
         return content
 
     def summary(self) -> str:
@@ -210,8 +209,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-class VerificationContent(msgspec.Struct, frozen=True):
-    """The content of a report, with derived fields."""
+class PrintedVerification(msgspec.Struct, frozen=True):
+    """A report as the command prints it, with derived fields and the names of file and model."""
 
     passed: bool
     counts: dict[str, int]
@@ -221,14 +220,9 @@ class VerificationContent(msgspec.Struct, frozen=True):
     whole_run_error: str
     forward_passes: int
     precisions: tuple[str, ...]
-    schema_version: int = 1
-
-
-class PrintedVerification(VerificationContent, frozen=True, kw_only=True):
-    """A report as the command prints it, with the names of file and model."""
-
     file: str
     model: str
+    schema_version: int = _SCHEMA_VERSION
 
 
 def verification_schema() -> dict[str, Any]:

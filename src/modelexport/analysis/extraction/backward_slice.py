@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph import nodes_with_ids, subgraphs_of
+from modelexport.graph import consumed_values, nodes_with_ids, subgraphs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Slicer:
         return order
 
     def consumed(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """See `consumed_values`; computed once for each node."""
+        """The values a node consumes, those that its subgraphs consume included; computed once for each node."""
         known = self._consumed.get(node)
         if known is None:
             known = self._consumed[node] = tuple(dict.fromkeys(consumed_values(node)))
@@ -138,24 +138,6 @@ class Slicer:
                     seen.add(consumed)
                     waiting.append(consumed)
         return False
-
-
-def consumed_values(node: ir.Node) -> list[ir.Value]:
-    """The values a node consumes: its inputs, and what its subgraphs consume from the graphs around them."""
-    values = [value for value in node.inputs if value is not None]
-    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
-    if not subgraphs:
-        return values
-    inside: set[ir.Graph | ir.Function | None] = set()
-    consumed: list[ir.Value] = []
-    while subgraphs:
-        subgraph = subgraphs.pop()
-        inside.add(subgraph)
-        for inner in subgraph:
-            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
-            consumed.extend(value for value in inner.inputs if value is not None)
-        consumed.extend(subgraph.outputs)
-    return values + [value for value in consumed if value.graph not in inside]
 
 
 def input_dependent_values(model: ir.Model) -> set[ir.Value]:

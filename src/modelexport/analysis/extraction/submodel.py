@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -116,8 +116,6 @@ class _Builder:
             ) from error
 
     def _name_inputs(self, graph: ir.Graph) -> tuple[Port, ...]:
-        taken: set[str] = set()
-        ports: list[Port] = []
         values: list[ir.Value] = []
         for tensor in self._plan.inputs:
             copy = self._copies[tensor.value]
@@ -132,16 +130,29 @@ class _Builder:
                 copy = ir.Value(type=copy.type, shape=copy.shape)
             # A weight that was passed as an argument is an input here, without content.
             copy.const_value = None
-            name = _unique(tensor.name, taken)
             if tensor.is_replacement:
                 # The argument takes the place of its replacement, whose shape may differ.
                 copy.shape = None
-            self._describe(copy, tensor)
-            argument = tensor.name if tensor.is_argument else None
-            ports.append(port_of(copy, name, argument, self._planner.tensor_id(tensor.value)))
             values.append(copy)
-        graph.inputs.clear()
-        graph.inputs.extend(values)
+        return self._set_boundary(graph, graph.inputs, values, self._plan.inputs, set())
+
+    def _set_boundary(
+        self,
+        graph: ir.Graph,
+        boundary: MutableSequence[ir.Value],
+        values: Sequence[ir.Value],
+        tensors: Iterable[BoundaryValue],
+        taken: set[str],
+    ) -> tuple[Port, ...]:
+        """Make these values the inputs or outputs of the graph, with types and names."""
+        ports: list[Port] = []
+        for value, tensor in zip(values, tensors, strict=True):
+            self._describe(value, tensor)
+            argument = tensor.name if tensor.is_argument else None
+            name = _unique(tensor.name, taken)
+            ports.append(port_of(value, name, argument, self._planner.tensor_id(tensor.value)))
+        boundary.clear()
+        boundary.extend(values)
         self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
         return tuple(ports)
 
@@ -195,7 +206,6 @@ class _Builder:
     def _name_outputs(self, graph: ir.Graph) -> tuple[Port, ...]:
         taken = {str(value.name) for value in graph.inputs}
         entered = set(graph.inputs) | set(graph.initializers.values())
-        ports: list[Port] = []
         values: list[ir.Value] = []
         for tensor in self._plan.outputs:
             value = self._copies[tensor.value]
@@ -204,15 +214,8 @@ class _Builder:
                 node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
                 graph.append(node)
                 value = node.outputs[0]
-            name = _unique(tensor.name, taken)
-            self._describe(value, tensor)
-            argument = tensor.name if tensor.is_argument else None
-            ports.append(port_of(value, name, argument, self._planner.tensor_id(tensor.value)))
             values.append(value)
-        graph.outputs.clear()
-        graph.outputs.extend(values)
-        self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
-        return tuple(ports)
+        return self._set_boundary(graph, graph.outputs, values, self._plan.outputs, taken)
 
     def _rename(self, graph: ir.Graph, names: Mapping[ir.Value, str]) -> None:
         """Give values their names; other values that have one of these names, in subgraphs too, get a new one."""

@@ -116,22 +116,7 @@ class RetagReport:
 
 
 class PrintedRetagging(msgspec.Struct, frozen=True):
-    """The JSON of a `RetagReport`.
-
-    Attributes:
-        files: The files written, the model first.
-        nodes: The number of nodes of the rewritten model.
-        exact: Nodes with an exact owner.
-        projected: Nodes that do the work of several original nodes, with all their calls.
-        inferred: Nodes whose owner is inferred from data flow.
-        kinds: Nodes by kind of attribution.
-        coverage: The fraction of nodes that have an owner.
-        tensors_kept: How many node outputs of the tagged graph the rewritten graph still has, merged ones included.
-        tensors_before: How many node outputs the tagged graph has.
-        by_value: Whether tensors were matched by value rather than by name.
-        notes: What was corrected in the rewritten file.
-        schema_version: The version of this format.
-    """
+    """The JSON of a `RetagReport`, with the numbers of nodes in all, by evidence and by kind of attribution."""
 
     files: tuple[str, ...]
     nodes: int
