@@ -8,6 +8,7 @@ from modelexport.capture.diagnosis import check_forward, check_signature, explai
 from modelexport.capture.dynamic_axes import (
     AUTO,
     BATCH,
+    SEQUENCE,
     Axis,
     DynamicAxes,
     ExampleCall,
@@ -40,6 +41,7 @@ __all__ = [
     "BATCH",
     "DYNAMO",
     "DYNAMO_WITH_CACHES",
+    "SEQUENCE",
     "TORCHSCRIPT",
     "TRANSFORMERS",
     "Axis",
