@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+
+# It adds its folder to sys.path when it is first imported; in a test, the fixture would take that back.
 import pytest
 import torch
 import typer
@@ -153,6 +155,7 @@ def is_float(tensor: onnx.TensorProto) -> bool:
 
 # What the recipes of a page take for granted.
 _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "docs/api.md": dict,
     "docs/commands/analyze.md": dict,
     "docs/commands/compare.md": dict,
     "docs/commands/export.md": lambda: {"make_net": own_package().make_net},
@@ -168,6 +171,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/document.md": dict,
     "docs/exported-programs.md": dict,
     "docs/inputs.md": lambda: dict(zip(("model", "inputs"), bert_and_inputs(), strict=True)),
+    "docs/recipes.md": dict,
     "docs/stages.md": lambda: dict(zip(("model", "tokens", "mask"), gpt2_and_inputs(), strict=True)),
     "docs/strategies.md": lambda: dict(zip(("model", "inputs"), own_package().make_net(), strict=True)),
 }
