@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-
-# It adds its folder to sys.path when it is first imported; in a test, the fixture would take that back.
 import pytest
 import torch
 import typer
@@ -28,6 +26,9 @@ from modelexport.sources.loaders.model_reference import load_model
 from modelexport.strategies.registry import default_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("examples"), pytest.mark.filterwarnings("ignore")]
+
+# It adds its folder to sys.path when it is first imported; in a test, the fixture would take that back.
+importlib.import_module("onnxruntime.transformers")
 
 ROOT = Path(__file__).parent.parent.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
