@@ -15,6 +15,7 @@ from modelexport.capture.diagnosis import (
 from modelexport.capture.dynamic_axes import (
     AUTO,
     BATCH,
+    SEQUENCE,
     Axis,
     DynamicAxes,
     ExampleCall,
@@ -46,6 +47,7 @@ __all__ = [
     "BATCH",
     "DYNAMO",
     "DYNAMO_WITH_CACHES",
+    "SEQUENCE",
     "TORCHSCRIPT",
     "TRANSFORMERS",
     "Axis",

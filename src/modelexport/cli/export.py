@@ -68,7 +68,12 @@ class GraphOptions:
     ] = None
     torch_names: Annotated[
         bool,
-        _option("Graph", "Name outputs as torch does, not after the fields of the model's result.", "--torch-names"),
+        _option(
+            "Graph",
+            "Keep the exporter's names: outputs are not named after the fields of the result, the cache of --stages "
+            "not as runtimes expect it.",
+            "--torch-names",
+        ),
     ] = False
     allow_specialization: Annotated[
         bool,
@@ -107,7 +112,7 @@ class GraphOptions:
             raise InputError(f"--stages has no strategy {self.strategy}: fx exports the stages; omit --strategy")
         if self.exporter not in (None, "transformers"):
             raise InputError(f"--stages has no exporter {self.exporter}: transformers exports them; omit --exporter")
-        others = [name for name in given_options(self) if name not in ("--strategy", "--exporter")]
+        others = [name for name in given_options(self) if name not in ("--strategy", "--exporter", "--torch-names")]
         if others:
             raise InputError(f"{others[0]} applies to one graph, but --stages writes several: omit one of the two")
 
@@ -179,7 +184,7 @@ def export(
         "overwrite": force,
         "timeout": timeout,
         **({} if opset is None else {"opset_version": opset}),
-        **({} if stages else graph.for_export()),
+        **({"transformers_names": graph.torch_names} if stages else graph.for_export()),
     }
     from modelexport.exporting import export_model, export_stages
 

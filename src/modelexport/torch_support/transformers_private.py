@@ -59,6 +59,27 @@ def input_preparation_through(
         utils.precompute_export_inputs = original
 
 
+@contextlib.contextmanager
+def graph_names_through(rename: Callable[[str, bool], str]) -> Iterator[None]:
+    """Within the context, the exporter renames graph inputs and outputs before it passes the names to torch.
+
+    Args:
+        rename: Takes the exporter's name, and whether it is an output.
+    """
+    module = find_part(f"{_EXPORTERS}.exporter_onnx")
+    original = find_attribute(module, "disambiguate_io_names")
+
+    def named(inputs: list[str], outputs: list[str]) -> tuple[list[str], list[str]]:
+        inputs, outputs = original(inputs, outputs)
+        return [rename(name, False) for name in inputs], [rename(name, True) for name in outputs]
+
+    module.disambiguate_io_names = named
+    try:
+        yield
+    finally:
+        module.disambiguate_io_names = original
+
+
 def prepared_inputs(model: torch.nn.Module, inputs: dict[str, Any]) -> Mapping[str, Any]:
     """The inputs after the exporter's preparation. Changes both the model and the inputs."""
     _, prepared, _ = find_part(f"{_EXPORTERS}.utils.prepare_for_export")(model, inputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -538,6 +539,17 @@ def test_export_to_onnx(gpt2: Any) -> None:
 test_input_preparation_through = test_export_to_onnx
 
 
+def test_graph_names_through(gpt2: Any) -> None:
+    def rename(name: str, is_output: bool) -> str:
+        return f"{name}_{'out' if is_output else 'in'}"
+
+    with transformers_private.graph_names_through(rename), contextlib.redirect_stdout(io.StringIO()):
+        program = transformers_private.export_to_onnx(gpt2, dict(TOKENS), {"optimize": False})
+    graph = program.model.graph
+    assert graph.inputs[0].name == "input_ids_in"
+    assert graph.outputs[0].name == "logits_out"
+
+
 def test_prepared_inputs(gpt2: Any) -> None:
     assert "input_ids" in transformers_private.prepared_inputs(gpt2, dict(TOKENS))
 
@@ -616,7 +628,12 @@ def test_is_fake() -> None:
 
 def test_name_dynamic_axes() -> None:
     size = torch.export.Dim.DYNAMIC
-    program = torch.onnx.export(nn.ReLU(), (torch.ones(2, 3),), dynamo=True, dynamic_shapes=({0: size},), verbose=False)
+    with warnings.catch_warnings():
+        # torch advises to name the inputs.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            nn.ReLU(), (torch.ones(2, 3),), dynamo=True, dynamic_shapes=({0: size},), verbose=False
+        )
     assert program is not None
     private_export.name_dynamic_axes(program, ({0: "rows"},))
     assert [str(size) for size in program.model.graph.outputs[0].shape] == ["rows", "3"]

@@ -9,29 +9,27 @@ import contextlib
 import copy
 import dataclasses
 import io
+import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
-from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, in_one_line
+from modelexport.capture import BATCH, DYNAMO_WITH_CACHES, SEQUENCE, TRANSFORMERS, Capture, in_one_line
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private_export import name_dynamic_axes
 from modelexport.torch_support.transformers_private import (
     export_to_onnx,
+    graph_names_through,
     input_preparation_through,
     register_caches,
 )
 
 # The fields of its configuration that are options of torch.onnx.export. It has no field for other options.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
-
-
-def unsupported_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the options with an effect that this exporter does not have."""
-    return sorted(name for name, value in options.items() if name not in (*_OPTIONS, "verbose") and value)
 
 
 def capture_with_transformers(
@@ -48,7 +46,8 @@ def capture_with_transformers(
         model: A `PreTrainedModel`, in the mode in which it is exported.
         args: Must be empty: the exporter takes inputs by keyword only.
         kwargs: The example inputs.
-        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be.
+        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be, and
+            `rename` changes its names of inputs and outputs (see `graph_names_through`), and of dynamic axes.
         unwatched: Do not watch the module calls with hooks.
 
     Raises:
@@ -59,7 +58,8 @@ def capture_with_transformers(
             "transformers' exporter takes inputs by keyword only.",
             "Give the example inputs as a dict of forward arguments.",
         )
-    refused = unsupported_options(options)
+    rename = options.get("rename") or (lambda name, is_output: name)
+    refused = sorted(name for name, value in options.items() if name not in (*_OPTIONS, "verbose", "rename") and value)
     if refused:
         raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
     settings = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
@@ -73,10 +73,12 @@ def capture_with_transformers(
         # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
-        with quiet, input_preparation_through(prepare_if_possible):
+        with quiet, input_preparation_through(prepare_if_possible), graph_names_through(rename):
             program = export_to_onnx(model, inputs, settings)
         if shapes is not None:
             name_dynamic_axes(program, shapes)
+        elif "rename" in options:
+            name_dynamic_axes(program, _axis_names(program.model.graph.inputs))
         return program
 
     def prepare_if_possible(
@@ -120,6 +122,23 @@ def capture_with_caches(
     register_caches(model)
     capture = capture_with_dynamo(model, args, kwargs, options, unwatched=unwatched)
     return dataclasses.replace(capture, exporter=DYNAMO_WITH_CACHES)
+
+
+def _axis_names(inputs: Sequence[ir.Value]) -> list[dict[int, str]]:
+    """Return a name for each dynamic axis of the inputs of a graph: the first in which a size appears names it.
+
+    All axes 0 are `batch`, although torch keeps those apart that may broadcast.
+    """
+    found: list[dict[int, str]] = []
+    names: dict[str, str] = {}
+    for value in inputs:
+        # The exporter writes sizes that it fixes late as names, too.
+        sizes = [(axis, str(size)) for axis, size in enumerate(value.shape or ()) if not str(size).isdigit()]
+        for axis, size in sizes:
+            own = SEQUENCE if axis == 1 and value is inputs[0] else re.sub(r"\W", "_", f"{value.name}_{axis}")
+            names.setdefault(size, BATCH if axis == 0 else own)
+        found.append({axis: names[size] for axis, size in sizes})
+    return found
 
 
 def _without_names(shapes: Any) -> Any:
