@@ -21,8 +21,8 @@ RULE = "contamination"
 _CERTAIN = 0.95
 _ONE_OF_SEVERAL = 0.8
 _NO_BETTER_OWNER = 0.5
-# A conflict with an owner of at most this confidence is a warning. So is one that no other owner resolves: the owner may
-# be wrong, or a tensor may pass from call to call in an attribute or a cache, which no boundary records.
+# A conflict with an owner of at most this confidence is a warning. So is one that no other owner resolves: either the
+# owner is wrong, or a tensor passes from call to call in an attribute or a cache, which no boundary records.
 _LOW_CONFIDENCE = 0.5
 _SHOWN = 5
 _FIX = (
