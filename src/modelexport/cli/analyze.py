@@ -131,19 +131,8 @@ def _largest(found: AnalysisReport, limit: int) -> Iterator[Section]:
 
 
 def _everything(found: AnalysisReport) -> Iterator[Section]:
-    headers = (
-        "module",
-        "class",
-        "depth",
-        "calls",
-        "own",
-        "nodes",
-        "parameters",
-        "bytes",
-        *_KINDS,
-        "lowest",
-        "operations",
-    )
+    sizes = ("depth", "calls", "own", "nodes", "parameters", "bytes")
+    headers = ("module", "class", *sizes, *_KINDS, "lowest", "operations")
     left_out = {"qualified_class", "tag", "own_parameters"}
     shown = [position for position, name in enumerate(_MODULE_HEADERS) if name not in left_out]
     rows = ((row[0] or ROOT, *(row[position] for position in shown[1:])) for row in _module_rows(found, _MAX_OPERATORS))
