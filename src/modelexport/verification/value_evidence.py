@@ -178,7 +178,7 @@ class ValueEvidence:
         if self._is_copy(node, tensor):
             # The node only moves elements; eager PyTorch need not have run an operator for that.
             return computed | self._copied_by[tensor] | self._passed_by.get(tensor, frozenset())
-        if self._is_nearly_an_input(node, tensor):
+        if self._is_rounded_input(node, tensor):
             # A factor may be 1 in eager PyTorch, which then copies the elements, and nearly 1 in onnxruntime.
             return computed | self._copied_by[tensor]
         return computed
@@ -194,9 +194,9 @@ class ValueEvidence:
             self._copies[tensor] = self._has_equal_source(node, tensor)
         return self._copies[tensor]
 
-    def _is_nearly_an_input(self, node: int, tensor: int) -> bool:
+    def _is_rounded_input(self, node: int, tensor: int) -> bool:
         found = (self._tensors.get(source) for source in self.flow.node_inputs[node])
-        return any(source is not None and source.same_tensor(self._tensors[tensor]) for source in found)
+        return any(source is not None and source.is_rounded_copy(self._tensors[tensor]) for source in found)
 
     def _has_equal_source(self, node: int, tensor: int) -> bool:
         wanted = self._tensors[tensor]

@@ -144,21 +144,6 @@ def _has_other_argument(names: Iterable[str], inputs: tuple[BoundaryTensor, ...]
     return any(name not in with_tensor for name in names)
 
 
-def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) -> bool:
-    """Whether a tensor of this type may be the recorded one. An unknown type or axis is compatible with any."""
-    if info is None or tensor_type is None:
-        return True
-    element = ELEMENT_TYPES.get(info.dtype)
-    if element is not None and element != tensor_type.element:
-        return False
-    if tensor_type.shape is None:
-        return True
-    if len(tensor_type.shape) != len(info.shape):
-        return False
-    pairs = zip(info.shape, tensor_type.shape, strict=True)
-    return all(not isinstance(recorded, int) or size is None or recorded == size for recorded, size in pairs)
-
-
 def same_elements(info: TensorInfo, tensor_type: TensorType | None) -> bool:
     """Whether a tensor of this type may have the elements of the recorded one, transposed or reshaped.
 
@@ -172,3 +157,18 @@ def same_elements(info: TensorInfo, tensor_type: TensorType | None) -> bool:
     if None in tensor_type.shape and all(isinstance(axis, int) for axis in info.shape):
         return known != 0 and recorded % known == 0
     return recorded == known
+
+
+def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) -> bool:
+    """Whether a tensor of this type may be the recorded one. An unknown type or axis is compatible with any."""
+    if info is None or tensor_type is None:
+        return True
+    element = ELEMENT_TYPES.get(info.dtype)
+    if element is not None and element != tensor_type.element:
+        return False
+    if tensor_type.shape is None:
+        return True
+    if len(tensor_type.shape) != len(info.shape):
+        return False
+    pairs = zip(info.shape, tensor_type.shape, strict=True)
+    return all(not isinstance(recorded, int) or size is None or recorded == size for recorded, size in pairs)

@@ -144,10 +144,10 @@ class FlowRules:
         if self._may_flow(sources, tensor, targets):
             return
         if self.run is not None and producer != NO_NODE:
-            computed_by = self.run.computed_by(producer)
-            if set(computed_by) == {sources[0]} and set(self.run.computed_by(consumer)) == {targets[0]}:
-                # Only its owner computed the values of each: the tensor passed in an attribute or a cache.
+            if self._is_only_candidate(producer, owners) and self._is_only_candidate(consumer, owners):
+                # Both owners are right: the tensor passed from one to the other in an attribute or a cache.
                 return
+            computed_by = self.run.computed_by(producer)
             # An exporter keeps one of several equal nodes; the values show which calls computed it.
             if computed_by and self._may_flow(computed_by, tensor, targets):
                 return
@@ -371,7 +371,7 @@ class FlowRules:
         outputs = flow.node_outputs[node]
         if not owners.contributors[node] or not owners.is_shared[node]:
             return
-        if self.run is not None and set(self.run.computed_by(node)) == {owners.owner(node)}:
+        if self._is_only_candidate(node, owners):
             return
         if all(flow.is_constant[tensor] for tensor in outputs):
             # A merged constant stays with the first call, also if that call's own use was folded.
@@ -382,6 +382,10 @@ class FlowRules:
         uses = [(tensor, consumer) for tensor in outputs for consumer in flow.consumers[tensor]]
         if uses and not any(self._may_flow(owner, tensor, owners.calls_of(consumer)) for tensor, consumer in uses):
             yield Conflict((node,), "no consumer of its outputs can receive them from its owner")
+
+    def _is_only_candidate(self, node: int, owners: NodeOwners) -> bool:
+        """Whether a run of the model shows that only the owner of a node can have computed it."""
+        return self.run is not None and set(self.run.candidates(node)) == {owners.owner(node)}
 
     def _name(self, tensor: int) -> str:
         return repr(self.flow.tensor_names[tensor])
