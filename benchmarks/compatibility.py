@@ -85,7 +85,7 @@ def _environment(version: str, options: argparse.Namespace) -> Iterator[Path]:
     """An environment with that version of torch, removed afterwards unless it is to be kept."""
     label = re.sub(r"\W+", "-", Path(options.python).name)
     folder = options.results / f"torch-{version}-{label}{'-lowest' if options.lowest else ''}"
-    pins = folder.with_suffix(".txt")
+    pins = folder.with_name(f"{folder.name}.txt")
     lines = lower_bounds() if options.lowest else pinned_constraints()
     pins.write_text("\n".join([*lines, f"torch=={version}"]) + "\n", encoding="utf-8")
     seconds = time.monotonic()

@@ -123,7 +123,7 @@ def measure(only: str) -> dict[str, dict[str, Row]]:
     found: dict[str, dict[str, Row]] = {}
     for subject in subjects():
         if fnmatch.fnmatch(subject.name, only):
-            with tempfile.TemporaryDirectory() as folder, quiet():
+            with tempfile.TemporaryDirectory() as folder:
                 truth = eager_truth(copy.deepcopy(subject.model), subject.args, subject.kwargs)
                 rows = {column: judge(subject, column, truth, Path(folder)) for column in COLUMNS}
             found[subject.name] = rows
@@ -182,7 +182,8 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="a pattern for the names of the models")
     parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     options = parser.parse_args()
-    text = report(measure(options.only))
+    with quiet():
+        text = report(measure(options.only))
     print(text)
     if options.write is not None:
         replace_part(options.write, "extraction", text)
