@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark extraction retag conformance breakage sweep clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag conformance breakage sweep clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -16,6 +16,9 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
+
+# For durability: `--kills 50 --threads 2 --processes 2 --exports 5 --seed 1`.
+DURABILITY_ARGS ?=
 
 # The number of mutated files of `make fuzz`; a test run has 2,000.
 FUZZ ?= 100000
@@ -79,6 +82,9 @@ projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for gr
 
 verify-benchmark: $(DEV_STAMP)  ## Measure how the cost of verify grows with the model
 	$(BIN)/python benchmarks/verify_growth.py
+
+durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in threads and in processes, and look for mixed files
+	$(BIN)/python benchmarks/durability.py $(DURABILITY_ARGS)
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python benchmarks/retag_table.py --write docs/measurements/retag.md
