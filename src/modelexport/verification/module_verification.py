@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def verify_modules(
 def _opened(source: ModelSource) -> LoadedModel | ir.Model:
     if isinstance(source, onnx.ModelProto):
         return ir.from_proto(source)
-    return load(source) if isinstance(source, str | Path) else source
+    return source if isinstance(source, ir.Model | LoadedModel) else load(source)
 
 
 def _silent(done: int, total: int, call: str) -> None:
