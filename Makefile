@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark extraction retag conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag conformance breakage sweep compatibility clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -20,6 +20,9 @@ COMPATIBILITY_ARGS ?=
 
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
+
+# For durability: `--kills 50 --threads 2 --processes 2 --exports 5 --seed 1`.
+DURABILITY_ARGS ?=
 
 # The number of mutated files of `make fuzz`; a test run has 1,000.
 FUZZ ?= 100000
@@ -83,6 +86,9 @@ projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for gr
 
 verify-benchmark: $(DEV_STAMP)  ## Measure how the cost of verify grows with the model
 	$(BIN)/python -m benchmarks.verify_growth
+
+durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in threads and in processes, and look for mixed files
+	$(BIN)/python -m benchmarks.durability $(DURABILITY_ARGS)
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python -m benchmarks.retag_table --write docs/measurements/retag.md

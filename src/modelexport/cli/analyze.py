@@ -13,7 +13,7 @@ import typer
 from modelexport.cli.options import LimitOption, SelectOption
 from modelexport.cli.output import FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
 from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text, limited
-from modelexport.display import Cell
+from modelexport.display import Cell, shortened
 
 if TYPE_CHECKING:
     from modelexport.analysis.query import AnalysisReport, RankedModule
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _KINDS = ("exact", "fused", "merged", "folded", "inferred")
 # A line or a cell lists at most this many operators.
 _MAX_OPERATORS = 8
+_MAX_OPERATOR_LENGTH = 80
 
 
 class AnalysisFormat(enum.StrEnum):
@@ -220,7 +221,7 @@ def _resolution_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
 
 
 def _counts(amounts: Mapping[str, int], most: int | None) -> str:
-    shown = [f"{name} {amount:,}" for name, amount in list(amounts.items())[:most]]
+    shown = [f"{shortened(name, _MAX_OPERATOR_LENGTH)} {amount:,}" for name, amount in list(amounts.items())[:most]]
     further = len(amounts) - len(shown)
     return ", ".join([*shown, *([f"{further} more"] if further else [])])
 

@@ -73,7 +73,7 @@ def tag_file(
 
     pipeline = Pipeline(STEPS, progress)
     with pipeline.step("check"):
-        target = check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
+        target = check_target(onnx_path if output_path is None else output_path, force=overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
         check_onnxruntime()

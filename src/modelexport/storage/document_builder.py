@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 import onnx_ir as ir
 
 from modelexport.graph import GraphTensor
@@ -66,8 +67,8 @@ def build_document(
         exporter=exporter,
         graph_hash=graph_hash,
         tag_view=view,
-        modules=tuple(_module_record(module, scheme) for module in tree),
-        calls=tuple(_call_record(call, tags[call.id]) for call in calls),
+        modules=tuple(module_record(m, scheme.module_tag(m.path), scheme.is_visible(m.path)) for m in tree),
+        calls=tuple(call_record(call, tags[call.id]) for call in calls),
         nodes=records,
         tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
         notes=notes,
@@ -111,23 +112,13 @@ def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
     return info is not None and value.shape is not None and tuple(value.shape) == info.shape
 
 
-def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
-    return ModuleRecord(
-        path=module.path,
-        class_name=module.class_name,
-        qualified_class=module.qualified_class,
-        tag=scheme.module_tag(module.path),
-        visible=scheme.is_visible(module.path),
-        aliases=module.aliases,
-        forward_arguments=module.forward_arguments,
-        parameters=module.parameters,
-        buffers=module.buffers,
-        children=module.children,
-        tied_parameters=module.tied_parameters,
-    )
+def module_record(module: ModuleInfo, tag: str, visible: bool) -> ModuleRecord:
+    """The record of a module with its tag."""
+    return ModuleRecord(**msgspec.structs.asdict(module), tag=tag, visible=visible)
 
 
-def _call_record(call: ModuleCall, tag: str) -> CallRecord:
+def call_record(call: ModuleCall, tag: str) -> CallRecord:
+    """The record of a call with its tag."""
     return CallRecord(
         id=str(call.id),
         path=call.path,

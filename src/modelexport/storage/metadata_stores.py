@@ -35,6 +35,9 @@ _MAX_NAMESPACE = 4096
 
 # The first IR version whose nodes have metadata_props.
 _NODE_METADATA_IR_VERSION = 10
+# Where `encode_document` writes the hash.
+_GRAPH_HASH = re.compile(rb'"graph_hash": *"([0-9a-f]{32})"')
+_HEAD_BYTES = 4096
 # A stack trace: a Python source file, or generated code.
 _SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
 
@@ -206,6 +209,16 @@ def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDo
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
     return decode_document(data, str(path))
+
+
+def named_graph(sidecar: Path) -> str | None:
+    """The hash of the graph that a sidecar describes, from its first lines; None where they do not name one."""
+    try:
+        with sidecar.open("rb") as file:
+            found = _GRAPH_HASH.search(file.read(_HEAD_BYTES))
+    except OSError:
+        return None
+    return found[1].decode() if found else None
 
 
 @overload

@@ -26,7 +26,6 @@ from modelexport.analysis.query.analysis_report import analyze
 from modelexport.analysis.retagging.retagger import retag
 from modelexport.analysis.validation.store_repair import repair
 from modelexport.analysis.validation.validator import validate
-from modelexport.cli.tree import _tag_tree
 from modelexport.errors import ExtractionError, FileFormatError, InputError
 from modelexport.hierarchy.calls import CallId
 from modelexport.hierarchy.document_codec import decode_document, encode_document
@@ -221,15 +220,6 @@ def test_path_of_very_many_modules_says_nothing(model: onnx.ModelProto, save: Sa
 def test_tag_without_a_slash_says_nothing(model: onnx.ModelProto, save: Save) -> None:
     with pytest.raises(InputError, match="no hierarchy"):
         Extractor(save(with_doc_string(model, hierarchy_path="none")))
-
-
-def test_tree_of_many_deep_tags_takes_no_time() -> None:
-    counts = {f"/Net/A{number}" + "/B" * 30: 1 for number in range(3000)} | {"/x" * 50_000: 1}
-    started = time.process_time()
-    tree = _tag_tree(counts, None)
-    assert time.process_time() - started < 5
-    assert "3,001 nodes" in str(tree.label)
-    assert [str(child.label) for child in tree.children] == ["Net  3,000 nodes", "x  1 node"]
 
 
 # --- text that is not UTF-8, and graphs that are none ------------------------------------------------------------

@@ -44,7 +44,7 @@ def write_submodel(
         StorageError: The files could not be written; what was there before is untouched.
         ExtractionError: The model has content that cannot be serialized.
     """
-    target = check_target(Path(path), force=overwrite)
+    target = check_target(path, force=overwrite)
     sidecar = sidecar_path(target)
     size = weight_bytes(submodel.model)
     apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data

@@ -74,7 +74,8 @@ class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         schema_version: The version of this format.
         file: The file.
-        strategy: The strategy of the export. It and the next three are None without a sidecar.
+        origin: The source of the hierarchy.
+        strategy: The strategy of the export.
         coverage: The fraction of nodes that have an owner.
         kinds: Nodes by kind of attribution.
         modules: The modules, parents before their children.
@@ -83,10 +84,11 @@ class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = 1
     file: str
-    strategy: str | None = None
-    coverage: float | None = None
-    kinds: dict[str, int] | None = None
-    modules: tuple[ModuleStatistics, ...] | None = None
+    origin: str
+    strategy: str
+    coverage: float
+    kinds: dict[str, int]
+    modules: tuple[ModuleStatistics, ...]
     tags: dict[str, int]
 
 

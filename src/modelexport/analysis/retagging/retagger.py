@@ -167,7 +167,7 @@ def retag(
         FileFormatError: A file is not an ONNX model, or `tagged` has no hierarchy.
         StorageError: The files could not be written.
     """
-    target = check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
+    target = check_target(rewritten if output_path is None else output_path, force=overwrite)
     original = load(tagged)
     original_document = _document_of(original)
     given, notes = correct(read_untagged(rewritten, target, overwrite=overwrite), original.model)

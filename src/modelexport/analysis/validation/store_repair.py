@@ -75,7 +75,7 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
         StorageError: The files could not be written.
     """
     file = ValidatedFile(path)
-    target = check_target(file.path if output_path is None else Path(output_path), force=overwrite)
+    target = check_target(file.path if output_path is None else output_path, force=overwrite)
     untagged = read_untagged(file.path, target, overwrite=overwrite)
     missing: tuple[str, ...] = ()
     document, origin = file.document, "sidecar"
