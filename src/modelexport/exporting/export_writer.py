@@ -118,7 +118,7 @@ def share_data_file(folder: Path, models: Sequence[str], target: Path) -> str | 
                 found = ExternalDataInfo(tensor)
                 used.add(folder / found.location)
                 with (folder / found.location).open("rb") as source:
-                    source.seek(found.offset or 0)  # type: ignore[redundant-expr]  onnx has no type for it
+                    source.seek(found.offset or 0)  # type: ignore[redundant-expr]
                     content = source.read(found.length)
                 digest = hashlib.sha256(content).digest()
                 if digest not in places:
