@@ -33,10 +33,10 @@ def document_of(model: nn.Module, **arguments: tuple[str, ...]) -> HierarchyDocu
         tag_view=TagView(),
         modules=tuple(
             ModuleRecord(
-                path,
-                type(module).__name__,
-                "",
-                "",
+                path=path,
+                class_name=type(module).__name__,
+                qualified_class="",
+                tag="",
                 visible=True,
                 forward_arguments=tuple(ForwardArgument(name) for name in arguments.get(path or "root", ("x",))),
             )

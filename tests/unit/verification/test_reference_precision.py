@@ -55,7 +55,7 @@ def test_tf32_is_off_in_the_reference_run_and_as_it_was_afterwards(
     if recording == "operators":
         record_forward(model, (torch.ones(2),), {})
     else:
-        module = ModuleRecord("", "Flags", "", "", visible=True)
+        module = ModuleRecord(path="", class_name="Flags", qualified_class="", tag="", visible=True)
         document = HierarchyDocument(1, Producer(), "", "", "", TagView(), (module,), (), (), ())
         BoundaryRecorder(model, document, (torch.ones(2),), {}).run()
     # An operation without a precision of its own has that of the GPU, which is ieee unless it is set.
