@@ -157,7 +157,7 @@ class _Sums:
             relative = math.inf if self._squares else 0.0
         norms = math.sqrt(self._value_squares) * math.sqrt(self._reference_squares)
         cosine = min(1.0, max(-1.0, self._products / norms)) if norms else None
-        sqnr = -20 * math.log10(relative) if 0 < relative < math.inf else None
+        sqnr = 20 * math.log10(1 / relative) if 0 < relative < math.inf else None
         return Difference(
             self._absolute, relative, cosine, self._excess, elements, self._outside, self._nonfinite, sqnr=sqnr
         )
