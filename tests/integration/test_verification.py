@@ -29,8 +29,8 @@ from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
 from modelexport.verification.contamination_by_value import check_owners_by_value, validate_owners_by_value
-from modelexport.verification.file_run import run_file
 from modelexport.verification.forward_recording import record_forward
+from modelexport.verification.full_model_run import run_file
 from modelexport.verification.order_statistics import OrderStatisticsIndex, order_statistics_of
 from modelexport.verification.tensor_arrays import array_of
 

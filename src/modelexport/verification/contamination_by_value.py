@@ -19,8 +19,8 @@ from modelexport.ort import require_onnxruntime
 from modelexport.torch_support import copied_inputs, normalize_inputs
 from modelexport.torch_support.private import tensors_among
 from modelexport.verification.difference import Tolerance, compare
-from modelexport.verification.file_run import read_initializers, run_file
 from modelexport.verification.forward_recording import ForwardRecording, record_forward
+from modelexport.verification.full_model_run import read_initializers, run_file
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.order_statistics import Array, OrderStatistics, order_statistics_of
 from modelexport.verification.tensor_arrays import array_of

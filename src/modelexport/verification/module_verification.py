@@ -29,10 +29,15 @@ from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.full_model_run import FullModelRun
 from modelexport.verification.graph_inputs import GraphInputs
 from modelexport.verification.graph_precision import precisions_of
-from modelexport.verification.nondeterminism import excuse_nondeterminism
 from modelexport.verification.permuted_outputs import OutputPair, is_permuted
 from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
-from modelexport.verification.verdicts import excuse_permutations, name_sources, verdict_of, worst
+from modelexport.verification.verdicts import (
+    excuse_nondeterminism,
+    excuse_permutations,
+    name_sources,
+    verdict_of,
+    worst,
+)
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 _NO_OUTPUT = "none of its outputs is in the graph"

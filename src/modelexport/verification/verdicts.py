@@ -1,4 +1,4 @@
-"""The verdict on a call, from its own differences and from those of the calls around and inside it."""
+"""The verdict on a call: from its own differences, PyTorch's nondeterminism, and the calls around and inside it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import msgspec
 
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.verification.difference import Difference
+from modelexport.verification.boundary_recording import BoundaryKey, BoundaryRecording, Direction
+from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.report import CallVerification, Verdict, worst_first
 
-# The verdicts that a permutation can cause.
-_PERMUTABLE = (Verdict.INTRODUCED, Verdict.INHERITED, Verdict.UNDECIDED)
+# The verdicts that a permutation or nondeterminism can cause.
+_EXCUSABLE = (Verdict.INTRODUCED, Verdict.INHERITED, Verdict.UNDECIDED)
+_NONDETERMINISTIC = "its outputs are nondeterministic: in PyTorch they change with the random state"
+_NONDETERMINISTIC_INPUTS = "not compared in the full ONNX run: its inputs are nondeterministic"
+
+# Runs PyTorch's model again and keeps the content of these inputs and outputs, with another random seed from the
+# beginning of the call with this id.
+ReseededRun = Callable[[Sequence[BoundaryKey], str], BoundaryRecording]
 
 
 def worst(differences: Iterable[Difference | None]) -> Difference | None:
@@ -30,6 +37,55 @@ def verdict_of(reason: str, introduced: Difference | None, total: Difference | N
         is_known = introduced is not None or reason == "no_operation"
         return Verdict.INHERITED if is_known else Verdict.UNDECIDED
     return Verdict.WITHIN if introduced is not None else Verdict.NOT_COMPARABLE
+
+
+def excuse_nondeterminism(
+    records: Sequence[CallVerification],
+    id_in_run: Callable[[str], str],
+    run: BoundaryRecording,
+    run_reseeded: ReseededRun,
+    tolerance: Tolerance,
+) -> list[CallVerification]:
+    """Change the verdict of calls that are out of tolerance only because their outputs are nondeterministic.
+
+    Args:
+        records: The records.
+        id_in_run: Returns the id of a call in PyTorch's run.
+        run: That run, with the outputs of these calls.
+        run_reseeded: Runs the model from another random state.
+        tolerance: What counts as equal.
+    """
+    affected = [record for record in records if record.verdict in _EXCUSABLE]
+    if not affected:
+        return list(records)
+    keys = {r.call: [BoundaryKey(id_in_run(r.call), Direction.OUTPUT, t.name) for t in r.tensors] for r in affected}
+    reseeded = run_reseeded([key for found in keys.values() for key in found], id_in_run(""))
+
+    def changed(other: BoundaryRecording, call: str) -> set[str]:
+        return {
+            key.name
+            for key in keys[call]
+            if key in run.values
+            and key in other.values
+            and compare(other.values[key], run.values[key], tolerance, run.tensors[key].dtype).is_out
+        }
+
+    def excused(record: CallVerification) -> CallVerification:
+        own = {t.name for t in record.tensors if t.introduced is not None and t.introduced.is_out}
+        all_out = own | {t.name for t in record.tensors if t.total is not None and t.total.is_out}
+        if not all_out <= changed(reseeded, record.call):
+            return record
+        if own and not own <= changed(run_reseeded(keys[record.call], id_in_run(record.call)), record.call):
+            return record
+        if own or record.introduced is None:
+            reason = record.reason or "random"
+            explanation = "; ".join(text for text in (record.explanation, _NONDETERMINISTIC) if text)
+            return msgspec.structs.replace(
+                record, verdict=Verdict.NOT_COMPARABLE, reason=reason, explanation=explanation
+            )
+        return msgspec.structs.replace(record, verdict=Verdict.WITHIN, notes=(*record.notes, _NONDETERMINISTIC_INPUTS))
+
+    return [excused(record) if record.verdict in _EXCUSABLE else record for record in records]
 
 
 def excuse_permutations(
@@ -64,7 +120,7 @@ def excuse_permutations(
         return None
 
     for record in records:
-        is_candidate = record.call in permuted and record.verdict in _PERMUTABLE
+        is_candidate = record.call in permuted and record.verdict in _EXCUSABLE
         caller_id = unaffected_caller(record) if is_candidate else None
         if caller_id is None:
             yield record
