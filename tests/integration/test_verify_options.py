@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnxruntime.quantization import quantize_dynamic
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
 from tests.support.damage import change_weight
@@ -217,3 +218,16 @@ def test_report_is_valid_json_and_a_summary_in_words(exported: Exporter, tmp_pat
     assert content["passed"] is False
     assert "introduced: out (Linear), largest error inf" in str(report)
     msgspec.json.encode(content)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_file_is_compared_with_the_tolerance_of_its_own_types(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(2, 4, 64)
+    modelexport.export_model(model, x, tmp_path / "net.onnx")
+    quantize_dynamic(str(tmp_path / "net.onnx"), str(tmp_path / "quantized.onnx"))
+    tagged = modelexport.retag(tmp_path / "quantized.onnx", tmp_path / "net.onnx", tmp_path / "tagged.onnx").files[0]
+    report = modelexport.verify_modules(tagged, model, x)
+    assert report.passed, str(report)
+    assert report.precisions == ("8-bit integers", "float32")
+    assert 25 < report.as_dict()["calls"][0]["introduced"]["sqnr"] < 60
+    assert not modelexport.verify_modules(tagged, model, x, rtol=1e-3, atol=1e-5).passed
