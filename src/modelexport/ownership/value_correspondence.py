@@ -273,6 +273,8 @@ class ValueCorrespondence:
 
     def _may_have_same_rank(self, value: ir.Value, original: ir.Value) -> bool:
         """Whether two values may be equal as far as their ranks are known: a reshape may have moved past the value."""
+        if self._names is not None and value in self._names:
+            return True  # matched by value: by the same operation, or with the same shape
         if value.shape is not None and original.shape is not None:
             return len(value.shape) == len(original.shape)
         node, before = value.producer(), self.producer(original)
