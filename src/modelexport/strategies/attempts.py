@@ -141,8 +141,8 @@ class Attempts:
     def _time_used_up(self, candidate: Candidate) -> ModelExportError:
         return StrategyIncompatibleError(
             candidate.strategy.name,
-            f"it was not tried, because the {self._timeout:g} s for all attempts were used up.",
-            "Allow more time with timeout (--timeout)",
+            f"not tried, because the {self._timeout:g} s for all attempts (timeout, --timeout) were used up.",
+            "",
         )
 
 
