@@ -113,10 +113,11 @@ class AllStrategiesFailedError(ExportError):
 
     def __init__(self, failures: Sequence[tuple[str, ModelExportError]], message: str | None = None) -> None:
         self.failures = tuple(failures)
-        by_error: dict[str, list[str]] = {}
+        by_reason: dict[str, list[str]] = {}
         for name, error in self.failures:
-            by_error.setdefault(str(error), []).append(name)
-        tried = "; ".join(f"{', '.join(names)}: {error}" for error, names in by_error.items())
+            reason = error.reason if isinstance(error, StrategyIncompatibleError) else str(error)
+            by_reason.setdefault(reason.removesuffix("."), []).append(name)
+        tried = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
         count = counted(len(self.failures), "attempt")
         super().__init__(message or f"no strategy could export this model ({count}): {tried}")
 

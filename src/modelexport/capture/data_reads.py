@@ -65,7 +65,6 @@ class _DependenceWatch:
     def __init__(self, paths: Mapping[int, str]) -> None:
         self.places: dict[SourcePlace, None] = {}
         self._paths = paths
-        # By the id of their memory. The objects keep that id from being used again.
         self._dependent: dict[int, object] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,25 +79,24 @@ class _DependenceWatch:
 
     def mark(self, values: object) -> None:
         """Record that these tensors depend on the inputs."""
-        for tensor in tensors_among(values):
-            identity = storage_id(tensor)
-            # A wrapper around other tensors, or one of an unusual layout, has no memory of its own.
-            self._dependent[id(tensor) if identity is None else identity] = (
-                tensor if identity is None else storage_reference(tensor)
-            )
+        self._dependent.update(map(_memory, tensors_among(values)))
 
     def is_dependent(self, values: object) -> bool:
         """Whether one of these tensors depends on the inputs."""
-        return any(
-            (id(tensor) if (identity := storage_id(tensor)) is None else identity) in self._dependent
-            for tensor in tensors_among(values)
-        )
+        return any(_memory(tensor)[0] in self._dependent for tensor in tensors_among(values))
 
     def record_read(self) -> None:
         """Record that the running source line reads a value."""
         place = find_place(running_frames(sys._getframe(1)), self._paths)
         if place is not None:
             self.places[place] = None
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, object]:
+    """Return the id of a tensor's memory, and an object that keeps this id from being used again."""
+    identity = storage_id(tensor)
+    # A wrapper around other tensors, or one of an unusual layout, has no memory of its own.
+    return (id(tensor), tensor) if identity is None else (identity, storage_reference(tensor))
 
 
 class _CopyWatch(TorchFunctionMode):

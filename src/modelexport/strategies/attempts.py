@@ -141,8 +141,8 @@ class Attempts:
     def _time_used_up(self, candidate: Candidate) -> ModelExportError:
         return StrategyIncompatibleError(
             candidate.strategy.name,
-            f"it was not tried, because the {self._timeout:g} s for all attempts were used up.",
-            "Allow more time with timeout (--timeout)",
+            f"not tried, because the {self._timeout:g} s for all attempts (timeout, --timeout) were used up.",
+            "",
         )
 
 
@@ -154,11 +154,13 @@ def _try(candidate: Candidate, request: CaptureRequest) -> tuple[Capture, Specia
     """Return the capture and what tracing fixed in it, or the error."""
     mode = contextlib.nullcontext() if request.training else evaluation_mode(request.model)
     try:
-        with TORCH_LOCK, preserved_state(request.model), mode:
-            with recorded_warnings(request.model) as warned:
+        with TORCH_LOCK, mode:
+            with preserved_state(request.model), recorded_warnings(request.model) as warned:
                 capture = candidate.strategy.capture(request)
-            traces = candidate.exporter == TORCHSCRIPT
-            reads = find_data_reads(request.model, request.args, request.kwargs) if traces else ()
+            if candidate.exporter != TORCHSCRIPT:
+                return capture, Specialization(tuple(warned), ())
+            with preserved_state(request.model):
+                reads = find_data_reads(request.model, request.args, request.kwargs)
             return capture, Specialization(tuple(warned), reads)
     except InputError:
         raise

@@ -66,11 +66,6 @@ def is_graph(block: JitBlock) -> bool:
     return isinstance(block, fixed_part("torch._C.Graph"))
 
 
-def is_block(found: JitObject) -> bool:
-    """Whether this is a block of a node, not a node."""
-    return isinstance(found, fixed_part("torch._C.Block"))
-
-
 def is_tensor(value: JitObject) -> bool:
     """Whether a value of a graph is a tensor."""
     return isinstance(value.type(), fixed_part("torch._C.TensorType"))

@@ -14,7 +14,7 @@ import pytest
 from tests.support.command import PROGRESS_LINE, Outcome
 from tests.support.command_process import FACTORIES, WITHOUT_TORCH, Exported, files_in, in_process
 
-from modelexport.cli.export_summary import markdown_report
+from modelexport.cli.export_summary import markdown_report, summary_lines
 from modelexport.exporting.export import STEPS
 from modelexport.exporting.result import ExportResult, StepReport
 from modelexport.hierarchy.document_codec import decode_document
@@ -116,6 +116,19 @@ def test_report_lists_modules_steps_and_nodes_that_are_not_exact(bert: Exported)
     assert {"(root)", "encoder.layer.1.attention.self.query", "pooler"} <= modules
     assert all(f"| {step} | " in sections["Steps"] for step in STEPS)
     assert "| fx | " in sections["Attempts"]
+
+
+def test_summary_names_the_attempts_before_the_one_that_succeeded(bert: Exported) -> None:
+    document = decode_document(bert.sidecar_path.read_bytes(), "sidecar")
+    attempts = (
+        AttemptReport("fx", "dynamo", "best", "a long error", seconds=2.34),
+        AttemptReport("htp", "torchscript", "fallback", "another", "unwatched", 0.5),
+        AttemptReport("htp", "torchscript", "fallback", None, "as a function of tensors", 0.5),
+    )
+    result = ExportResult(bert.onnx_path, bert.sidecar_path, (), document, attempts, ())
+    assert "tried before: fx (dynamo), 2.3 s; htp (torchscript, unwatched), 0.5 s" in summary_lines(result, "m")
+    alone = ExportResult(bert.onnx_path, bert.sidecar_path, (), document, attempts[-1:], ())
+    assert not [line for line in summary_lines(alone, "m") if line.startswith("tried before")]
 
 
 def test_report_keeps_its_tables_whole_when_names_hold_markup(bert: Exported) -> None:

@@ -381,13 +381,9 @@ def test_new_graph() -> None:
 
 def test_is_graph() -> None:
     assert private_jit.is_graph(private_jit.new_graph())
-
-
-def test_is_block() -> None:
     blocks = [block for node in script_graph().nodes() for block in node.blocks()]
     assert blocks
-    assert all(map(private_jit.is_block, blocks))
-    assert not private_jit.is_graph(blocks[0])
+    assert not any(map(private_jit.is_graph, blocks))
 
 
 def test_is_tensor() -> None:
@@ -624,6 +620,27 @@ def test_is_fake() -> None:
     torch.export.export(Look(), (torch.ones(3),), strict=False)
     assert seen == [True]
     assert not private_export.is_fake(torch.ones(3))
+
+
+def test_fake_constants_refused() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.lin.weight.data.add_(1)
+            found: torch.Tensor = self.lin(x)
+            return found
+
+    model = Writing()
+    with (
+        pytest.raises(RuntimeError, match="constant of the exported program is a fake tensor"),
+        private_export.fake_constants_refused(model),
+    ):
+        torch.export.export(model, (torch.ones(1, 2),), strict=True)
+    with private_export.fake_constants_refused(nn.Linear(2, 2)):
+        torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),), strict=True)
 
 
 def test_name_dynamic_axes() -> None:

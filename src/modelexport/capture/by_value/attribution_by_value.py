@@ -20,7 +20,6 @@ from modelexport.errors import InputError
 from modelexport.graph import Fingerprint, ValueIndex, nodes_with_ids, take_fingerprint
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, Attribution, CallTree, ModuleCall, ModuleTree
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort import require_onnxruntime
 from modelexport.ownership import infer_missing
 from modelexport.torch_support import named_arguments
 
@@ -85,9 +84,8 @@ def attribute_by_value(
 
     Raises:
         StrategyIncompatibleError: onnxruntime cannot run the graph.
-        InputError: onnxruntime is missing, or the inputs do not fit the graph or the model.
+        InputError: The inputs do not fit the graph or the model.
     """
-    require_onnxruntime()
     given = list(named_arguments(tree[ROOT_PATH].forward_arguments, args, kwargs))
     indices = match_inputs(graph.graph, given)
     inputs = [value for value in graph.graph.inputs if value.name in indices]

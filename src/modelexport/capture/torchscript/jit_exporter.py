@@ -35,7 +35,7 @@ from modelexport.capture.torchscript.missing_operators import Decomposing, missi
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_traces import remove_package_frames, without_package_frames
 from modelexport.capture.torchscript.value_tracker import ConstantAddedError, ValueTracker
-from modelexport.errors import ModelExportError, UnusableOptionError
+from modelexport.errors import UnusableOptionError, find_own_error
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleTree, TensorInfo
@@ -115,22 +115,21 @@ def capture_with_torchscript(
         if following is None:
             raise
         raise VariantError(following) from error
-    notes = capture.notes
     if boundaries and variant.unwatched:
-        notes = (*notes, _BOUNDARIES_BY_FLOW)
-    if not variant.decomposed:
-        return dataclasses.replace(capture, notes=notes)
-    _check_types(capture.model, variant)
-    substituted = f"the exporter cannot translate {', '.join(variant.decomposed)}: the graph has torch's decompositions"
-    return dataclasses.replace(capture, exporter=DECOMPOSED, notes=(*notes, substituted))
+        capture = dataclasses.replace(capture, notes=(*capture.notes, _BOUNDARIES_BY_FLOW))
+    if variant.decomposed:
+        _check_types(capture.model, variant)
+        missing = ", ".join(variant.decomposed)
+        substituted = f"the exporter cannot translate {missing}: the graph has torch's decompositions"
+        capture = dataclasses.replace(capture, exporter=DECOMPOSED, notes=(*capture.notes, substituted))
+    return capture
 
 
 def _next_variant(variant: Variant, error: Exception) -> Variant | None:
     """Return the variant that may succeed where this one failed; None where there is none."""
-    if isinstance(error, ConstantAddedError):
-        return dataclasses.replace(variant, unwatched=True)
-    if isinstance(error, ModelExportError):
-        return None
+    own = find_own_error(error)
+    if own is not None:
+        return dataclasses.replace(variant, unwatched=True) if isinstance(own, ConstantAddedError) else None
     operator = missing_operator(error)
     if operator is not None:
         decomposed = (*variant.decomposed, operator)

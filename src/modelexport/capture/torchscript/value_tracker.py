@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from modelexport.capture.torchscript.jit_graph import block_inputs, blocks_of, i
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private_jit import (
     JitPass,
-    is_block,
     is_tensor,
     pass_through,
     traced_value,
@@ -29,8 +27,6 @@ from modelexport.torch_support.private_jit import (
 
 # Constants up to this many elements are compared by value.
 _SMALL = 64
-# A printed graph defines a value in this form.
-_DEFINED = re.compile(r"%([^\s:,()]+) :")
 
 
 class ConstantAddedError(UnusableOptionError):
@@ -249,43 +245,42 @@ class _Names:
 
 @dataclasses.dataclass(frozen=True)
 class _Snapshot:
-    """A graph before a pass: a copy, its text, and the names of the tracked values."""
+    """The main block of a graph before a pass.
+
+    Attributes:
+        copy: A copy of the graph, whose values have other numbers.
+        originals: The numbers of the values in the graph itself, in the order of the copy.
+        tracked: Those of the tracked values, by their number in the trace.
+    """
 
     copy: Any
-    text: str
-    names: dict[int, str]
+    originals: list[int]
+    tracked: dict[int, int]
 
     @classmethod
     def take(cls, graph: Any, values: Mapping[int, Any]) -> _Snapshot:
-        names = {number: value.debugName() for number, value in values.items() if value is not None}
-        return cls(graph.copy(), graph.str(False), names)
+        tracked = {number: value.unique() for number, value in values.items() if value is not None}
+        return cls(graph.copy(), [value.unique() for value in values_of(graph)], tracked)
 
     def equal_values(self, lost: set[int], graph: Any, found: Mapping[int, Any]) -> dict[int, Any]:
         """Return for each lost value one that the same operators compute from the same values: merged or new."""
-        names = self._names_in_copy()
         keys: dict[object, int] = {}
-        now = {value.debugName(): value for value in values_of(graph)}
+        now = {value.unique(): value for value in values_of(graph)}
         after = _value_classes(graph, keys, {})
         # Values that still exist, or that were found by their consumers, keep their class.
-        now.update({self.names[number]: value for number, value in found.items()})
+        now.update({self.tracked[number]: value for number, value in found.items()})
+        originals = dict(zip((value.unique() for value in values_of(self.copy)), self.originals, strict=True))
         known = {
-            unique: after[now[name].unique()]
-            for unique, name in names.items()
-            if name in now and now[name].unique() in after
+            unique: after[now[original].unique()]
+            for unique, original in originals.items()
+            if original in now and now[original].unique() in after
         }
         before = _value_classes(self.copy, keys, known)
         survivors: dict[int, Any] = {}
         for value in values_of(graph):
             survivors.setdefault(after[value.unique()], value)
-        equal = {name: survivors.get(before[unique]) for unique, name in names.items() if unique in before}
-        return {number: equal.get(self.names[number]) for number in lost}
-
-    def _names_in_copy(self) -> dict[int, str]:
-        """Return the original names of the copy's values by their numbers; nothing where the text does not fit."""
-        values, names = list(_values_as_printed(self.copy)), _DEFINED.findall(self.text)
-        if len(values) != len(names):
-            return {}
-        return {value.unique(): name for value, name in zip(values, names, strict=True)}
+        equal = {original: survivors.get(before[unique]) for unique, original in originals.items()}
+        return {number: equal.get(self.tracked[number]) for number in lost}
 
 
 def _value_classes(graph: Any, keys: dict[object, int], known: dict[int, int]) -> dict[int, int]:
@@ -329,19 +324,3 @@ def _tensors(values: Iterable[Any]) -> list[Any]:
         else:
             pending.extend(reversed(inputs_of(value.node())))
     return found
-
-
-def _values_as_printed(graph: Any) -> Iterator[Any]:
-    """Yield the values in the order in which a printed graph defines them: a node's outputs before its blocks."""
-    yield from block_inputs(graph)
-    pending = [iter(graph.nodes())]
-    while pending:
-        node = next(pending[-1], None)
-        if node is None:
-            pending.pop()
-        elif is_block(node):
-            yield from block_inputs(node)
-            pending.append(iter(node.nodes()))
-        else:
-            yield from outputs_of(node)
-            pending.append(iter(list(node.blocks())))
