@@ -170,6 +170,15 @@ def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
     }
 
 
+def test_exporter_of_transformers_keeps_a_length_that_the_model_limits(tmp_path: Path) -> None:
+    """The position embeddings of BERT end at 32 tokens: named dimensions would have to fit any length."""
+    model, inputs = bert()
+    modelexport.export_model(
+        model.eval(), inputs, tmp_path / "model.onnx", strategy="fx", exporter="transformers", dynamic="auto"
+    )
+    assert dimensions(tmp_path / "model.onnx") == MODELS["bert"][1]
+
+
 class FixedWhenTraced(nn.Module):
     """Runs at any size; torch makes the second axis a constant when it traces it."""
 

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from modelexport.cli.options import LimitOption, SelectOption
-from modelexport.cli.output import FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text, limited
 from modelexport.display import Cell, shortened
 
@@ -51,11 +51,7 @@ def analyze(
     limit: LimitOption = None,
     output_format: Annotated[
         AnalysisFormat | None,
-        typer.Option(
-            "--format",
-            help=f"For people, programs, spreadsheets or documents. {FORMAT_DEFAULT}",
-            rich_help_panel="Output",
-        ),
+        format_option("For people, programs, spreadsheets or documents."),
     ] = None,
     report: ReportFile,
     out: Output,

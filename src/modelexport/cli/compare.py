@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from modelexport.cli.options import LimitOption
-from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_html, as_markdown, as_text, limited
 from modelexport.display import Cell, counted
 
@@ -40,11 +40,7 @@ def compare(
     limit: LimitOption = None,
     output_format: Annotated[
         ComparisonFormat | None,
-        typer.Option(
-            "--format",
-            help=f"For people, programs or documents. {FORMAT_DEFAULT}",
-            rich_help_panel="Output",
-        ),
+        format_option("For people, programs or documents."),
     ] = None,
     report: ReportFile,
     out: Output,

@@ -12,7 +12,7 @@ import typer
 
 from modelexport.cli.export_summary import fixed_sizes, markdown_report, next_steps, stage_lines, summary_lines
 from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
-from modelexport.cli.options import ForceOption, TorchNnExceptionsOption, given_options, parse_exceptions
+from modelexport.cli.options import ForceOption, TorchNnExceptionsOption, given_options, option, parse_exceptions
 from modelexport.cli.output import Format, FormatOption, Output, make_folder
 from modelexport.errors import InputError
 
@@ -23,10 +23,6 @@ _AUTO = "auto"
 _AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
 
 
-def _option(panel: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel)
-
-
 @dataclasses.dataclass(frozen=True)
 class OwnerOptions:
     """How owners are determined and shown in tags."""
@@ -34,7 +30,7 @@ class OwnerOptions:
     torch_nn_exceptions: TorchNnExceptionsOption = None
     simple_resolution: Annotated[
         bool,
-        _option(
+        option(
             "Owners and tags",
             "Do not infer missing owners of nodes from data flow.",
             "--no-enable-advanced-resolution",
@@ -43,7 +39,7 @@ class OwnerOptions:
     advanced_resolution: Annotated[bool, typer.Option("--enable-advanced-resolution", hidden=True)] = False
     boundary: Annotated[
         list[str] | None,
-        _option(
+        option(
             "Owners and tags",
             "A module boundary that this inference must not cross: a path, or class:Name; repeat for more.",
         ),
@@ -56,19 +52,19 @@ class GraphOptions:
 
     strategy: Annotated[
         str,
-        _option(
+        option(
             "Graph",
             "auto tries these in order: fx (torch.export, most precise), htp (TorchScript tracing), usage_based "
             "(compares values). docs/strategies.md helps to choose.",
         ),
     ] = _AUTO
-    exporter: Annotated[str | None, _option("Graph", "The exporter: dynamo, transformers or torchscript.")] = None
+    exporter: Annotated[str | None, option("Graph", "The exporter: dynamo, transformers or torchscript.")] = None
     dynamic: Annotated[
-        list[str] | None, _option("Graph", "Dynamic axes: auto, or name:axis=dimension; repeat for more.")
+        list[str] | None, option("Graph", "Dynamic axes: auto, or name:axis=dimension; repeat for more.")
     ] = None
     torch_names: Annotated[
         bool,
-        _option(
+        option(
             "Graph",
             "Keep the exporter's names: outputs are not named after the fields of the result, the cache of --stages "
             "not as runtimes expect it.",
@@ -77,18 +73,18 @@ class GraphOptions:
     ] = False
     allow_specialization: Annotated[
         bool,
-        _option(
+        option(
             "Graph",
             "Fall back to tracing if control flow depends on input values: the file is correct only for inputs that "
             "take the same path as the example inputs.",
             "--allow-specialization",
         ),
     ] = False
-    fx_graph: Annotated[Path | None, _option("Output", "Write the traced FX graph to this file.")] = None
+    fx_graph: Annotated[Path | None, option("Output", "Write the traced FX graph to this file.")] = None
     jit_graph: Annotated[
-        Path | None, _option("Output", "Write the traced TorchScript graph to this file (strategy htp).")
+        Path | None, option("Output", "Write the traced TorchScript graph to this file (strategy htp).")
     ] = None
-    report: Annotated[Path | None, _option("Output", "Also write a Markdown report to this file.")] = None
+    report: Annotated[Path | None, option("Output", "Also write a Markdown report to this file.")] = None
 
     def for_export(self) -> dict[str, Any]:
         """The options of `export_model`."""
@@ -125,24 +121,20 @@ def export(
     inputs: InputOptions,
     owners: OwnerOptions,
     graph: GraphOptions,
-    opset: Annotated[int | None, _option("Graph", "The ONNX opset version.")] = None,
-    optimize: Annotated[bool, _option("Graph", "Let torch optimize the graph.")] = True,
+    opset: Annotated[int | None, option("Graph", "The ONNX opset version.")] = None,
+    optimize: Annotated[bool, option("Graph", "Let torch optimize the graph.")] = True,
     timeout: Annotated[
         float,
-        typer.Option(
-            min=1,
-            help="Seconds for all attempts together: after that, nothing further is tried. inf: no limit.",
-            rich_help_panel="Graph",
-        ),
+        option("Graph", "Seconds for all attempts: after that, nothing further is tried. inf: no limit.", min=1),
     ] = 1800,
     stages: Annotated[
-        bool, _option("Graph", "Export the stages of generate(), each to a file: OUTPUT_prefill.onnx, …", "--stages")
+        bool, option("Graph", "Export the stages of generate(), each to a file: OUTPUT_prefill.onnx, …", "--stages")
     ] = False,
-    output_option: Annotated[Path | None, _option("Output", "The same as OUTPUT.", "--output", "-o")] = None,
+    output_option: Annotated[Path | None, option("Output", "The same as OUTPUT.", "--output", "-o")] = None,
     external_data: Annotated[
-        bool | None, _option("Output", "Weights in a separate file; by default only if too large for one.")
+        bool | None, option("Output", "Weights in a separate file; by default only if too large for one.")
     ] = None,
-    private: Annotated[bool, _option("Output", "Omit source paths and stack traces.", "--private")] = False,
+    private: Annotated[bool, option("Output", "Omit source paths and stack traces.", "--private")] = False,
     force: ForceOption = False,
     output_format: FormatOption = Format.HUMAN,
     out: Output,

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from modelexport.cli.export_summary import shown_path
-from modelexport.cli.options import ForceOption, SelectOption
+from modelexport.cli.options import ForceOption, SelectOption, option
 from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line, make_folder
 from modelexport.display import counted
 from modelexport.errors import InputError
@@ -30,9 +30,7 @@ def extract(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="The .onnx file to write, or the folder of --select.", rich_help_panel="Output"
-        ),
+        option("Output", "The .onnx file to write, or the folder of --select.", "--output", "-o"),
     ] = None,
     select: SelectOption = None,
     force: ForceOption = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import given_options
+from modelexport.cli.options import given_options, option
 from modelexport.cli.output import Output
 from modelexport.errors import InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
@@ -29,27 +29,23 @@ ModelOption = Annotated[
 ]
 
 
-def _option(panel: str, text: str, *names: str, **limits: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **limits)
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelLoading:
     """The options for loading a model: the fields of `LoadOptions`, which needs torch."""
 
     task: Annotated[
-        str | None, _option("Model", "The task of the model: text-classification, or AutoModelForCausalLM, ...")
+        str | None, option("Model", "The task of the model: text-classification, or AutoModelForCausalLM, ...")
     ] = None
-    revision: Annotated[str | None, _option("Model", "A branch, tag or commit of a model on the hub.")] = None
+    revision: Annotated[str | None, option("Model", "A branch, tag or commit of a model on the hub.")] = None
     trust_remote_code: Annotated[
-        bool, _option("Model", "Allow Python code that comes with the model to run.", "--trust-remote-code")
+        bool, option("Model", "Allow Python code that comes with the model to run.", "--trust-remote-code")
     ] = False
-    dtype: Annotated[str | None, _option("Model", "The data type of the weights: float32, float16, bfloat16.")] = None
+    dtype: Annotated[str | None, option("Model", "The data type of the weights: float32, float16, bfloat16.")] = None
     attn_implementation: Annotated[
-        str | None, _option("Model", "The attention implementation of transformers: eager, sdpa.")
+        str | None, option("Model", "The attention implementation of transformers: eager, sdpa.")
     ] = None
     random_weights: Annotated[
-        bool, _option("Model", "Random weights with a fixed seed; no weights are read.", "--random-weights")
+        bool, option("Model", "Random weights with a fixed seed; no weights are read.", "--random-weights")
     ] = False
 
     def load(self, reference: str, out: Output) -> SourcedModel:
@@ -70,19 +66,19 @@ class ModelLoading:
 class InputOptions:
     """The options for example inputs."""
 
-    inputs: Annotated[Path | None, _option("Inputs", "An .npz or .json file with the inputs by name.")] = None
+    inputs: Annotated[Path | None, option("Inputs", "An .npz or .json file with the inputs by name.")] = None
     input_shape: Annotated[
         list[str] | None,
-        _option("Inputs", "An input as name=1x16 or name=1x16:int64, pair.left=1x16 if nested; repeat for more."),
+        option("Inputs", "An input as name=1x16 or name=1x16:int64, pair.left=1x16 if nested; repeat for more."),
     ] = None
-    input_text: Annotated[list[str] | None, _option("Inputs", "A text for the model's tokenizer; repeat for more.")] = (
+    input_text: Annotated[list[str] | None, option("Inputs", "A text for the model's tokenizer; repeat for more.")] = (
         None
     )
     input_image: Annotated[
-        list[Path] | None, _option("Inputs", "An image file for the model's image processor; repeat for more.")
+        list[Path] | None, option("Inputs", "An image file for the model's image processor; repeat for more.")
     ] = None
     input_audio: Annotated[
-        list[Path] | None, _option("Inputs", "An audio file for the model's feature extractor; repeat for more.")
+        list[Path] | None, option("Inputs", "An audio file for the model's feature extractor; repeat for more.")
     ] = None
 
     def check(self) -> None:
@@ -123,11 +119,11 @@ class InputOptions:
 class RunLimitOptions:
     """The options for the limits of a run in onnxruntime."""
 
-    timeout: Annotated[float, _option("Limits", "Seconds for one run of the file in onnxruntime.", min=1)] = (
+    timeout: Annotated[float, option("Limits", "Seconds for one run of the file in onnxruntime.", min=1)] = (
         DEFAULT_RUN_LIMITS.seconds or math.inf
     )
     memory_limit: Annotated[
-        float, _option("Limits", "GiB of memory for onnxruntime, mapped weights included.", min=0.5)
+        float, option("Limits", "GiB of memory for onnxruntime, mapped weights included.", min=0.5)
     ] = (DEFAULT_RUN_LIMITS.memory_bytes or math.inf) / _GIBIBYTE
 
     @property

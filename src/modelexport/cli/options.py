@@ -12,6 +12,12 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+
+def option(panel: str | None, text: str, *names: str, **limits: Any) -> Any:
+    """An option of a command, in a panel of its help."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **limits)
+
+
 SELECTOR_HELP = "Module paths, tags, class:, op:, and/or/not; docs/selectors.md explains them."
 SelectOption = Annotated[
     str | None,
@@ -21,10 +27,9 @@ LimitOption = Annotated[
     int | None,
     typer.Option("--limit", min=0, help="Rows of each table; 0 shows all. By default 20 on a terminal, all elsewhere."),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel="Output")]
+ForceOption = Annotated[bool, option("Output", "Replace existing files.", "--force")]
 TorchNnExceptionsOption = Annotated[
-    str | None,
-    typer.Option(help="torch.nn classes that are in tags: A,B,C, or all, or none.", rich_help_panel="Owners and tags"),
+    str | None, option("Owners and tags", "torch.nn classes that are in tags: A,B,C, or all, or none.")
 ]
 
 

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
-
+from modelexport.cli.options import option
 from modelexport.display import printable
 from modelexport.errors import InputError, StorageError
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 ROOT = "(root)"
 FINDINGS = 1
 _PANEL = "Output"
-FORMAT_DEFAULT = "By default human, or by the file extension of -o."
 _SUFFIXES = {
     "": "human",
     ".txt": "human",
@@ -57,15 +55,13 @@ class Format(enum.StrEnum):
     JSON = "json"
 
 
-def _option(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=_PANEL)
+def format_option(text: str) -> Any:
+    """The format of a report, which -o writes to a file: its extension can determine the format."""
+    return option(_PANEL, f"{text} By default human, or by the file extension of -o.", "--format")
 
 
-FormatOption = Annotated[Format, _option("For people, or JSON for programs.", "--format")]
-# For reports, which -o writes to a file: its extension can determine the format.
-ReportFormatOption = Annotated[
-    Format | None, _option(f"For people, or JSON for programs. {FORMAT_DEFAULT}", "--format")
-]
+FormatOption = Annotated[Format, option(_PANEL, "For people, or JSON for programs.", "--format")]
+ReportFormatOption = Annotated[Format | None, format_option("For people, or JSON for programs.")]
 Form = TypeVar("Form", bound=enum.StrEnum)
 
 
@@ -73,9 +69,13 @@ Form = TypeVar("Form", bound=enum.StrEnum)
 class Output:
     """The output of a command. `main.run` reads `debug`."""
 
-    quiet: Annotated[bool, _option("No progress, notes or summary: only reports and errors.", "--quiet", "-q")] = False
-    verbose: Annotated[bool, _option("Also show log messages and warnings of libraries.", "--verbose", "-v")] = False
-    debug: Annotated[bool, _option("Show the traceback of an error.", "--debug")] = False
+    quiet: Annotated[
+        bool, option(_PANEL, "No progress, notes or summary: only reports and errors.", "--quiet", "-q")
+    ] = False
+    verbose: Annotated[bool, option(_PANEL, "Also show log messages and warnings of libraries.", "--verbose", "-v")] = (
+        False
+    )
+    debug: Annotated[bool, option(_PANEL, "Show the traceback of an error.", "--debug")] = False
 
     def summary(self, lines: Iterable[str]) -> None:
         """Print a summary of a command that writes files; the files are its result."""
@@ -111,8 +111,8 @@ class Output:
 class ReportFile:
     """The destination of a report: stdout, or the file of ``-o``."""
 
-    output: Annotated[Path | None, _option("Write to this file instead.", "--output", "-o")] = None
-    force: Annotated[bool, _option("Replace the file if it exists.", "--force")] = False
+    output: Annotated[Path | None, option(_PANEL, "Write to this file instead.", "--output", "-o")] = None
+    force: Annotated[bool, option(_PANEL, "Replace the file if it exists.", "--force")] = False
     _target: Path | None = dataclasses.field(default=None, init=False)
 
     def check(self, *taken: Path) -> None:

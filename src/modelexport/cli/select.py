@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from modelexport.cli.options import SELECTOR_HELP
-from modelexport.cli.output import FORMAT_DEFAULT, Output, ReportFile, json_text
+from modelexport.cli.output import Output, ReportFile, format_option, json_text
 from modelexport.display import counted, printable
 from modelexport.errors import InputError
 
@@ -53,11 +53,7 @@ def select(
     ] = False,
     output_format: Annotated[
         SelectionFormat | None,
-        typer.Option(
-            "--format",
-            help=f"Names, JSON with all fields, or the format of a tool. {FORMAT_DEFAULT}",
-            rich_help_panel="Output",
-        ),
+        format_option("Names, JSON with all fields, or the format of a tool."),
     ] = None,
     report: ReportFile,
     out: Output,

@@ -11,7 +11,7 @@ import typer
 
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
 from modelexport.cli.options import given_options
-from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text, rendered
+from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import InputError
 
@@ -48,11 +48,7 @@ def validate(
     ] = None,
     output_format: Annotated[
         ValidationFormat | None,
-        typer.Option(
-            "--format",
-            help=f"For people, for programs, or SARIF for code hosts. {FORMAT_DEFAULT}",
-            rich_help_panel="Output",
-        ),
+        format_option("For people, for programs, or SARIF for code hosts."),
     ] = None,
     report: ReportFile,
     out: Output,

@@ -11,7 +11,7 @@ import typer
 
 from modelexport.cli.model_options import InputOptions, ModelLoading, ModelOption, RunLimitOptions
 from modelexport.cli.options import LimitOption, SelectOption
-from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.display import Cell
 from modelexport.errors import InputError
@@ -53,11 +53,7 @@ def verify(
     limit: LimitOption = None,
     output_format: Annotated[
         VerificationFormat | None,
-        typer.Option(
-            "--format",
-            help=f"For people, for programs, or for spreadsheets. {FORMAT_DEFAULT}",
-            rich_help_panel="Output",
-        ),
+        format_option("For people, for programs, or for spreadsheets."),
     ] = None,
     report: ReportFile,
     out: Output,

@@ -6,9 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from modelexport.cli.options import ForceOption
+from modelexport.cli.options import ForceOption, option
 from modelexport.cli.output import make_folder
 from modelexport.errors import InputError
 
@@ -19,12 +17,7 @@ class WrittenFile:
 
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The .onnx file to write. Without it, --force replaces FILE.",
-            rich_help_panel="Output",
-        ),
+        option("Output", "The .onnx file to write. Without it, --force replaces FILE.", "--output", "-o"),
     ] = None
     force: ForceOption = False
 

@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
-from onnx.external_data_helper import ExternalDataInfo
 
 from modelexport.errors import ContractError
 from modelexport.graph import weight_bytes
@@ -115,11 +114,12 @@ def share_data_file(folder: Path, models: Sequence[str], target: Path) -> str | 
         for name in models:
             proto = onnx.load_model(folder / name, load_external_data=False)
             for _, tensor in external_tensors(proto):
-                found = ExternalDataInfo(tensor)
-                used.add(folder / found.location)
-                with (folder / found.location).open("rb") as source:
-                    source.seek(found.offset or 0)  # type: ignore[redundant-expr]
-                    content = source.read(found.length)
+                found = {entry.key: entry.value for entry in tensor.external_data}
+                path = folder / found["location"]
+                used.add(path)
+                with path.open("rb") as source:
+                    source.seek(int(found.get("offset", 0)))
+                    content = source.read(int(found.get("length", -1)))
                 digest = hashlib.sha256(content).digest()
                 if digest not in places:
                     file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
@@ -127,8 +127,8 @@ def share_data_file(folder: Path, models: Sequence[str], target: Path) -> str | 
                     file.write(content)
                 _set_place(tensor, shared.name, places[digest], len(content))
             (folder / name).write_bytes(proto.SerializeToString())
-    for path in used:
-        path.unlink()
+    for data in used:
+        data.unlink()
     if not places:
         shared.unlink()
         return None
