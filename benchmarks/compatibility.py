@@ -154,7 +154,7 @@ def run_parts(environment: Path, options: argparse.Namespace) -> bool:
     for part in options.parts:
         started = time.monotonic()
         log = options.results / f"{name}-{part.replace(' ', '-')}.log"
-        found = _round_trip(environment, log) if part == ROUND_TRIP else _pytest(environment, part, log, options.jobs)
+        found = _round_trip(environment, log) if part == ROUND_TRIP else _pytest(environment, part, log, options)
         found |= {"seconds": round(time.monotonic() - started), "commit": _commit()}
         # Read again for each part: another run may have written other parts meanwhile.
         known = json.loads(file.read_text(encoding="utf-8"))["parts"] if file.exists() else {}
@@ -196,10 +196,12 @@ def _in_environment(environment: Path, log: Path, *arguments: object) -> int:
             return -1
 
 
-def _pytest(environment: Path, part: str, log: Path, jobs: int) -> dict[str, Any]:
+def _pytest(environment: Path, part: str, log: Path, options: argparse.Namespace) -> dict[str, Any]:
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
-    how = ["-q", "-n", jobs, "--dist", "loadgroup", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    how = ["-q", "-n", options.jobs, "--dist", "loadgroup", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    if options.lowest:  # old libraries use what newer ones deprecate
+        how += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
     code = _in_environment(environment, log, "-m", "pytest", *PARTS[part], *how)
     if code not in (0, 1) or not report.exists():
         return {"error": f"pytest ended with exit code {code}: {log}"}
