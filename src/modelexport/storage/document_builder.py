@@ -110,8 +110,8 @@ def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
 
 
 def module_record(module: ModuleInfo, tag: str, visible: bool) -> ModuleRecord:
-    """The record of a module with its tag."""
-    return ModuleRecord(**msgspec.structs.asdict(module), tag=tag, visible=visible)
+    """The record of a module, which may be a record already, with its tag."""
+    return ModuleRecord(**(msgspec.structs.asdict(module) | {"tag": tag, "visible": visible}))
 
 
 def call_record(call: ModuleCall, tag: str) -> CallRecord:

@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -15,7 +14,7 @@ from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.errors import ExtractionError, ModelExportError
 from modelexport.graph import subgraphs_of, weight_bytes
 from modelexport.hierarchy import encode_document
-from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files
+from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files, write_tensor
 
 # Larger weights are stored in a separate file, as in an export.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -55,8 +54,8 @@ def write_submodel(
         if apart and size:
             data_name = _write_external(submodel.model, staged, target)
         else:
-            with _lazy_external_weights(submodel.model):
-                save_inline(submodel.model, staged)
+            _load_inner_weights(submodel.model)
+            save_inline(submodel.model, staged, external=True)
         staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
 
@@ -80,58 +79,36 @@ def _serializing(submodel: Submodel) -> Iterator[None]:
 
 def _write_external(model: ir.Model, staged: Path, target: Path) -> str:
     """Write the weights one after the other into a file named after its content, and the model beside it."""
+    _load_inner_weights(model)
     written = staged.with_name("weights")
-    digest = hashlib.sha256()
+    kept: dict[str, ir.TensorProtocol] = {}
     places: dict[str, tuple[int, int]] = {}
-    with written.open("wb") as file:
+    with written.open("w+b") as file:
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
-            content = tensor.tobytes()
-            _release(tensor)
-            places[name] = file.tell(), len(content)
-            file.write(content)
-            digest.update(content)
-    data_name = data_file_name(target, digest.hexdigest())
+            offset = file.tell()
+            write_tensor(tensor, file)
+            kept[name], places[name] = tensor, (offset, file.tell() - offset)
+        file.seek(0)
+        data_name = data_file_name(target, hashlib.file_digest(file, "sha256").hexdigest())
     written.rename(staged.with_name(data_name))
-    with _replaced(model, lambda name, tensor: _external(name, tensor, data_name, places, staged.parent)):
+    try:
+        for name, tensor in kept.items():
+            shape = ir.Shape([int(str(size)) for size in tensor.shape])
+            model.graph.initializers[name].const_value = ir.ExternalTensor(
+                data_name, *places[name], tensor.dtype, shape=shape, name=name, base_dir=staged.parent
+            )
         staged.write_bytes(ir.to_proto(model).SerializeToString())
+    finally:
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = tensor
     return data_name
 
 
-def _external(
-    name: str, tensor: ir.TensorProtocol, location: str, places: dict[str, tuple[int, int]], folder: Path
-) -> ir.TensorProtocol:
-    if name not in places:
-        return tensor
-    offset, length = places[name]
-    shape = ir.Shape([int(str(size)) for size in tensor.shape])
-    return ir.ExternalTensor(location, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder)
-
-
-@contextlib.contextmanager
-def _lazy_external_weights(model: ir.Model) -> Iterator[None]:
-    """Read weights of other files only when they are written, one at a time."""
-
-    def lazy(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        if not isinstance(tensor, ir.ExternalTensor):
-            return tensor
-
-        def read() -> ir.TensorProtocol:
-            content = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
-            tensor.release()
-            return content
-
-        return ir.LazyTensor(read, dtype=tensor.dtype, shape=tensor.shape, name=name, cache=False)
-
-    with _replaced(model, lazy):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
-    """Replace the weights for the time of the context; external tensors in subgraphs are loaded for good."""
+def _load_inner_weights(model: ir.Model) -> None:
+    """Load the external tensors of attributes and subgraphs, which are small: they are written inline."""
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
@@ -140,20 +117,6 @@ def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
             for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
-    kept = {name: value.const_value for name, value in model.graph.initializers.items()}
-    try:
-        for name, tensor in kept.items():
-            if tensor is not None:
-                model.graph.initializers[name].const_value = replace(name, tensor)
-        yield
-    finally:
-        for name, tensor in kept.items():
-            model.graph.initializers[name].const_value = tensor
-
-
-def _release(tensor: object) -> None:
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()
 
 
 def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
