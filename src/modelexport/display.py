@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 Cell = str | int | float | None
 Shown = TypeVar("Shown", bound=type)
 
-# Escape sequences of terminals, and characters that reorder or break the text around them.
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Escape sequences of terminals, characters that reorder or break the text around them, and invisible ones.
+_UNSAFE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
 _LONGEST_VALUE = 80
 _MOST_ROWS = 20
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
 import onnx_ir as ir
 
 from modelexport.graph import GraphTensor
@@ -112,9 +113,8 @@ def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
 
 
 def module_record(module: ModuleInfo, tag: str, visible: bool) -> ModuleRecord:
-    """The record of a module with its tag."""
-    fields = {name: getattr(module, name) for name in ModuleInfo.__struct_fields__}
-    return ModuleRecord(**fields, tag=tag, visible=visible)
+    """The record of a module, which may be a record already, with its tag."""
+    return ModuleRecord(**(msgspec.structs.asdict(module) | {"tag": tag, "visible": visible}))
 
 
 def call_record(call: ModuleCall, tag: str) -> CallRecord:

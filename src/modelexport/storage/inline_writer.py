@@ -14,10 +14,12 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.errors import FileFormatError
 from modelexport.storage.wire_format import fill_initializers
 
 # Smaller weights are serialized with the rest.
 _STREAMED_BYTES = 4096
+_PART_BYTES = 2**24
 
 
 def _placeholder(like: ir.TensorProtocol) -> ir.LazyTensor:
@@ -34,9 +36,15 @@ def _placeholder(like: ir.TensorProtocol) -> ir.LazyTensor:
     )
 
 
-def save_inline(model: ir.Model, path: Path) -> None:
-    """Write the model to one file, byte for byte as `onnx_ir.save` does."""
-    with _with_placeholders(model) as weights:
+def save_inline(model: ir.Model, path: Path, *, external: bool = False) -> None:
+    """Write the model to one file, byte for byte as `onnx_ir.save` does.
+
+    Args:
+        model: The model.
+        path: The file.
+        external: Whether weights in other files are written into this one; otherwise they stay where they are.
+    """
+    with _with_placeholders(model, external) as weights:
         head = ir.to_proto(model).SerializeToString()
     with path.open("wb") as file:
         for piece in fill_initializers(memoryview(head), {name: tensor.nbytes for name, tensor in weights.items()}):
@@ -47,15 +55,16 @@ def save_inline(model: ir.Model, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _with_placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]]:
+def _with_placeholders(model: ir.Model, external: bool) -> Iterator[dict[str, ir.TensorProtocol]]:
     """Replace large weights by placeholders for the time of the context; yields the weights by name."""
     weights: dict[str, ir.TensorProtocol] = {}
     try:
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
-            if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING:
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
-            if tensor.nbytes >= _STREAMED_BYTES:
+            is_external = isinstance(tensor, ir.ExternalTensor)
+            if external if is_external else tensor.nbytes >= _STREAMED_BYTES:
                 weights[name] = tensor
                 value.const_value = _placeholder(tensor)
         yield weights
@@ -65,8 +74,24 @@ def _with_placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]
 
 
 def write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
-    """Write the content of a tensor; that of a tensor in another file is not read into memory."""
-    if isinstance(tensor, ir.Tensor | ir.ExternalTensor | ir.LazyTensor):
+    """Write the bytes of a weight; those of an external weight are read part by part.
+
+    onnx_ir maps the data file into memory, and a process ends where such a file is truncated meanwhile.
+
+    Raises:
+        FileFormatError: The data file cannot be read, or ends within the weight.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        if not Path(tensor.path).is_file():
+            raise FileFormatError(f"the weight {tensor.name!r} is in {tensor.path}, which does not exist")
+        left = tensor.nbytes
+        with Path(tensor.path).open("rb") as source:
+            source.seek(tensor.offset or 0)
+            while left and (part := source.read(min(left, _PART_BYTES))):
+                left -= file.write(part)
+        if left:
+            raise FileFormatError(f"{tensor.path} ends within the weight {tensor.name!r}")
+    elif isinstance(tensor, ir.Tensor):
         tensor.tofile(file)
     else:
         file.write(tensor.tobytes())

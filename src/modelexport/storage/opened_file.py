@@ -113,7 +113,8 @@ class ModelFile:
         own = sidecar_path(self.path)
         if own.exists():
             return own
-        others = sorted(path for path in self.path.parent.glob("*_hierarchy.json") if path.is_file())
+        folder = DataFolder(self.path, self._limits)
+        others = sorted(p for p in folder.path.glob("*_hierarchy.json") if p.is_file() and folder.contains(p))
         with contextlib.suppress(FileFormatError):
             return next((path for path in others[:_MOST_SIDECARS] if named_graph(path) == self.graph_hash), own)
         return own
@@ -263,12 +264,12 @@ def read_proto(file: Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool
 
 
 def _parse(file: Path, data: bytes, limits: ReadLimits) -> onnx.ModelProto:
-    found = scan(data, limits.nodes, limits.nesting)
-    if found.nodes > limits.nodes:
+    nodes, nesting = scan(data, limits.nodes, limits.nesting)
+    if nodes > limits.nodes:
         raise FileFormatError(
             f"{file} has more nodes than the limit of {limits.nodes} (ReadLimits.nodes in Python raises it)"
         )
-    if found.nesting > limits.nesting:
+    if nesting > limits.nesting:
         raise FileFormatError(f"{file} has subgraphs nested deeper than the limit of {limits.nesting}")
     try:
         return onnx.load_model_from_string(data)

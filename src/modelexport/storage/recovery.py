@@ -164,12 +164,10 @@ class _RecoveredTree:
         self._scheme = None if self._tags else TagScheme(self.modules, _VIEW)
         if self._scheme is None:
             # Enclosing modules and callers come first.
-            for path in (module.path for module in self.modules):
-                self._module_tags[path] = (
-                    self._steps[path].tag
-                    if path in self._steps
-                    else self._module_tags.get(parent_path(path) or "", "/")
-                )
+            for module in self.modules:
+                step = self._steps.get(module.path)
+                around = self._module_tags.get(parent_path(module.path) or ROOT_PATH, "/")
+                self._module_tags[module.path] = around if step is None else step.tag
             for each in self.calls:
                 outer = each
                 while outer.id not in self._tags and outer.parent is not None:

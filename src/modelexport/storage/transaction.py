@@ -46,8 +46,6 @@ _LOCK, _JOURNAL, _NEW, _OLD = "lock", "commit.json", "new", "old"
 _JOURNAL_LIMIT: Final = 1 << 20
 # A turn takes milliseconds: the files are written and fsynced before it.
 _PATIENCE_S: Final = 60.0
-# The coarsest time stamps in use (FAT): such a file system may round a time when it writes it to disk.
-_TIME_TOLERANCE_NS: Final = 2_000_000_000
 _ADVICE: Final[Mapping[int | None, str]] = {
     errno.ENOSPC: "Free some space there, or choose a folder on another disk",
     errno.EDQUOT: "Free some of your quota there, or choose a folder on another disk",
@@ -422,9 +420,7 @@ def _roll_back(staging: Path, steps: Sequence[_Step]) -> None:
     try:
         for step in reversed(steps):
             final, backup = staging.parent / step.name, backups / step.name
-            size, changed = _signature(final) or (None, 0)
-            known = [stamp for then, stamp in filter(None, (step.old, step.new)) if then == size]
-            if size is not None and all(abs(changed - stamp) > _TIME_TOLERANCE_NS for stamp in known):
+            if _signature(final) not in (None, step.old, step.new):
                 continue  # written by someone else since: keep it
             # The temporary folder may come from an untrusted archive, with links to files elsewhere.
             if _is_regular(backup) and not backups.is_symlink():

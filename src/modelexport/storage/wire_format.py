@@ -54,18 +54,13 @@ _NUMBERS = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Scan:
-    """The size of a file, found without parsing it: nodes in all graphs, nesting depth of subgraphs."""
-
-    nodes: int
-    nesting: int
-
-
-def scan(data: bytes, most_nodes: int, deepest: int) -> Scan:
+def scan(data: bytes, most_nodes: int, deepest: int) -> tuple[int, int]:
     """Walk over the headers of a file's fields, and stop as soon as a limit is passed.
 
     A parser would create an object for every two bytes of a hostile file; this creates none.
+
+    Returns:
+        The number of nodes in all graphs, and the nesting depth of subgraphs.
 
     Raises:
         ValueError: The bytes are not a protobuf message, or have far more fields than that many nodes need.
@@ -95,7 +90,7 @@ def scan(data: bytes, most_nodes: int, deepest: int) -> Scan:
                 deeper = depth + (kind == "attribute")
                 nesting = max(nesting, deeper)
                 waiting.append((begin, finish, inner, deeper))
-    return Scan(nodes, nesting)
+    return nodes, nesting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,8 +130,7 @@ def test_long_list_of_numbers_in_an_attribute_is_skipped() -> None:
     node.attribute.append(owned("z", 5).attribute[0])
     data = model(node).SerializeToString()
     started = time.process_time()
-    found = scan(data, 100, 8)
-    assert (found.nodes, found.nesting) == (6, 1)
+    assert scan(data, 100, 8) == (6, 1)
     assert time.process_time() - started < 1
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import tracemalloc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import zoo
 
+from modelexport.errors import FileFormatError
 from modelexport.storage.inline_writer import save_inline
 from modelexport.storage.wire_format import ExporterFile, read_skeleton
 from modelexport.torch_support.private_jit import weights_apart
@@ -130,3 +133,30 @@ def test_exporter_gives_the_weights_apart_and_only_to_the_thread_that_asked(tmp_
 def test_what_is_no_protobuf_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"byte|beyond|wire type"):
         read_skeleton(io.BytesIO(data), len(data))
+
+
+def test_external_weight_is_written_part_by_part(tmp_path: Path) -> None:
+    size = 2**27
+    with (tmp_path / "w.data").open("wb") as file:
+        file.write(b"head")
+        file.seek(4 + size - 1)
+        file.write(b"\x01")
+    tensor = ir.ExternalTensor(
+        "w.data", 4, size, ir.DataType.UINT8, shape=ir.Shape([size]), name="w", base_dir=tmp_path
+    )
+    value = ir.Value(name="w", const_value=tensor)
+    model = ir.Model(ir.Graph([], [], nodes=[], initializers=[value]), ir_version=10)
+    tracemalloc.start()
+    save_inline(model, tmp_path / "model.onnx", external=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size / 2
+    assert value.const_value is tensor
+    written = onnx.load(tmp_path / "model.onnx").graph.initializer[0]
+    assert (len(written.raw_data), written.raw_data[-1], written.data_location) == (size, 1, 0)
+    os.truncate(tmp_path / "w.data", size // 2)
+    with pytest.raises(FileFormatError, match="ends within the weight 'w'"):
+        save_inline(model, tmp_path / "model.onnx", external=True)
+    (tmp_path / "w.data").unlink()
+    with pytest.raises(FileFormatError, match="does not exist"):
+        save_inline(model, tmp_path / "model.onnx", external=True)

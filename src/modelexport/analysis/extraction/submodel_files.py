@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -54,8 +54,8 @@ def write_submodel(
         if apart and size:
             data_name = _write_external(submodel.model, staged, target)
         else:
-            with _replaced(submodel.model, _inline):
-                save_inline(submodel.model, staged)
+            _load_inner_weights(submodel.model)
+            save_inline(submodel.model, staged, external=True)
         staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
 
@@ -73,46 +73,42 @@ def _serializing(submodel: Submodel) -> Iterator[None]:
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ExtractionError(
-            submodel.call.id, "invalid_graph", f"the model has content that cannot be serialized ({reason:.200})"
+            submodel.call.id, "broken_graph", f"the model has content that cannot be serialized ({reason:.200})"
         ) from error
 
 
 def _write_external(model: ir.Model, staged: Path, target: Path) -> str:
     """Write the weights one after the other into a file named after its content, and the model beside it."""
+    _load_inner_weights(model)
     written = staged.with_name("weights")
+    kept: dict[str, ir.TensorProtocol] = {}
     places: dict[str, tuple[int, int]] = {}
     with written.open("w+b") as file:
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
-            if tensor is not None and tensor.dtype != ir.DataType.STRING:
-                start = file.tell()
-                write_tensor(tensor, file)
-                places[name] = start, file.tell() - start
+            if tensor is None or tensor.dtype == ir.DataType.STRING:
+                continue
+            offset = file.tell()
+            write_tensor(tensor, file)
+            kept[name], places[name] = tensor, (offset, file.tell() - offset)
         file.seek(0)
         data_name = data_file_name(target, hashlib.file_digest(file, "sha256").hexdigest())
     written.rename(staged.with_name(data_name))
-
-    def external(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        if name not in places:
-            return tensor
-        shape = ir.Shape([int(str(size)) for size in tensor.shape])
-        return ir.ExternalTensor(data_name, *places[name], tensor.dtype, shape=shape, name=name, base_dir=staged.parent)
-
-    with _replaced(model, external):
+    try:
+        for name, tensor in kept.items():
+            shape = ir.Shape([int(str(size)) for size in tensor.shape])
+            model.graph.initializers[name].const_value = ir.ExternalTensor(
+                data_name, *places[name], tensor.dtype, shape=shape, name=name, base_dir=staged.parent
+            )
         staged.write_bytes(ir.to_proto(model).SerializeToString())
+    finally:
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = tensor
     return data_name
 
 
-def _inline(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A weight of another file as one to write inline; it is copied when it is written, in pieces."""
-    if not isinstance(tensor, ir.ExternalTensor):
-        return tensor
-    return ir.LazyTensor(lambda: tensor, dtype=tensor.dtype, shape=tensor.shape, name=name)
-
-
-@contextlib.contextmanager
-def _replaced(model: ir.Model, replace: Callable[[str, ir.TensorProtocol], ir.TensorProtocol]) -> Iterator[None]:
-    """Replace the weights for the time of the context; external tensors in subgraphs are loaded for good."""
+def _load_inner_weights(model: ir.Model) -> None:
+    """Load the external tensors of attributes and subgraphs, which are small: they are written inline."""
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
@@ -121,15 +117,6 @@ def _replaced(model: ir.Model, replace: Callable[[str, ir.TensorProtocol], ir.Te
             for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
-    kept = {value: value.const_value for value in model.graph.initializers.values()}
-    try:
-        for value, tensor in kept.items():
-            if tensor is not None:
-                value.const_value = replace(value.name or "", tensor)
-        yield
-    finally:
-        for value, tensor in kept.items():
-            value.const_value = tensor
 
 
 def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
