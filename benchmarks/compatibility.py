@@ -204,7 +204,7 @@ def _pytest(environment: Path, part: str, log: Path, options: argparse.Namespace
         how += ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
     code = _in_environment(environment, log, "-m", "pytest", *PARTS[part], *how)
     if code not in (0, 1) or not report.exists():
-        return {"error": f"pytest ended with exit code {code}: {log}"}
+        return {"error": f"pytest ended with exit code {code}: {log.name}"}
     return outcomes(report.read_text(encoding="utf-8"))
 
 
@@ -226,7 +226,7 @@ def _round_trip(environment: Path, log: Path) -> dict[str, Any]:
     exports.unlink(missing_ok=True)
     code = _in_environment(environment, log, "-m", "benchmarks.compatibility_round_trip", exports)
     if code or not exports.exists():
-        return {"error": f"ended with exit code {code}: {log}"}
+        return {"error": f"ended with exit code {code}: {log.name}"}
     return {"exports": json.loads(exports.read_text(encoding="utf-8"))}
 
 
