@@ -132,7 +132,7 @@ def table(found: dict[str, dict[str, Score]]) -> list[str]:
 
 
 def shortcomings(cases: dict[str, Case]) -> list[str]:
-    """What a strategy or exporter does not support, as the cases state it."""
+    """What the strategies and exporters do not support, according to the cases."""
     lines = []
     for case in cases.values():
         reasons: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Judging owners by value: values that are only moved about, or that anybody may hold, are no evidence against one."""
+"""Owners by value: values that are only copied, or that several modules may have, contradict no owner."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Scaled(nn.Module):
 
 
 class Places(nn.Module):
-    """Makes the same for every input: exporters compute it once, and put the result into the file."""
+    """Computes the same for every input: exporters compute it once and store the result as an initializer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,9 +96,7 @@ class Placed(nn.Module):
     ],
     ids=["rolled", "axes changed twice", "constant and weight in one", "laid out from the file"],
 )
-def test_no_owner_is_doubted_by_values_that_are_moved_or_that_anybody_may_hold(
-    tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
-) -> None:
+def test_copied_or_common_values_contradict_no_owner(tmp_path: Path, model: nn.Module, shape: tuple[int, ...]) -> None:
     example = torch.randn(shape)
     result = modelexport.export_model(model.eval(), example, tmp_path / "m.onnx")
     report = validate_owners_by_value(result.onnx_path, model, example)

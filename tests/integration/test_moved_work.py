@@ -40,7 +40,7 @@ class LaidOutAtTheEnd(nn.Module):
         return self.norm(x).view(x.shape)
 
 
-def test_a_result_that_was_laid_out_for_nothing_is_its_makers(tmp_path: Path) -> None:
+def test_result_whose_layout_changes_cancel_out_belongs_to_its_producer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(LaidOutAtTheEnd(), (torch.randn(2, 4),), tmp_path, "fx")
     (norm,) = (call for call in document.calls if call.id == "norm")
@@ -76,7 +76,7 @@ class TwiceMasked(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_what_two_calls_need_and_one_node_does_names_both(tmp_path: Path, strategy: str) -> None:
+def test_node_that_two_calls_share_names_both(tmp_path: Path, strategy: str) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(3, 5, 4), torch.tensor([[0, 1, 1, 0, 1]] * 3))
     document = exported(TwiceMasked(), inputs, tmp_path, strategy)
@@ -110,7 +110,7 @@ class FlaggedTwice(nn.Module):
         return self.two(self.one(x.index_select(-1, torch.tensor([0, 2, 1, 3])), mask, flags), mask, flags)
 
 
-def test_nodes_that_torchscript_merged_name_all_whose_they_are(tmp_path: Path) -> None:
+def test_nodes_that_torchscript_merged_name_all_their_calls(tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(2, 3, 4), torch.tensor([[0.0, 1.0, 0.0]] * 2))
     document = exported(FlaggedTwice(), inputs, tmp_path, "htp")
@@ -131,7 +131,7 @@ class Padded(nn.Module):
         return self.conv(wide), wide * 2
 
 
-def test_a_convolution_that_took_up_its_callers_padding_names_the_caller(tmp_path: Path) -> None:
+def test_convolution_fused_with_padding_of_its_caller_names_the_caller(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(nn.Sequential(Padded()), (torch.randn(2, 4, 5),), tmp_path, "fx")
     (taken_up,) = (record for record in document.nodes if record.module == "0.conv")
@@ -149,7 +149,7 @@ class TableNormed(nn.Module):
         return x @ self.norm(self.table.weight).T
 
 
-def test_a_weight_that_its_holders_caller_passed_on_is_no_strangers(tmp_path: Path) -> None:
+def test_weight_passed_as_an_argument_is_not_reported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(nn.Sequential(nn.Sequential(TableNormed())), (torch.randn(3, 4),), tmp_path, "fx")
     assert {record.module for record in document.nodes} == {"0.0.norm", "0.0"}
@@ -180,7 +180,7 @@ class ReturningWhatItsModuleNeeds(nn.Module):
         return self.gate(h), open_
 
 
-def test_the_owner_of_a_shared_node_may_be_the_one_that_returns_its_result(tmp_path: Path) -> None:
+def test_owner_of_a_shared_node_may_be_the_call_that_returns_its_output(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(ReturningWhatItsModuleNeeds(), (torch.randn(3, 4),), tmp_path, "fx")
     (shared,) = (record for record in document.nodes if record.kind == "merged")
@@ -210,7 +210,7 @@ class UsingCounts(nn.Module):
         return y * counts[0] + counts[1]
 
 
-def test_numbers_that_a_call_returns_are_no_tensors_of_its_boundary(tmp_path: Path) -> None:
+def test_numbers_that_a_call_returns_are_not_boundary_tensors(tmp_path: Path) -> None:
     torch.manual_seed(0)
     result = modelexport.export_model(UsingCounts(), torch.randn(3, 4), tmp_path / "m.onnx", strategy="fx")
     (counting,) = (call for call in result.document.calls if call.id == "counting")
