@@ -1,4 +1,4 @@
-"""Runs the cases: one eager run, one export a file and one tagging a column, whoever asks for them."""
+"""Runs the cases: one eager run, one export for each file and one for each column, shared by all tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.value_check import plain_control_flow, run_onnx, watch
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Who a column says made a node: calls, or modules where it tells no calls apart."""
+    """The calls that a column names for a node, or the modules if it does not distinguish calls."""
 
     owner: str | None
     contributors: tuple[str, ...] = ()
@@ -37,12 +37,12 @@ class Claim:
 
 
 class Truth:
-    """What eager PyTorch did, for each of the inputs."""
+    """The eager runs, one for each of the inputs."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.model, self.inputs = case.specimen()
-        # A run may change buffers: each gets a model of its own.
+        # A run may change buffers: each uses a new model.
         runs = [watch(copy.deepcopy(self.model), args, kwargs) for args, kwargs in self.inputs]
         self.results = [run.results for run in runs]
         # The calls that ran an operator themselves.
@@ -62,7 +62,7 @@ class Truth:
         return path if index.isdigit() else call
 
     def value(self, wanted: Any) -> np.ndarray:
-        """What a call returned, or what a function of the model and its inputs gives."""
+        """The output of a call, or of a function of the model and its inputs."""
         if isinstance(wanted, str):
             return next(iter(self.calls[0][wanted].outputs.values()))
         args, kwargs = self.inputs[0]
@@ -85,8 +85,8 @@ class File:
         tensors = [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return {value.name: tensor for value, tensor in zip(self.proto.graph.input, tensors, strict=True)}
 
-    def maker(self, value: np.ndarray) -> str | None:
-        """The first node of the main graph that makes this value."""
+    def producer(self, value: np.ndarray) -> str | None:
+        """The first node of the main graph that computes this value."""
         for identity, node in self.nodes:
             for name in node.output:
                 found = self.tensors[0].get(name)
@@ -98,7 +98,7 @@ class File:
 
 
 class Column:
-    """A file with what one strategy, or the exporter itself, claims of its nodes."""
+    """A file, and the owners that one strategy or the exporter itself claims for its nodes."""
 
     def __init__(self, truth: Truth, file: File, kind: str, claims: Mapping[str, Claim], *, by_call: bool) -> None:
         self.truth = truth
@@ -107,12 +107,12 @@ class Column:
         self.claims = claims
         self.by_call = by_call
         self.document: modelexport.HierarchyDocument | None = None
-        # Where the file with these claims lies.
+        # The path of the file with these claims.
         self.path = file.path
 
 
 class Bench:
-    """Everything that was run so far, each once."""
+    """The results of all runs so far, each computed once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -126,7 +126,7 @@ class Bench:
         return self._truths[name]
 
     def column(self, name: str, case: Case, strategy: str, kind: str) -> Column:
-        """What `strategy` says of a file."""
+        """The claims of a strategy for a file."""
         key = (name, strategy, kind)
         if key not in self._columns:
             truth = self.truth(name, case)
@@ -152,7 +152,7 @@ class Bench:
 
 
 def export(model: nn.Module, inputs: Any, path: Path, case: Case, kind: str) -> modelexport.ExportResult:
-    """Export by the strategy that belongs to the exporter of this kind of file."""
+    """Export with the strategy of the exporter of this kind of file."""
     args, kwargs = inputs
     fresh_generated_code()
     strategy = "fx" if kind.startswith("dynamo") else "htp"

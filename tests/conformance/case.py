@@ -1,4 +1,4 @@
-"""What a conformance case states: a model, its inputs, its calls, and who must be named where."""
+"""A conformance case: a model, its inputs, its calls, and the calls that its nodes must name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance import cases
 
 SEED = 4
 
-# The files each case is exported to: as the exporter leaves them by default, and without its optimizations.
+# The files each case is exported to: with the exporter's optimizations, which are its default, and without.
 DYNAMO = ("dynamo", "dynamo-raw")
 TORCHSCRIPT = ("torchscript", "torchscript-raw")
 FILES = (*DYNAMO, *TORCHSCRIPT)
@@ -36,14 +36,14 @@ Value = str | Callable[[nn.Module, Any], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """The node that makes `value` names just `names`, as owner or contributors.
+    """The node that computes `value` names exactly `names`, as owner or contributors.
 
     Attributes:
         value: A call, for what it returns; or a function of the model and its inputs.
         names: The calls.
         files: The files in which this is so: patterns.
         owner: The owner among them, where only one can be right.
-        kinds: How the attribution may have come about.
+        kinds: The kinds that the attribution may have.
     """
 
     value: Value
@@ -58,7 +58,7 @@ class Expect:
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """How both exporters are told which axes are dynamic."""
+    """The dynamic axes, in the form of each exporter."""
 
     shapes: Any
     axes: Mapping[str, Mapping[int, str]]
@@ -67,18 +67,18 @@ class Dynamic:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way in which provenance gets lost.
+    """One way to lose the owners of nodes.
 
     Attributes:
         title: The failure, in words.
         build: Gives the model and its example inputs; a list of further inputs may follow, to be judged as well.
-        calls: The calls that each call makes, in order; None where they are too many to write down.
+        calls: The calls inside each call, in order; None if they are too many to list.
         expects: Who must be named for what.
         removed: Calls that ran operators of which a file keeps none, by pattern on the file.
         unsupported: Why a strategy cannot meet a criterion, by patterns ``strategy:file`` and the criterion.
         refused: Why an exporter cannot take the model at all, by pattern on the file.
         dynamic: Set where the case is about dynamic axes.
-        loops: Bodies run several times in PyTorch and are traced once: calls are then compared by module alone.
+        loops: Subgraphs run several times in PyTorch and are traced once: calls are compared by module only.
         judged: The least number of tensors that the value check can tell something about.
         exporter: The exporter for strategy fx.
     """
@@ -96,14 +96,14 @@ class Case:
     exporter: str | None = None
 
     def columns(self) -> list[tuple[str, str]]:
-        """The pairs of strategy and file that apply, those that are refused left out."""
+        """The pairs of strategy and file that apply, without those that are refused."""
         return [(s, file) for s, files in STRATEGIES.items() for file in files if self.applies(file)]
 
     def applies(self, file: str) -> bool:
         return (self.dynamic is not None or file in FILES) and self.refusal(file) is None
 
     def refusal(self, file: str) -> str | None:
-        """Why the exporter of this file cannot take the model."""
+        """Why the exporter of this file does not support the model."""
         return next((why for pattern, why in self.refused.items() if fnmatchcase(file, pattern)), None)
 
     def removed_from(self, file: str) -> set[str]:

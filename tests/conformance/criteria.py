@@ -1,4 +1,4 @@
-"""The criteria that every column is judged by, ours and torch's own alike."""
+"""The criteria for every column, ours and torch's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.value_check import Verdict, judge_values
 
 
 def unowned(column: Column) -> list[str]:
-    """The nodes, those in bodies and functions included, for which no module of the model is named."""
+    """The nodes, those of subgraphs and functions included, without a module of the model."""
     paths = column.truth.paths
     return [
         identity
@@ -31,7 +31,7 @@ def verdict(column: Column) -> Verdict:
     for identity, node in file.nodes:
         claim = column.claims.get(identity)
         prefix = identity[: len(identity) - len(next((output for output in node.output if output), ""))]
-        # Only what is claimed can be wrong; what is not is counted as unowned.
+        # Only a claim can be wrong; a node without one counts as unowned.
         if claim is not None and claim.owner is not None:
             claims.update({f"{prefix}{output}": tuple(map(name, claim.names)) for output in node.output if output})
     judged, total, wrong = 0, 0, set()
@@ -48,7 +48,7 @@ def contaminated(column: Column) -> tuple[Contaminated, ...]:
 
 
 def lost(column: Column) -> set[str]:
-    """The calls that ran operators and are named by no node: their work was lumped into another call's."""
+    """The calls that ran operators and that no node names: their nodes were attributed to other calls."""
     truth = column.truth
     named = {name for claim in column.claims.values() for name in claim.names}
     removed = truth.case.removed_from(column.kind)
@@ -59,7 +59,7 @@ def lost(column: Column) -> set[str]:
 
 
 def wrongly_removed(column: Column) -> set[str]:
-    """The calls that the case says are gone, and that a node names all the same."""
+    """The calls that a node names although the case states that their nodes are removed."""
     named = {name for claim in column.claims.values() for name in claim.names}
     return truth_names(column, named) & truth_names(column, column.truth.case.removed_from(column.kind))
 
@@ -75,20 +75,20 @@ def unmet(column: Column) -> list[str]:
         if not expect.is_about(column.kind):
             continue
         what = expect.value if isinstance(expect.value, str) else expect.value.__name__
-        maker = column.file.maker(truth.value(expect.value))
+        maker = column.file.producer(truth.value(expect.value))
         if maker is None:
-            found.append(f"no node makes {what!r}")
+            found.append(f"no node computes {what!r}")
             continue
         claim = column.claims.get(maker)
         names = truth_names(column, set(claim.names)) if claim is not None else set()
         wanted = truth_names(column, set(expect.names))
         if names != wanted:
-            found.append(f"{maker} makes {what!r} and names {sorted(names)}, not {sorted(wanted)}")
+            found.append(f"{maker} computes {what!r} and names {sorted(names)}, not {sorted(wanted)}")
         elif claim is not None and column.document is not None:
             if expect.owner is not None and claim.owner != expect.owner:
-                found.append(f"{maker} makes {what!r} and is owned by {claim.owner!r}, not {expect.owner!r}")
+                found.append(f"{maker} computes {what!r} and is owned by {claim.owner!r}, not {expect.owner!r}")
             if expect.kinds and claim.kind not in expect.kinds:
-                found.append(f"{maker} makes {what!r} and is {claim.kind}, not {' or '.join(expect.kinds)}")
+                found.append(f"{maker} computes {what!r} and is {claim.kind}, not {' or '.join(expect.kinds)}")
     return found
 
 
@@ -109,7 +109,7 @@ def told_apart(column: Column) -> tuple[int, int]:
     good = total = 0
     for calls in by_module.values():
         for one, other in itertools.combinations(calls, 2):
-            makers = [column.file.maker(truth.value(call)) for call in (one, other)]
+            makers = [column.file.producer(truth.value(call)) for call in (one, other)]
             if None in makers or makers[0] == makers[1]:
                 continue
             labels = [column.claims[maker].label if maker in column.claims else "" for maker in makers]
@@ -119,7 +119,7 @@ def told_apart(column: Column) -> tuple[int, int]:
 
 
 def wrong_boundaries(column: Column) -> tuple[list[str], int]:
-    """The boundary tensors that hold other values than the call had in PyTorch, and how many were compared."""
+    """The boundary tensors with other values than in PyTorch, and how many were compared."""
     document = column.document
     assert document is not None, "only ours have boundaries"
     tensors = {**column.file.tensors[0], **column.file.feeds[0]}

@@ -1,4 +1,4 @@
-"""Small modules that several cases are made of."""
+"""Small modules that several cases use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE = 6
 
 
 class Block(nn.Module):
-    """A linear layer with work of its own around it."""
+    """A linear layer, with operators of its own before and after it."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Scale(nn.Module):
-    """Work without weights."""
+    """Operators without weights."""
 
     def __init__(self, by: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def batch(*shape: int) -> torch.Tensor:
 
 
 def settle_norms(model: nn.Module) -> None:
-    """Give batch norms statistics that do something."""
+    """Give BatchNorms statistics that change their input."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

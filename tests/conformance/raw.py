@@ -1,4 +1,4 @@
-"""What torch's own exporters write down about where nodes came from, read as kindly as it can be."""
+"""The owners in the metadata of torch's own exporters, interpreted in their favor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def plain_column(bench: Bench, folder: Path, name: str, case: Case, kind: str) -> tuple[Column, bool]:
-    """The file as torch writes it, with what it says of its nodes; and whether plain torch could write it.
+    """The file as torch writes it, with the owners in its metadata, and whether plain torch can export it.
 
     Where plain torch cannot, the file is the one that the same exporter writes for us, without our metadata.
     """
@@ -28,7 +28,7 @@ def plain_column(bench: Bench, folder: Path, name: str, case: Case, kind: str) -
     plainly = True
     try:
         _export(case, kind, path)
-    except Exception:  # noqa: BLE001  whatever torch raises, the other way is tried
+    except Exception:  # noqa: BLE001  whatever torch raises, the other call is tried
         plainly = False
         strategy = "fx" if kind.startswith("dynamo") else "htp"
         ours = bench.column(name, case, strategy, kind)
@@ -55,7 +55,7 @@ Reader = Callable[[onnx.NodeProto, Truth], Claim]
 
 
 def read_dynamo(node: onnx.NodeProto, truth: Truth) -> Claim:
-    """The deepest module among the scopes that the dynamo exporter records; the last entry is the node itself."""
+    """The innermost module among the scopes of the dynamo exporter; the last entry is the node itself."""
     recorded = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), None)
     if recorded is None:
         return Claim(None)
@@ -81,7 +81,7 @@ def read_torchscript(node: onnx.NodeProto, truth: Truth) -> Claim:
 
 
 def _inside(path: str, scope: str, truth: Truth) -> str | None:
-    """The module called `scope` in the module at `path`, or in one around it: containers that never run leave gaps."""
+    """The module `scope` in the module at `path`, or in one that encloses it: containers are never called."""
     around = path
     while True:
         found = f"{around}.{scope}" if around else scope

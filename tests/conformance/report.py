@@ -128,7 +128,7 @@ def scores(found: dict[str, dict[str, Score]]) -> str:
 
 
 def shortcomings(cases: dict[str, Case]) -> list[str]:
-    """What a strategy or exporter does not support, as the cases state it."""
+    """What the strategies and exporters do not support, according to the cases."""
     lines = []
     for case in cases.values():
         reasons: dict[tuple[str, str], list[str]] = {}

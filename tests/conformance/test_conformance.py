@@ -1,4 +1,4 @@
-"""Every known failure of provenance, on both exporters, with every strategy: who made each node is told rightly."""
+"""Every known way to lose the owners of nodes, with both exporters and every strategy: the owners are right."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_no_node_is_owned_by_a_module_that_did_not_compute_it(column: Column) ->
 
 
 @every_column("contributors")
-def test_nodes_that_several_calls_made_name_them_all(column: Column) -> None:
+def test_nodes_name_all_calls_that_computed_them(column: Column) -> None:
     assert criteria.unmet(column) == []
 
 
 @every_column("calls")
-def test_calls_are_those_the_model_makes(column: Column) -> None:
+def test_calls_are_those_of_the_model(column: Column) -> None:
     case, document = column.truth.case, column.document
     assert document is not None
     made: dict[str, list[str]] = {}
@@ -77,13 +77,13 @@ def test_calls_are_those_the_model_makes(column: Column) -> None:
 
 
 @every_column("named")
-def test_no_call_is_lumped_into_another(column: Column) -> None:
+def test_no_call_is_merged_into_another(column: Column) -> None:
     assert criteria.lost(column) == set()
     assert criteria.wrongly_removed(column) == set()
 
 
 @every_column("boundaries")
-def test_boundary_tensors_hold_what_the_call_was_given_and_returned(column: Column) -> None:
+def test_boundary_tensors_have_the_values_of_the_inputs_and_outputs_in_pytorch(column: Column) -> None:
     wrong, compared = criteria.wrong_boundaries(column)
     assert wrong == []
     assert compared >= _LEAST_COMPARED or not column.by_call
@@ -98,7 +98,7 @@ _IN_BODIES = [
 
 
 @pytest.mark.parametrize(("name", "strategy", "file"), _IN_BODIES)
-def test_wrong_owners_in_bodies_are_found_by_value_and_right_ones_are_not_doubted(column: Column) -> None:
+def test_wrong_owners_in_subgraphs_are_found_by_value_and_right_ones_are_not_reported(column: Column) -> None:
     args, kwargs = column.truth.inputs[0]
     check = check_owners_by_value(ValidatedFile(column.path), copy.deepcopy(column.truth.model), kwargs or args)
     assert check.suspects() == []
@@ -111,7 +111,7 @@ _STATED = [name for name, case in all_cases().items() if case.calls is not None]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in _STATED])
-def test_case_states_the_calls_that_pytorch_makes(bench: Bench, name: str) -> None:
+def test_case_states_the_calls_of_the_eager_run(bench: Bench, name: str) -> None:
     case = all_cases()[name]
     stated = {"", *(call for calls in (case.calls or {}).values() for call in calls)}
     seen = {call for calls in bench.truth(name, case).calls for call in calls}
@@ -131,7 +131,7 @@ _REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "file"), _REFUSED)
-def test_refusals_are_what_the_case_says(tmp_path: Path, name: str, file: str) -> None:
+def test_case_states_the_exporters_that_refuse_the_model(tmp_path: Path, name: str, file: str) -> None:
     case = all_cases()[name]
     model, (inputs, *_) = case.specimen()
     with pytest.raises(modelexport.StrategyIncompatibleError):

@@ -1,4 +1,4 @@
-"""The criteria find what is broken on purpose: a claim moved, a contributor dropped, calls lumped together."""
+"""The criteria find claims that are wrong on purpose: other owners, missing contributors, merged calls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_owner_moved_to_another_call_of_the_same_module_is_contaminated(bench: B
     assert {case.node for case in criteria.contaminated(_with(column, moved))} == set(moved)
 
 
-def test_owner_moved_inside_a_body_is_contaminated(bench: Bench) -> None:
+def test_owner_moved_inside_a_subgraph_is_contaminated(bench: Bench) -> None:
     for name, owner in (("cond_bodies", "no.lin"), ("loop_bodies-scan", "cell.lin"), ("loop_bodies-while", "cell.lin")):
         if not all_cases()[name].applies("dynamo"):
             continue
@@ -63,19 +63,19 @@ def test_dropped_contributor_is_unmet(bench: Bench) -> None:
     assert criteria.lost(_with(column, alone)) == {"conv"}
 
 
-def test_contributor_too_many_is_unmet(bench: Bench) -> None:
+def test_additional_contributor_is_unmet(bench: Bench) -> None:
     column = _column(bench, "conv_batchnorm-2d")
     more = {i: Claim(c.owner, (*c.contributors, "act"), c.kind) for i, c in column.claims.items() if c.owner == "norm"}
     assert len(criteria.unmet(_with(column, more))) == 1
 
 
-def test_calls_lumped_into_their_caller_are_lost(bench: Bench) -> None:
+def test_calls_merged_into_their_caller_are_lost(bench: Bench) -> None:
     column = _column(bench, "gradient_blocks-no_grad")
     lumped = {i: Claim("") for i, claim in column.claims.items() if (claim.owner or "").startswith("frozen")}
     assert {"frozen.0", "frozen.1", "frozen.0.lin", "frozen.0@1"} <= criteria.lost(_with(column, lumped))
 
 
-def test_calls_with_one_label_are_not_told_apart(bench: Bench) -> None:
+def test_calls_with_one_label_are_not_distinguished(bench: Bench) -> None:
     column = _column(bench, "reused_module")
     same = {i: Claim(c.owner, label=column.truth.module_of(c.owner or "")) for i, c in column.claims.items()}
     good, total = criteria.told_apart(column)
@@ -90,7 +90,7 @@ def test_missing_claim_is_unowned(bench: Bench) -> None:
     assert criteria.unowned(broken) == [first, second]
 
 
-def test_raw_records_are_read_as_they_are_meant(bench: Bench) -> None:
+def test_torch_metadata_is_read_as_torch_writes_it(bench: Bench) -> None:
     truth = bench.truth("twin_name", all_cases()["twin_name"])
     named = {"/l/lin/Gemm": "l.lin", "/Add": "", "/l_1/Tanh": "l_1", "/l_7/lin/Gemm": "l.lin", "Constant_3": None}
     for name, module in named.items():
@@ -103,7 +103,7 @@ def test_raw_records_are_read_as_they_are_meant(bench: Bench) -> None:
     assert read_dynamo(node, truth).owner == "l.lin"
 
 
-def test_tensors_of_both_branches_are_shown(tmp_path: Path) -> None:
+def test_tensors_of_both_branches_are_returned(tmp_path: Path) -> None:
     def branch(op: str) -> onnx.GraphProto:
         result = helper.make_tensor_value_info(f"{op}_result", TensorProto.FLOAT, None)
         inner = [helper.make_node(op, ["x"], [f"{op}_inner"]), helper.make_node("Neg", [f"{op}_inner"], [result.name])]

@@ -1,4 +1,4 @@
-"""Wrong owners are found from the file alone, and right ones are left in peace."""
+"""Wrong owners are found from the file alone, and right ones are not reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from modelexport.analysis.validation.validator import validate
 pytestmark = pytest.mark.integration
 
 _MOVES = 30
-# What is asked of the file alone. Most models are near 100 %; docs/contamination.md has the rates.
+# The required rate from the file alone. Most models are near 100 %: docs/measurements/contamination.md.
 _ENOUGH = 0.7
 
 
@@ -44,15 +44,13 @@ every_variant = pytest.mark.parametrize(("name", "dynamic", "optimize"), _varian
 
 
 @every_variant
-def test_an_export_breaks_no_rule_and_no_owner_is_contradicted(
-    exported: Exporter, name: str, dynamic: bool, optimize: bool
-) -> None:
+def test_exported_file_has_no_findings(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
     report = validate(exported(name, dynamic=dynamic, optimize=optimize).path, check_contamination=True)
     assert report.findings == ()
 
 
 @every_variant
-def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
+def test_wrong_owners_are_found(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
     path = exported(name, dynamic=dynamic, optimize=optimize).path
     document = read_document(path)
     check = ValidatedFile(path).owner_check
@@ -65,7 +63,7 @@ def test_owners_that_were_moved_are_found(exported: Exporter, name: str, dynamic
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("cond", "with_methods", "vit")]
 )
-def test_checking_the_nodes_around_a_moved_one_finds_what_checking_all_finds(exported: Exporter, name: str) -> None:
+def test_check_of_the_affected_nodes_finds_the_same_as_the_check_of_all(exported: Exporter, name: str) -> None:
     path = exported(name, optimize=False).path
     document = read_document(path)
     check = ValidatedFile(path).owner_check
@@ -74,7 +72,7 @@ def test_checking_the_nodes_around_a_moved_one_finds_what_checking_all_finds(exp
 
 
 @pytest.mark.xdist_group("bert")
-def test_the_right_owner_is_named_and_neighbours_are_not_blamed(exported: Exporter) -> None:
+def test_right_owner_is_suggested_and_neighbors_are_not_reported(exported: Exporter) -> None:
     path = exported("bert").path
     document = read_document(path)
     owners = {node.id: node.module for node in document.nodes}
@@ -91,7 +89,7 @@ def test_the_right_owner_is_named_and_neighbours_are_not_blamed(exported: Export
 
 
 @pytest.mark.xdist_group("bert")
-def test_many_wrong_owners_in_one_file_are_all_told(exported: Exporter, tmp_path: Path) -> None:
+def test_many_wrong_owners_in_one_file_are_reported(exported: Exporter, tmp_path: Path) -> None:
     source = exported("bert").path
     document = read_document(source)
     moves = all_at_once(document, 20, seed=7)
@@ -102,7 +100,7 @@ def test_many_wrong_owners_in_one_file_are_all_told(exported: Exporter, tmp_path
 
 
 @pytest.mark.xdist_group("bert")
-def test_where_every_owner_is_wrong_all_are_told_and_only_the_first_are_weighed(
+def test_if_every_owner_is_wrong_all_are_reported_and_better_owners_searched_for_the_first(
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = exported("bert")
@@ -132,7 +130,7 @@ class _Padded(torch.nn.Module):
 
 @pytest.mark.xdist_group("sizes")
 @pytest.mark.filterwarnings("ignore")
-def test_size_that_the_exporter_reads_from_a_model_input_for_an_inner_call_is_no_alarm(tmp_path: Path) -> None:
+def test_size_that_the_exporter_reads_from_a_model_input_for_an_inner_call_is_not_reported(tmp_path: Path) -> None:
     batch = torch.export.Dim.AUTO
     result = modelexport.export_model(
         _Padded().eval(), torch.randn(3, 4), tmp_path / "m.onnx", strategy="fx", dynamic_shapes=({0: batch},)
@@ -155,7 +153,7 @@ class _Scaled(torch.nn.Module):
 
 
 @pytest.mark.regression
-def test_constant_that_the_exporter_merged_with_an_equal_weight_is_no_alarm(tmp_path: Path) -> None:
+def test_constant_that_the_exporter_merged_with_an_equal_weight_is_not_reported(tmp_path: Path) -> None:
     """The normalization is written with a scale of one and a bias of zero, and a weight elsewhere holds just those."""
     model = torch.nn.Sequential(torch.nn.GroupNorm(1, 8), _Scaled())
     result = modelexport.export_model(model, torch.randn(2, 8, 4, 4), tmp_path / "model.onnx", strategy="fx")
@@ -199,7 +197,7 @@ class _Constant(torch.nn.Module):
         ("usage_based", {}),
     ],
 )
-def test_constant_that_equals_the_weights_of_several_modules_is_no_alarm(
+def test_constant_that_equals_the_weights_of_several_modules_is_not_reported(
     content: torch.Tensor, strategy: str, options: dict[str, bool], tmp_path: Path
 ) -> None:
     """Weights of a fresh model are often alike, and the exporter keeps one of several with the same content."""
@@ -217,7 +215,7 @@ def test_constant_that_equals_the_weights_of_several_modules_is_no_alarm(
 
 
 @pytest.mark.regression
-def test_weight_that_only_another_module_reads_is_an_alarm(tmp_path: Path) -> None:
+def test_weight_that_only_another_module_consumes_is_reported(tmp_path: Path) -> None:
     model = torch.nn.Sequential(_Norm(), _Constant(torch.ones(8)), _Norm())
     result = modelexport.export_model(model, torch.randn(2, 8), tmp_path / "m.onnx", strategy="fx", optimize=False)
     readers = [n.output[0] for n in onnx.load(result.onnx_path).graph.node if "0.norm.weight" in n.input]

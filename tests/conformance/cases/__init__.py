@@ -1,1 +1,1 @@
-"""One file for each known failure of provenance: models, inputs, and what must be true of their files."""
+"""One module for each known way to lose the owners of nodes: models, inputs, and the owners they must have."""

@@ -1,4 +1,4 @@
-"""Attention whose inner steps PyTorch runs in one operator: they match nothing that eager PyTorch shows."""
+"""Attention, which eager PyTorch runs as one operator: the values of its inner nodes are computed nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submodules run through `torch.utils.checkpoint`."""
+"""Submodules called through `torch.utils.checkpoint`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches of `torch.cond` that call modules: ONNX bodies lose the module path."""
+"""Branches of `torch.cond` that call modules: the nodes of ONNX subgraphs lose the module path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 class Inside(nn.Module):
-    """The decision is taken in a submodule, and the same module runs in both branches."""
+    """`cond` runs in a submodule, and the same module is called in both branches."""
 
     class Chooser(nn.Module):
         def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Inside(nn.Module):
 
 
 class Nested(nn.Module):
-    """A decision in a branch of another; one of the modules runs after it, too."""
+    """`cond` in a branch of another `cond`; one of the modules is called after it as well."""
 
     def __init__(self) -> None:
         super().__init__()

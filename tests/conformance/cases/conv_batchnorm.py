@@ -1,4 +1,4 @@
-"""Convolution and BatchNorm become one node; torch's record names the BatchNorm alone."""
+"""Convolution and BatchNorm are fused into one node; torch's metadata names only the BatchNorm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 
 class SharedNorm(nn.Module):
-    """One norm behind two convolutions, and one convolution with no norm behind it as well."""
+    """One BatchNorm after two convolutions; the output of one convolution is also used without it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ CASES = {
         ),
     ),
     "shared": Case(
-        title="one BatchNorm behind two convolutions, one of which cannot be fused",
+        title="one BatchNorm after two convolutions, one of which cannot be fused",
         build=_build(SharedNorm, (2, 3, 6, 6)),
         calls={"": ("one", "norm", "two", "norm@1")},
         expects=(

@@ -1,4 +1,4 @@
-"""Shape arithmetic with dynamic axes: the exporter reads sizes for all modules at once, and names none of them."""
+"""Shape arithmetic with dynamic axes: the exporter computes sizes once for all modules, and records no module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two modules that compute the same of the same input: CSE keeps the nodes of one, and the other vanishes."""
+"""Two modules that compute the same from the same input: CSE keeps the nodes of one and removes the other's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.parts import Block, Scale, batch
 
 
 class Net(nn.Module):
-    """The two have work of their own, with equal weights where they have any."""
+    """Two equal modules, with equal weights if they have any, and an operator after each."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _EXPERTS = ("experts.first", "experts.second", "experts.third")
 
 CASES = {
     "": Case(
-        title="experts in a `ModuleDict`, all of one input",
+        title="experts in a `ModuleDict`, all with the same input",
         build=lambda: (Net(), batch()),
         calls={"": ("router", *_EXPERTS), **{call: (f"{call}.lin",) for call in _EXPERTS}},
         expects=tuple(Expect(call, (call,), owner=call) for call in ("router", *_EXPERTS, "")),

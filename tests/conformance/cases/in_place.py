@@ -1,4 +1,4 @@
-"""Operators that write into their input: the name of a tensor stands for several values."""
+"""In-place operators: one tensor has several values, one after the other."""
 
 from __future__ import annotations
 

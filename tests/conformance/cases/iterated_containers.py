@@ -1,4 +1,4 @@
-"""A `ModuleList` and a `Sequential` whose children are called one by one: the container itself never runs."""
+"""A `ModuleList` and a `Sequential` whose children are called one by one: the container itself is never called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules called with tensors by keyword, in another order than they are declared."""
+"""Modules called with tensors as keyword arguments, in another order than that of `forward`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that a module makes in forward are lifted out of it: as constants or initializers of the graph."""
+"""Tensors that a module creates in `forward` become constants or initializers of the graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _position(model: nn.Module, inputs: Any) -> torch.Tensor:
 
 CASES = {
     "": Case(
-        title="constants lifted out of modules",
+        title="constants moved out of modules",
         build=lambda: (Net(), batch()),
         calls={"": ("table", "position", "again"), "position": ("position.lin",)},
         expects=(

@@ -1,4 +1,4 @@
-"""Linear and BatchNorm1d: what becomes of them depends on the rewriter, and both must be named where it is one node."""
+"""Linear and BatchNorm1d: if the optimizer fuses them into one node, that node names both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that the dynamo exporter writes as local functions unless it optimizes: their nodes have no record."""
+"""Operators that the dynamo exporter writes as local functions unless it optimizes: their nodes have no metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TWO = ("two.0", "two.1", "two.2")
 
 CASES = {
     "": Case(
-        title="operators written as several nodes or as functions",
+        title="operators exported as several nodes or as functions",
         build=lambda: (Net(), batch(4, SIZE)),
         calls={"": ("one", "two"), "one": _ONE, "two": _TWO},
         expects=tuple(Expect(call, (call,), owner=call) for call in (*_ONE, *_TWO)),

@@ -1,4 +1,4 @@
-"""Bodies of `scan` and `while_loop` that call modules."""
+"""Subgraphs of `scan` and `while_loop` that call modules."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _NO_CONDITIONS = refused_below((2, 11), "dynamo*", "the condition of a while_loo
 
 CASES = {
     "scan": Case(
-        title="a `scan` body that calls modules",
+        title="a `scan` subgraph that calls modules",
         build=lambda: (Scan(), batch(4, 2, SIZE)),
         calls={"": ("before", "cell", "after"), "cell": ("cell.lin",)},
         refused=_NO_LOOPS,
         loops=True,
     ),
     "while": Case(
-        title="a `while_loop` body that calls modules",
+        title="a `while_loop` subgraph that calls modules",
         build=lambda: (While(), batch()),
         calls={"": ("cell", "after"), "cell": ("cell.lin",)},
         refused={**_NO_LOOPS, **_NO_CONDITIONS},

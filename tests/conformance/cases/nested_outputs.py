@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 class Flat(Net):
-    """The same with a result that both exporters can write."""
+    """The same with a result that both exporters support."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         more = super().forward(x)["more"]

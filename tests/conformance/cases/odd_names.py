@@ -1,4 +1,4 @@
-"""Module names with separators of paths, scopes and tags in them, with unicode, with digits."""
+"""Module names that contain separators of paths, scopes and tags, non-ASCII characters, or digits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CALLS = ("a", "a@1@0", "b/c", "größe", "0", "l_1", "空間", "a@1")
 
 CASES = {
     "": Case(
-        title="odd module names",
+        title="unusual module names",
         build=lambda: (Net(), batch()),
         calls={
             "": _CALLS,

@@ -1,4 +1,4 @@
-"""A module run through a method other than `forward`: no call of it, so the work is the caller's."""
+"""A module used through a method other than `forward`: it is not called, so the caller owns the nodes."""
 
 from __future__ import annotations
 

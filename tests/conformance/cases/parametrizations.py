@@ -1,4 +1,4 @@
-"""Weights that are computed: the module that computes them runs when the weight is read."""
+"""Weights that are computed: the module that computes them is called when the weight is accessed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LowRank(nn.Module):
 
 
 class Adapter(nn.Module):
-    """As LoRA layers are written: a frozen layer, and two small ones beside it."""
+    """Like a LoRA layer: a frozen layer, and two small ones in parallel."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: one node with many helpers, whose scope TorchScript loses."""
+"""LSTM, GRU and RNN: one node with many helper nodes, whose scope TorchScript loses."""
 
 from __future__ import annotations
 

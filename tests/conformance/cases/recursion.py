@@ -1,4 +1,4 @@
-"""A module that calls itself, directly and through a child that holds it."""
+"""A module that calls itself, directly and through a child that references it."""
 
 from __future__ import annotations
 

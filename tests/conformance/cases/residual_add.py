@@ -1,4 +1,4 @@
-"""Residual connections: the add belongs to the module that ran it, whoever made what it adds."""
+"""Residual connections: the Add belongs to the module that ran it, whichever modules computed its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module that returns what it was given: it made nothing, and its neighbours' nodes are not its own."""
+"""A module that returns its input: it computes nothing, and owns no node of its neighbors."""
 
 from __future__ import annotations
 

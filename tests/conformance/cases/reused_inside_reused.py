@@ -1,4 +1,4 @@
-"""A reused module that calls a reused one: four calls of the inner, two of the outer."""
+"""A reused module that calls a reused module: four calls of the inner one, two of the outer one."""
 
 from __future__ import annotations
 

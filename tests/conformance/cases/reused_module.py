@@ -1,4 +1,4 @@
-"""A module that is called several times: torch's record names the module and not the call."""
+"""A module that is called several times: torch's metadata names the module, not the call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = {
         expects=tuple(Expect(call, (call,)) for call in ("blk", "blk@1", "blk@2", "blk.lin@1", "blk.lin@2", "out")),
     ),
     "same_input": Case(
-        title="a module called twice with the same input: CSE makes one of the two calls",
+        title="a module called twice with the same input: CSE merges the two calls",
         build=lambda: (Twice(), batch()),
         calls={"": ("blk", "blk@1"), "blk": ("blk.lin",), "blk@1": ("blk.lin@1",)},
         expects=(

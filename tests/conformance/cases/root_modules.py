@@ -1,4 +1,4 @@
-"""Roots that are modules of torch.nn themselves: a `Sequential`, a single layer, a container in a container."""
+"""Roots of a class of torch.nn: a `Sequential`, a single layer, a container in a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each layer makes the same attention mask of the model's: the optimizer makes it once, for all of them."""
+"""Each layer computes the same attention mask: the optimizer keeps one node for all of them."""
 
 from __future__ import annotations
 

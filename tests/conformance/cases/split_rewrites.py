@@ -1,4 +1,4 @@
-"""Slices that the optimizer turns into one `Split` with new output names, and which torch leaves without a record."""
+"""Slices that the optimizer replaces by one `Split` with new output names and without torch's metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that only transformers' own exporter takes: the record has to hold through that way as well."""
+"""A model that only transformers' own exporter supports."""
 
 from __future__ import annotations
 

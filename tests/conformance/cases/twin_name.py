@@ -1,4 +1,4 @@
-"""A second call of `l` and a module that is really called `l_1`: TorchScript writes the same name for both."""
+"""A second call of `l` and a module with the name `l_1`: TorchScript writes the same scope for both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Net(nn.Module):
 
 CASES = {
     "": Case(
-        title="`l` called twice beside a real `l_1`",
+        title="`l` called twice, and a module `l_1`",
         build=lambda: (Net(), batch()),
         calls={"": ("l", "l@1", "l_1"), "l": ("l.lin",), "l@1": ("l.lin@1",), "l_1": ("l_1.lin",)},
         expects=tuple(Expect(call, (call,), owner=call) for call in ("l", "l@1", "l_1", "l.lin@1", "l_1.lin")),

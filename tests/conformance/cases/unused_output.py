@@ -1,4 +1,4 @@
-"""A module whose result nobody uses: exporters leave it out, and nothing may be put down to it."""
+"""A module whose output is not used: exporters remove its nodes, and no other node may name it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 CASES = {
     "": Case(
-        title="a module whose result nobody uses",
+        title="a module whose output is not used",
         build=lambda: (Net(), batch()),
         calls={
             "": ("ignored", "blk", "two"),

@@ -1,4 +1,4 @@
-"""Buffers that forward updates: their new values are results of the graph."""
+"""Buffers that `forward` updates: their new values are computed in the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that a user has registered: what they compute is part of the call."""
+"""Hooks that a user registered: what they compute belongs to the call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _cosine(model: nn.Module, inputs: Any) -> torch.Tensor:
 
 CASES = {
     "": Case(
-        title="a user's forward hooks",
+        title="forward hooks of a user",
         build=lambda: (Net(), batch()),
         calls={"": ("blk", "after"), "blk": ("blk.lin",), "after": ("after.lin",)},
         expects=(

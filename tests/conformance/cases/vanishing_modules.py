@@ -1,4 +1,4 @@
-"""Modules of which the optimizer leaves nothing: what they did is folded away, and nobody else's node is theirs."""
+"""Modules whose nodes are all folded by the optimizer: no other node may name them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BackAndForth(nn.Module):
 
 
 class Table(nn.Module):
-    """Needs no input: what it computes is a constant."""
+    """Computes a constant: it needs no input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 CASES = {
     "": Case(
-        title="whole modules that vanish",
+        title="modules whose nodes are all removed",
         build=lambda: (Net(), batch()),
         calls={"": ("blk", "times_one", "back", "after", "table"), "blk": ("blk.lin",)},
         expects=(

@@ -1,4 +1,4 @@
-"""One weight in two modules: the file keeps it once, under one of the two names."""
+"""One weight in two modules: the file contains it once, with one of the two names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Net(nn.Module):
 
 
 class Twins(nn.Module):
-    """Two layers with one weight, one behind the other."""
+    """Two layers with one weight, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A module without weights: nothing but the trace tells that it ran."""
+"""A module without weights: only the trace shows that it was called."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from modelexport.analysis.comparison.comparison_report import (
     TagCount,
 )
 from modelexport.analysis.comparison.model_index import ModelIndex, index_model
-from modelexport.analysis.comparison.node_changes import TOPOLOGY, PairChange, changed_pairs, type_text
+from modelexport.analysis.comparison.node_changes import TOPOLOGY, changed_pairs, type_text
 from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.analysis.comparison.node_owners import NodeOwners
 from modelexport.analysis.comparison.weight_changes import (
@@ -72,7 +73,7 @@ class _Comparer:
 
     def comparison(self, contents: bool) -> Comparison:
         matching = self._matching
-        changes = self._changes()
+        changes = list(self._changes())
         pairs, weights = compare_weights(matching)
         report = compare_contents(self._before.file, self._after.file, pairs) if contents else None
         interface = _field_changes(_interface(self._before), _interface(self._after))
@@ -107,10 +108,7 @@ class _Comparer:
             first_difference=topology[0] if topology else None,
             nodes=NodeCounts(
                 same=paired - counts["changed"] - counts["moved"],
-                changed=counts["changed"],
-                added=counts["added"],
-                removed=counts["removed"],
-                moved=counts["moved"],
+                **{kind: counts[kind] for kind in ("changed", "added", "removed", "moved")},
                 renamed=renamed,
             ),
             modules=self._modules(changes),
@@ -144,40 +142,30 @@ class _Comparer:
     def _at(self, side: ModelIndex, node: int, owner: str) -> NodeAt:
         return NodeAt(side.node_ids[node], node, side.label(node), owner)
 
-    def _changes(self) -> list[NodeChange]:
+    def _changes(self) -> Iterator[NodeChange]:
         """The nodes that differ, in the order of the first model; added nodes come before the next matched one."""
-        matching, owners = self._matching, self._ownership
-        found: list[NodeChange] = []
         following = 0
-        for a, b in enumerate(matching.to_after):
+        for a, b in enumerate(self._matching.to_after):
+            first = self._at(self._before, a, self._ownership.before[a])
             if b < 0:
-                at = self._at(self._before, a, owners.before[a])
-                found.append(NodeChange("removed", at.module, before=at))
+                yield NodeChange("removed", first.module, before=first)
                 continue
-            while following < b:
-                self._append_added(following, found)
-                following += 1
+            yield from self._added(range(following, b))
             following = max(following, b + 1)
-            self._append_paired(a, b, found)
-        for b in range(following, len(self._after)):
-            self._append_added(b, found)
-        return found
+            second = self._at(self._after, b, self._ownership.after[b])
+            differs = self._pairs.get(a)
+            if differs is not None:
+                detail = "; ".join(text for text in differs.values() if text)
+                yield NodeChange("changed", first.module, first, second, tuple(differs), detail)
+            elif first.module != second.module:
+                yield NodeChange("moved", first.module, first, second, ("owner",))
+        yield from self._added(range(following, len(self._after)))
 
-    def _append_added(self, b: int, found: list[NodeChange]) -> None:
-        if self._matching.to_before[b] < 0:
-            at = self._at(self._after, b, self._ownership.after[b])
-            found.append(NodeChange("added", at.module, after=at))
-
-    def _append_paired(self, a: int, b: int, found: list[NodeChange]) -> None:
-        change: PairChange | None = self._pairs.get(a)
-        owner, now = self._ownership.before[a], self._ownership.after[b]
-        if change is None and owner == now:
-            return
-        first, second = self._at(self._before, a, owner), self._at(self._after, b, now)
-        if change is not None:
-            found.append(NodeChange("changed", owner, first, second, change.what, change.detail))
-        else:
-            found.append(NodeChange("moved", owner, first, second, ("owner",)))
+    def _added(self, nodes: Iterable[int]) -> Iterator[NodeChange]:
+        for b in nodes:
+            if self._matching.to_before[b] < 0:
+                at = self._at(self._after, b, self._ownership.after[b])
+                yield NodeChange("added", at.module, after=at)
 
     def _summary(self, side: ModelIndex) -> FileSummary:
         owned = [owner for owner in side.owners if owner is not None]
@@ -208,10 +196,7 @@ class _Comparer:
                 nodes_before=before[call],
                 nodes_after=after[call],
                 same=before[call] - counts[call]["removed"] - counts[call]["changed"] - counts[call]["moved"],
-                changed=counts[call]["changed"],
-                added=counts[call]["added"],
-                removed=counts[call]["removed"],
-                moved=counts[call]["moved"],
+                **{kind: counts[call][kind] for kind in ("changed", "added", "removed", "moved")},
                 parameters_before=weights_before.get(call, none)[0],
                 parameters_after=weights_after.get(call, none)[0],
                 bytes_before=weights_before.get(call, none)[1],

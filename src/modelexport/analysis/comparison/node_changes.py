@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx
 
 from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex
@@ -14,17 +12,9 @@ TOPOLOGY = frozenset({"operation", "attributes", "inputs", "outputs", "weights",
 _WEIGHTS = ("weight", "sparse weight")
 
 
-@dataclasses.dataclass(frozen=True)
-class PairChange:
-    """The kinds of change, and a description."""
-
-    what: tuple[str, ...]
-    detail: str
-
-
-def changed_pairs(matching: NodeMatching) -> dict[int, PairChange]:
-    """The changes of matched nodes that differ, by node of the first model."""
-    found: dict[int, PairChange] = {}
+def changed_pairs(matching: NodeMatching) -> dict[int, dict[str, str]]:
+    """The matched nodes that differ, by node of the first model: the kinds of change, each with a description."""
+    found: dict[int, dict[str, str]] = {}
     before, after = matching.before, matching.after
     for a, b in enumerate(matching.to_after):
         if b < 0:
@@ -39,7 +29,7 @@ def changed_pairs(matching: NodeMatching) -> dict[int, PairChange]:
             differs["outputs"] = f"{len(before.outputs[a])} → {len(after.outputs[b])} outputs"
         _compare_shapes(before, a, after, b, differs)
         if differs:
-            found[a] = PairChange(tuple(differs), "; ".join(text for text in differs.values() if text))
+            found[a] = differs
     return found
 
 

@@ -62,8 +62,15 @@ class CallIndex:
             module.path: [argument.name for argument in module.forward_arguments if argument.required]
             for module in document.modules
         }
-        self.takes_numbers = [_has_other_argument(required.get(record.path, ()), record.inputs) for record in records]
-        self.returns_numbers = [all(output.name != SINGLE_RESULT for output in record.outputs) for record in records]
+        # Of a call without a recorded boundary, such as one in a loop, neither is known.
+        self.takes_numbers = [
+            known and _has_other_argument(required.get(record.path, ()), record.inputs)
+            for record, known in zip(records, self.has_boundary, strict=True)
+        ]
+        self.returns_numbers = [
+            known and all(output.name != SINGLE_RESULT for output in record.outputs)
+            for record, known in zip(records, self.has_boundary, strict=True)
+        ]
         self._depths = _depths(self.parents)
 
     def with_boundaries(

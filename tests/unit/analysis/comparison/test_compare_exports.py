@@ -46,7 +46,7 @@ def test_model_is_the_same_as_itself(exported: Exporter, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("hierarchy", ["kept", "gone"])
-def test_only_names_differ_when_all_names_are_changed(
+def test_only_names_differ_if_all_names_are_changed(
     exported: Exporter, tmp_path: Path, name: str, hierarchy: str
 ) -> None:
     path = exported(name).path
@@ -232,7 +232,9 @@ def test_quantized_model_changes_exactly_the_modules_with_weights(exported: Expo
 
 @pytest.mark.xdist_group("cnn")
 @pytest.mark.parametrize("level", ["ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED"])
-def test_optimized_by_onnxruntime_touches_no_other_module(exported: Exporter, tmp_path: Path, level: str) -> None:
+def test_optimization_by_onnxruntime_changes_only_the_modules_of_the_changed_nodes(
+    exported: Exporter, tmp_path: Path, level: str
+) -> None:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -279,7 +281,7 @@ def test_inserted_removed_and_replaced_nodes_are_distinguished(tmp_path: Path) -
     assert replaced.first_difference.before.position == 2
 
 
-def test_attributes_count_unless_they_only_spell_out_a_default(tmp_path: Path) -> None:
+def test_attributes_count_unless_they_have_the_default_value(tmp_path: Path) -> None:
     plain = chain("Relu", "Softmax", "Neg")
     spelled = compared(tmp_path, plain, chain("Relu", "Softmax", "Neg", Softmax={"axis": -1}))
     assert spelled.same
@@ -303,7 +305,7 @@ def test_rewired_node_is_changed_and_another_order_of_nodes_is_not(tmp_path: Pat
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_another_owner_is_a_move_and_nothing_else(exported: Exporter, tmp_path: Path) -> None:
+def test_node_with_another_owner_is_moved_and_nothing_else_differs(exported: Exporter, tmp_path: Path) -> None:
     path = exported("shared_block").path
     moved = tmp_path / "moved.onnx"
     moved.write_bytes(path.read_bytes())
@@ -334,7 +336,7 @@ def weighted(folder: Path, name: str, content: np.ndarray, *, external: bool) ->
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_contents_of_weights_are_compared_only_when_asked_for(tmp_path: Path, external: bool) -> None:
+def test_contents_of_weights_are_compared_only_on_request(tmp_path: Path, external: bool) -> None:
     content = np.arange(1_500_000, dtype=np.float32)
     changed = content.copy()
     changed[-3] += 0.5

@@ -62,7 +62,7 @@ def test_any_graph_is_the_same_under_other_names_and_in_another_order(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs(), graphs())
-def test_graphs_that_compute_something_else_never_have_the_same_topology(
+def test_graphs_with_other_computations_have_another_topology(
     tmp_path: Path, first: onnx.ModelProto, second: onnx.ModelProto
 ) -> None:
     found = compared(tmp_path, first, second)

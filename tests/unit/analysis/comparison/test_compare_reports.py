@@ -25,7 +25,7 @@ from modelexport.errors import InputError
 
 
 @pytest.mark.xdist_group("bert")
-def test_json_fits_its_published_schema_and_exit_code_says_same_or_not(
+def test_json_matches_its_schema_and_exit_code_is_one_if_models_differ(
     exported: Exporter, command: Callable[..., Outcome]
 ) -> None:
     path, other = exported("bert").path, exported("bert", optimize=False).path
@@ -42,7 +42,7 @@ def test_json_fits_its_published_schema_and_exit_code_says_same_or_not(
 
 
 @pytest.mark.xdist_group("bert")
-def test_terminal_shows_the_modules_and_how_many_more_there_are(
+def test_terminal_shows_the_first_modules_and_the_number_of_others(
     exported: Exporter, command: Callable[..., Outcome]
 ) -> None:
     path, other = exported("bert").path, exported("bert", optimize=False).path
@@ -87,7 +87,9 @@ def hostile(*operations: str) -> onnx.ModelProto:
     return model
 
 
-def test_hostile_names_are_harmless_in_every_form(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+def test_names_of_an_untrusted_file_are_escaped_in_every_format(
+    tmp_path: Path, command: Callable[..., Outcome]
+) -> None:
     before, after = saved(chain("Relu"), tmp_path / "a.onnx"), saved(hostile("Relu", "Neg"), tmp_path / "b.onnx")
     shown = command("compare", before, after).stdout
     assert command("compare", before, after, "-o", tmp_path / "r.html").stdout == ""
@@ -119,7 +121,7 @@ def test_hostile_names_are_harmless_in_every_form(tmp_path: Path, command: Calla
     assert json.loads(content)["metadata"][0]["after"] == HOSTILE
 
 
-def test_report_form_follows_its_ending(tmp_path: Path, command: Callable[..., Outcome]) -> None:
+def test_report_format_follows_the_file_extension(tmp_path: Path, command: Callable[..., Outcome]) -> None:
     before, after = saved(chain("Relu", "Neg"), tmp_path / "a.onnx"), saved(chain("Relu", "Abs"), tmp_path / "b.onnx")
     for name in ("r.json", "r.md", "r.html"):
         outcome = command("compare", before, after, "-o", tmp_path / name)

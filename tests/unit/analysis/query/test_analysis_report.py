@@ -163,7 +163,7 @@ def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_json_fits_its_published_schema(exported: Exporter, command: Callable[..., Outcome], name: str) -> None:
+def test_json_matches_its_schema(exported: Exporter, command: Callable[..., Outcome], name: str) -> None:
     path = exported(name).path
     for arguments in ((), ("--show-resolution-details",), ("--select", "**", "--depth", "1")):
         outcome = command("analyze", path, "--format", "json", *arguments)
@@ -237,7 +237,7 @@ def test_csv_is_safe_to_open() -> None:
 
 
 @pytest.mark.xdist_group("cnn")
-def test_output_goes_to_a_file_that_is_not_replaced_unasked(
+def test_existing_output_file_is_replaced_only_with_force(
     exported: Exporter, command: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     path, target = exported("cnn").path, tmp_path / "report.csv"
@@ -375,9 +375,7 @@ def test_nodes_count_for_contributors_unless_owners_only(exported: Exporter, com
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_selection_as_json_fits_its_published_schema(
-    exported: Exporter, command: Callable[..., Outcome], name: str
-) -> None:
+def test_json_of_a_selection_matches_its_schema(exported: Exporter, command: Callable[..., Outcome], name: str) -> None:
     outcome = command("select", exported(name).path, "** and not op:Add or class:NoSuch", "--format", "json")
     assert outcome.code == 0
     content = json.loads(outcome.stdout)
@@ -437,7 +435,9 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.xdist_group("shared_block")
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_gets_one_line_and_code_two(exported: Exporter, command: Callable[..., Outcome], what: str) -> None:
+def test_bad_input_is_one_error_line_and_exit_code_two(
+    exported: Exporter, command: Callable[..., Outcome], what: str
+) -> None:
     arguments, message = BAD[what]
     outcome = command(*(str(exported("shared_block").path) if a == "FILE" else a for a in arguments))
     assert (outcome.code, outcome.stdout) == (2, "")

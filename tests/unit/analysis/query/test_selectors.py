@@ -182,7 +182,7 @@ def test_pattern_picks_these_nodes(pattern: str) -> None:
         calls(pattern)
 
 
-def test_contributors_count_unless_only_owners_are_asked_for() -> None:
+def test_contributors_count_unless_only_owners_are_requested() -> None:
     assert nodes("layers.1") == ["mask", "lin1", "act1"]
     assert nodes("layers.1", contributors=False) == ["lin1", "act1"]
     assert nodes("stem.conv") == ["conv"]
@@ -273,7 +273,7 @@ syntax = st.lists(st.sampled_from([*MARKS, *NAMES]), max_size=25).map("".join)
 
 @settings(max_examples=400, deadline=None)
 @given(text=st.one_of(syntax, st.text(max_size=40)))
-def test_any_text_is_a_selector_or_one_error_of_ours(text: str) -> None:
+def test_any_text_is_a_selector_or_a_selector_error(text: str) -> None:
     for select in (select_calls, select_nodes):
         # Whatever else it raised would fail the test.
         with contextlib.suppress(SelectorError):
@@ -330,7 +330,7 @@ def parsed(expression: Any) -> Any:
 
 @settings(max_examples=200, deadline=None)
 @given(expression=expressions)
-def test_written_expression_is_read_as_it_was_meant(expression: Any) -> None:
+def test_parser_inverts_the_text_of_an_expression(expression: Any) -> None:
     assert parsed(parse_selector(written(expression)).expression) == shape(expression)
 
 

@@ -51,7 +51,7 @@ def broken_rules(path: Path, **options: object) -> set[str]:
     return {finding.rule for finding in validate(path, **options).findings}
 
 
-def test_an_export_breaks_no_rule(artifact: Artifact) -> None:
+def test_exported_file_violates_no_rule(artifact: Artifact) -> None:
     report = validate(artifact.path, check_contamination=True, baseline=artifact.path)
     assert report.findings == ()
     assert report.is_valid
@@ -147,7 +147,7 @@ def _other_maker(artifact: Artifact) -> None:
 
 
 _BREAKS: list[tuple[str, Callable[[Artifact], None], set[str]]] = [
-    # What was done, and the rules it breaks: an operator that is none makes another graph, too.
+    # A change and the rules that it violates: an unknown operator also changes the graph.
     ("onnx-checker", _unknown_operator, {"onnx-checker", "sidecar-hash"}),
     ("shape-inference", _wrong_shape, {"shape-inference", "boundaries"}),
     ("sidecar", _no_sidecar, {"sidecar"}),
@@ -181,7 +181,7 @@ def test_each_rule_finds_its_own_violation_and_no_other_rule_does(
     assert report.is_valid == (breaking is _no_sidecar)
 
 
-def test_every_rule_is_broken_by_a_test() -> None:
+def test_every_rule_has_a_test_that_violates_it() -> None:
     assert {rule.id for rule in RULES} == {rule for rule, _, _ in _BREAKS} | {"contamination", "topology"}
 
 
