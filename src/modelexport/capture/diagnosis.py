@@ -20,6 +20,7 @@ from modelexport.errors import (
     StrategyIncompatibleError,
     UnsupportedLibraryError,
     UnusableOptionError,
+    find_own_error,
 )
 from modelexport.torch_support import (
     TORCH_LOCK,
@@ -80,6 +81,15 @@ def check_forward(
     Raises:
         InputError: It fails, or returns no tensor.
     """
+    try:
+        return _check_forward(model, args, kwargs, training)
+    except UnsupportedLibraryError as error:
+        return (f"the example inputs were not checked: {error}",)
+
+
+def _check_forward(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+) -> tuple[str, ...]:
     tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
     if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
         # An exported program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
@@ -88,6 +98,8 @@ def check_forward(
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
         result = _run(model, args, kwargs, training=training)
+    except UnsupportedLibraryError:
+        raise
     except (Exception, SystemExit) as error:
         if _is_about_this_machine(error):
             return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
@@ -123,6 +135,8 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     try:
         return run(torch.no_grad(), written)
+    except UnsupportedLibraryError:
+        raise
     except Exception:  # noqa: BLE001  raised below if it fails again
         return run()
 
@@ -207,12 +221,13 @@ def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error:
     Raises:
         ModelExportError: `error` itself, where it is an error of this package that needs no explanation.
     """
-    if isinstance(error, UnusableOptionError):
-        return StrategyIncompatibleError(strategy, error.reason, error.suggestion)
-    if isinstance(error, UnsupportedLibraryError):
-        return StrategyIncompatibleError(strategy, f"{error}.", "Another strategy may not need it")
-    if isinstance(error, ModelExportError):
-        raise error
+    own = find_own_error(error)
+    if isinstance(own, UnusableOptionError):
+        return StrategyIncompatibleError(strategy, own.reason, own.suggestion)
+    if isinstance(own, UnsupportedLibraryError):
+        return StrategyIncompatibleError(strategy, f"{own}.", "Another strategy may not need it")
+    if own is not None:
+        raise own
     found = find_data_dependence(error)
     if found is not None:
         place = find_place(raising_frames(found.__traceback__), module_paths(model))

@@ -9,13 +9,12 @@ import torch
 
 from modelexport.capture import DYNAMO, Capture, in_one_line, read_module_tree, root_cause
 from modelexport.capture.fx.node_owners import find_calls
-from modelexport.capture.fx.onnx_sources import FxSources, dynamic_sizes, onnx_owners, onnx_values
-from modelexport.capture.fx.original_graph import Export, ExportedGraphs, export_graphs
+from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
+from modelexport.capture.fx.original_graph import Export, export_graphs
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
-from modelexport.errors import find_own_error
-from modelexport.hierarchy import ModuleTree
+from modelexport.errors import UnsupportedLibraryError, find_own_error
 
 
 def capture_with_dynamo(
@@ -55,38 +54,38 @@ def capture_export(model: torch.nn.Module, export: Export, exporter: str, *, opt
     """
     tree = read_module_tree(model)
     recorder = TraceRecorder(model, tree)
-    notes: tuple[str, ...] = ()
+    failure: Exception | None
     try:
         with recorder.watching():
             graphs = export_graphs(export, exporter, optimize=optimize)
+        failure = recorder.failure
     except Exception as error:  # noqa: BLE001  the export is repeated below; its own error is raised there
         own = find_own_error(error)
-        if own is not None:
+        if own is not None and not isinstance(own, UnsupportedLibraryError):
             raise own from own.__cause__
         # The hooks may be the reason. If the export fails without them too, that is the error to report.
-        recorder = TraceRecorder(model, tree)
         graphs = export_graphs(export, exporter, optimize=optimize)
-        notes = (
-            f"module calls could not be watched: {in_one_line(root_cause(error))}; owners come from torch's own record",
-        )
-    return _capture(exporter, graphs, recorder, tree, notes)
-
-
-def _capture(
-    exporter: str, graphs: ExportedGraphs, recorder: TraceRecorder, tree: ModuleTree, notes: tuple[str, ...]
-) -> Capture:
-    program, original = graphs.program, graphs.original
-    sources = FxSources(program)
-    found = find_calls(program, recorder, tree)
+        failure = own or error
+    if failure is not None:
+        recorder = TraceRecorder(model, tree)
+    found = find_calls(graphs.program, recorder, tree)
     return Capture(
         exporter=exporter,
         model=graphs.model,
-        original_graph=original,
-        recorded=graphs.attributions(onnx_owners(original, found.owners, sources)),
+        original_graph=graphs.original,
+        recorded=graphs.attributions(found),
         tree=tree,
-        calls=with_boundaries(found.calls, program, recorder, onnx_values(program, original)),
+        calls=with_boundaries(found.calls, graphs.program, recorder, onnx_values(graphs.program, graphs.original)),
         graph_kind="fx",
-        graph_text=lambda: format_program(program, found.owners),
-        dynamic_sizes=dynamic_sizes(original, sources),
-        notes=(*notes, *graphs.notes),
+        graph_text=lambda: format_program(graphs.program, found.owners),
+        dynamic_sizes=dynamic_sizes(graphs.original, graphs.sources),
+        notes=(*_lost(recorder, failure), *found.notes, *graphs.notes),
     )
+
+
+def _lost(recorder: TraceRecorder, failure: Exception | None) -> tuple[str, ...]:
+    """Return a note where no module call was seen."""
+    if recorder.last_pass is not None:
+        return ()
+    why = in_one_line(root_cause(failure)) if failure is not None else "torch traced the model without running hooks"
+    return (f"module calls could not be watched: {why}; owners come from torch's own record",)

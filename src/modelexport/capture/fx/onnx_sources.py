@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import onnx_ir as ir
 import torch
 
 from modelexport.capture.fx.program_nodes import flatten_arguments, program_graphs
-from modelexport.hierarchy import CallId
-
-# The metadata key under which torch writes the text of the FX node that an ONNX node was translated from.
-_FX_TEXT = "pkg.torch.onnx.fx_node"
+from modelexport.torch_support.private_fx import translated_node, translated_text
 
 
 class FxSources:
@@ -26,10 +23,10 @@ class FxSources:
 
         Nodes of an inlined function have only the metadata, copied from the node that called the function.
         """
-        source = node.meta.get("node")
-        if isinstance(source, torch.fx.Node):
+        source = translated_node(node)
+        if source is not None:
             return source
-        text = node.metadata_props.get(_FX_TEXT)
+        text = translated_text(node)
         return self._by_text.get(text) if text is not None else None
 
     @functools.cached_property
@@ -43,18 +40,8 @@ class FxSources:
         return found
 
 
-def onnx_owners(model: ir.Model, owners: Mapping[torch.fx.Node, CallId], sources: FxSources) -> dict[ir.Node, CallId]:
-    """Return the recorded call of each ONNX node that leads back to an FX node with one."""
-    found: dict[ir.Node, CallId] = {}
-    for node in _all_nodes(model):
-        source = sources.find(node)
-        call = owners.get(source) if source is not None else None
-        if call is not None:
-            found[node] = call
-    return found
-
-
-def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes of the graph and of local functions, those of subgraphs included."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
@@ -70,7 +57,7 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
     names.update(value.name for value in model.graph.inputs if value.name)
     translated: set[object] = set()
     for node in model.graph:
-        translated.add(node.meta.get("node"))
+        translated.add(translated_node(node))
         names.update(value.name for value in node.outputs if value.name)
     signature = program.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -86,6 +73,19 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
             later = (found.get(user.name) for user in node.users if user not in translated)
             found[node.name] = next((tensor for tensor in later if tensor is not None), None)
     return found
+
+
+def find_lost_value(program: torch.export.ExportedProgram, model: ir.Model) -> str | None:
+    """Return a tensor of the program that the ONNX graph does not have, if any: an optimizer has rewritten the graph.
+
+    The exporter translates every node, so that the graph has them all until nodes are fused, merged or folded.
+    """
+    found = onnx_values(program, model)
+    return next((node.name for node in program.graph.nodes if _is_tensor(node) and found.get(node.name) is None), None)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and bool(node.users) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _renamed_inputs_and_outputs(program: torch.export.ExportedProgram, model: ir.Model) -> dict[str, str]:

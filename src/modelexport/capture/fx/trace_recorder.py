@@ -18,7 +18,6 @@ import torch
 
 from modelexport.capture import call_index
 from modelexport.capture.fx.generated_code import GeneratedCode
-from modelexport.capture.fx.serial_numbers import serial_of, set_serial
 from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
 from modelexport.torch_support import CallWatch, RunningCall, named_arguments, named_results
 from modelexport.torch_support.private_fx import (
@@ -26,7 +25,8 @@ from modelexport.torch_support.private_fx import (
     active_tracer,
     innermost_scope,
     node_of,
-    require_tracing_parts,
+    serial_of,
+    set_serial,
 )
 
 
@@ -106,6 +106,8 @@ class TraceRecorder:
         last_pass: The last complete forward pass; None where there was none.
         generated: The generated code that torch ran.
         paths_by_id: The path of each module by its `id()`.
+        failure: The first error of a hook. torch would take it for an error of the model, so that hooks raise none;
+            what they recorded is then incomplete.
     """
 
     def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
@@ -116,6 +118,7 @@ class TraceRecorder:
         self._current: ForwardPass | None = None
         self._calls: CallWatch[TracedCall | None] = CallWatch(self._enter, self._leave)
         self.last_pass: ForwardPass | None = None
+        self.failure: Exception | None = None
         self.generated = GeneratedCode()
         # Modules that forward assigned in place of others. They are referenced here so that no `id()` is used twice.
         self._replacements: list[torch.nn.Module] = []
@@ -123,7 +126,6 @@ class TraceRecorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the passes within the context, with hooks on every module; the hooks are removed at its end."""
-        require_tracing_parts()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._calls.watching(self._modules))
             for hook in (self._record_generated, self._watch_replacement):
@@ -131,6 +133,21 @@ class TraceRecorder:
             yield
 
     def _enter(
+        self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TracedCall | None:
+        traced = None
+        with self._kept_error():
+            traced = self._begin(call, args, kwargs)
+        return traced
+
+    @contextlib.contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  see `failure`
+            self.failure = self.failure or error
+
+    def _begin(
         self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedCall | None:
         tracer, path = active_tracer(), call.id.path
@@ -158,8 +175,9 @@ class TraceRecorder:
         current, traced = self._current, call.record
         if current is None or traced is None:
             return
-        _number_new_nodes(current, call.id)
-        traced.outputs = [_traced_tensor(name, tensor, current) for name, tensor in named_results(result)]
+        with self._kept_error():
+            _number_new_nodes(current, call.id)
+            traced.outputs = [_traced_tensor(name, tensor, current) for name, tensor in named_results(result)]
         if call.parent is None:
             self.last_pass = current
             self._current = None
@@ -183,7 +201,8 @@ class TraceRecorder:
         if torch.compiler.is_dynamo_compiling() or not isinstance(module, torch.fx.GraphModule):
             return
         if id(module) not in self.paths_by_id:
-            self.generated.record(module)
+            with self._kept_error():
+                self.generated.record(module)
 
 
 def _number_new_nodes(current: ForwardPass, owner: CallId | None) -> None:

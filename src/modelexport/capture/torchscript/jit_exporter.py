@@ -24,12 +24,13 @@ from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch
 from modelexport.capture.torchscript.missing_operators import export_despite_missing
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_traces import remove_package_frames, without_package_frames
+from modelexport.capture.torchscript.unwatched_export import capture_unwatched
 from modelexport.capture.torchscript.value_tracker import ConstantAddedError, ValueTracker
-from modelexport.errors import ModelExportError, UnusableOptionError
+from modelexport.errors import UnsupportedLibraryError, UnusableOptionError, find_own_error
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
-from modelexport.hierarchy.confidence import recorded_by_exporter
+from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter
 from modelexport.ownership import with_sharers
 from modelexport.storage import ExporterFile
 from modelexport.torch_support import buffers_restored, named_arguments, named_results
@@ -43,6 +44,10 @@ DECOMPOSED = "torchscript-decomposed"
 _DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "profile", "dump_exported_program")
 # The exporter can write a file to memory only if it fits into one protobuf message.
 _LARGEST_IN_MEMORY = 3 * 2**29
+_ORIGINAL_NOT_SEEN = (
+    "the graph before constant folding and fusion was not seen: owners are those of the final graph, where nodes may "
+    "have been fused or merged"
+)
 
 
 def capture_with_torchscript(
@@ -82,7 +87,7 @@ def capture_with_torchscript(
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with buffers_restored(model):
         capture, decomposed = export_despite_missing(
-            lambda: _capture_in_either_form(model, tree, args, kwargs, usable), lambda found: _check_types(found.model)
+            lambda: _capture_watched_or_not(model, tree, args, kwargs, usable), lambda found: _check_types(found.model)
         )
     return dataclasses.replace(capture, exporter=DECOMPOSED) if decomposed else capture
 
@@ -90,6 +95,23 @@ def capture_with_torchscript(
 def _check_types(model: ir.Model) -> None:
     """Check that each tensor has a type that its consumers accept: decompositions may mix types."""
     CheckerPass(full_check=True)(model)
+
+
+def _capture_watched_or_not(
+    model: torch.nn.Module,
+    tree: ModuleTree,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    usable: Mapping[str, Any],
+) -> Capture:
+    """Export while watching module calls, or without where torch lacks a part for that."""
+    try:
+        return _capture_in_either_form(model, tree, args, kwargs, usable)
+    except Exception as error:
+        lost = find_own_error(error)
+        if not isinstance(lost, UnsupportedLibraryError):
+            raise
+    return capture_unwatched(model, tree, args, kwargs, usable, lost)
 
 
 def _capture_in_either_form(
@@ -106,9 +128,9 @@ def _capture_in_either_form(
     """
     try:
         return _capture_with_values(model, tree, args, kwargs, usable)
-    except ModelExportError:
-        raise
-    except Exception:  # noqa: BLE001  the export is repeated below; its own error is raised there
+    except Exception as error:
+        if find_own_error(error) is not None:
+            raise
         with _as_function_of_tensors(model, tree, args, kwargs) as form:
             capture = _capture_with_values(model, tree, form.tensors, {}, {"input_names": form.names, **usable})
         return dataclasses.replace(capture, calls=form.with_own_names(capture.calls))
@@ -141,11 +163,24 @@ def _capture(
     recorder = ScopeRecorder(model, tree, tracker, inputs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recorder.watching())
-        watch = stack.enter_context(watch_graph(options.get("opset_version"), recorder.hooks.restore))
+        folds = bool(options.get("do_constant_folding", True))
+        fuses = folds and "training" not in options
+        opset = options.get("opset_version")
+        watch = stack.enter_context(watch_graph(opset, recorder.hooks.restore, folds=folds, fuses=fuses))
         if tracker is not None:
             stack.enter_context(tracker.watching())
         written = _export(model, args, kwargs, options)
-    return _build_capture(written, watch, recorder, tracker, tree)
+    capture = _build_capture(written, watch, recorder, tracker, tree)
+    return _without_original(capture) if folds and watch.original is None else capture
+
+
+def _without_original(capture: Capture) -> Capture:
+    """Return a capture of a graph that was folded and fused before it was seen: its owners are not certain."""
+    return dataclasses.replace(
+        capture,
+        recorded={node: recorded_before_optimization(found.owner) for node, found in capture.recorded.items()},
+        notes=(*capture.notes, _ORIGINAL_NOT_SEEN),
+    )
 
 
 @gc_paused()
@@ -164,6 +199,10 @@ def _build_capture(
     recorded = _onnx_owners(original, recorder.owners(watch.original_nodes if was_seen else watch.nodes, names))
     recorded_in_model = _onnx_owners(model, recorder.owners(watch.nodes, watch.names)) if was_seen else {}
     calls = recorder.call_tree()
+    notes: tuple[str, ...] = ()
+    if tracker is not None and recorder.finds_no_output(tracker):
+        tracker = None
+        notes = ("the inputs and outputs of module calls could not be tracked: they come from data flow",)
     merged = _calls_with_merged_nodes(recorder, watch)
     infos: dict[str, TensorInfo] = {}
     by_flow = calls
@@ -183,6 +222,7 @@ def _build_capture(
         calls=calls,
         graph_kind="jit",
         graph_text=lambda: _format_graph(watch, recorder),
+        notes=notes,
     )
 
 

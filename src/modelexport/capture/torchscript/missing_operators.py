@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
-from modelexport.errors import UnsupportedLibraryError
+from modelexport.errors import find_own_error
 from modelexport.torch_support.private_jit import decompositions_of
 
 Result = TypeVar("Result")
@@ -39,7 +39,9 @@ def export_despite_missing(
     """
     try:
         return export(), ()
-    except Exception as error:  # noqa: BLE001  raised below unless decompositions help
+    except Exception as error:
+        if find_own_error(error) is not None:
+            raise
         first = error
     missing: dict[str, None] = {}
     operator = _missing_operator(first)
@@ -49,9 +51,10 @@ def export_despite_missing(
             with _Decomposing(missing):
                 found = export()
             check(found)
-        except UnsupportedLibraryError:
-            raise
-        except Exception as error:  # noqa: BLE001  the first error describes the model without decompositions
+        except Exception as error:
+            own = find_own_error(error)
+            if own is not None:
+                raise own from error
             operator = _missing_operator(error)
         else:
             return found, tuple(missing)
