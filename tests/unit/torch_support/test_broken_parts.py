@@ -438,7 +438,7 @@ def uses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uses]:
     # Half of the time of an export with `fx`: torch imports its translations anew for each.
     found = functools.cache(ONNXRegistry.from_torchlib)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", found)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(found))
         yield Uses(tmp_path_factory.mktemp("broken"))
 
 

@@ -13,7 +13,11 @@ from torch import nn
 
 from modelexport.torch_support import private, transformers_private
 
-pytestmark = pytest.mark.sanity
+pytestmark = [
+    pytest.mark.sanity,
+    # Some of the modules of transformers that its exporters import call what torch says this of.
+    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def find_calls(program: torch.export.ExportedProgram, recorder: TraceRecorder, t
     ran = [node for node in owners if node.op == "call_function"]
     lost = sum(node in finder.unseen for node in ran) if recorder.last_pass is not None else 0
     note = (
-        f"the module calls of {lost} of {len(ran)} traced operators were not seen: owners come from torch's own record"
+        f"the module calls of {lost} of {len(ran)} operators were not seen: their owners come from torch's own record"
     )
     return ProgramCalls(owners, finder.calls(), frozenset(finder.unseen), (note,) if lost else ())
 

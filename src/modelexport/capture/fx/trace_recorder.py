@@ -18,6 +18,7 @@ import torch
 
 from modelexport.capture import call_index
 from modelexport.capture.fx.generated_code import GeneratedCode
+from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
 from modelexport.torch_support import CallWatch, RunningCall, named_arguments, named_results
 from modelexport.torch_support.private_fx import (
@@ -135,17 +136,11 @@ class TraceRecorder:
     def _enter(
         self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedCall | None:
-        traced = None
-        with self._kept_error():
-            traced = self._begin(call, args, kwargs)
-        return traced
-
-    @contextlib.contextmanager
-    def _kept_error(self) -> Iterator[None]:
         try:
-            yield
+            return self._begin(call, args, kwargs)
         except Exception as error:  # noqa: BLE001  see `failure`
             self.failure = self.failure or error
+            return None
 
     def _begin(
         self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -175,9 +170,11 @@ class TraceRecorder:
         current, traced = self._current, call.record
         if current is None or traced is None:
             return
-        with self._kept_error():
+        try:
             _number_new_nodes(current, call.id)
             traced.outputs = [_traced_tensor(name, tensor, current) for name, tensor in named_results(result)]
+        except Exception as error:  # noqa: BLE001  see `failure`
+            self.failure = self.failure or error
         if call.parent is None:
             self.last_pass = current
             self._current = None
@@ -201,8 +198,10 @@ class TraceRecorder:
         if torch.compiler.is_dynamo_compiling() or not isinstance(module, torch.fx.GraphModule):
             return
         if id(module) not in self.paths_by_id:
-            with self._kept_error():
+            try:
                 self.generated.record(module)
+            except UnsupportedLibraryError as error:
+                self.failure = self.failure or error
 
 
 def _number_new_nodes(current: ForwardPass, owner: CallId | None) -> None:

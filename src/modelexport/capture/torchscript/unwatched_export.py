@@ -22,8 +22,8 @@ from modelexport.storage import ExporterFile, read_name_scope
 from modelexport.torch_support.private_jit import silent_log
 
 _LOST = (
-    "module calls could not be watched: {}; owners come from the names of nodes, and the inputs and outputs of calls are "
-    "unknown"
+    "module calls could not be watched: {}; owners come from the names of nodes, and the inputs and outputs of calls "
+    "are unknown"
 )
 
 
