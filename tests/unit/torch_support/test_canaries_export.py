@@ -14,7 +14,11 @@ from torch import nn
 from modelexport.torch_support import private_export, private_fx
 from modelexport.torch_support.private_fx import serial_of, set_serial
 
-pytestmark = pytest.mark.sanity
+pytestmark = [
+    pytest.mark.sanity,
+    # torch's own exporters call what torch says this of.
+    pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated"),
+]
 
 
 class Watched(nn.Module):

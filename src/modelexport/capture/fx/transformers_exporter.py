@@ -9,14 +9,13 @@ import contextlib
 import copy
 import dataclasses
 import io
-import logging
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture
+from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, in_one_line
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.transformers_private import (
@@ -24,8 +23,6 @@ from modelexport.torch_support.transformers_private import (
     input_preparation_through,
     register_caches,
 )
-
-_logger = logging.getLogger(__name__)
 
 # The fields of its configuration that are options of torch.onnx.export. It has no field for other options.
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
@@ -65,29 +62,29 @@ def capture_with_transformers(
     if "dynamic_shapes" in settings:
         settings["dynamic_shapes"] = _with_dimensions(settings["dynamic_shapes"], {})
 
+    unprepared: list[Exception] = []
+
+    def prepare_if_possible(
+        prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
+    ) -> None:
+        prepared = dict(inputs)
+        try:
+            prepare(model, prepared)
+        except Exception as error:  # noqa: BLE001  the export shows whether it matters; the note names it
+            unprepared[:] = [error]
+        else:
+            inputs.update(prepared)
+
     def export() -> torch.onnx.ONNXProgram:
         # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
-        with quiet, input_preparation_through(_prepare_if_possible):
+        with quiet, input_preparation_through(prepare_if_possible):
             return export_to_onnx(model, inputs, settings)
 
-    return capture_export(model, export, TRANSFORMERS, optimize=bool(settings.get("optimize", True)))
-
-
-def _prepare_if_possible(
-    prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
-) -> None:
-    """Prepare the inputs; where transformers' exporter cannot, leave them unchanged: the export may still succeed."""
-    prepared = dict(inputs)
-    try:
-        prepare(model, prepared)
-    except Exception as error:  # noqa: BLE001  the export shows whether it matters
-        _logger.info(
-            "transformers' exporter could not prepare the inputs (%r): exporting with unprepared inputs", error
-        )
-        return
-    inputs.update(prepared)
+    capture = capture_export(model, export, TRANSFORMERS, optimize=bool(settings.get("optimize", True)))
+    notes = [f"transformers' exporter could not prepare the inputs: {in_one_line(error)}" for error in unprepared]
+    return dataclasses.replace(capture, notes=(*capture.notes, *notes))
 
 
 def capture_with_caches(
@@ -99,13 +96,7 @@ def capture_with_caches(
     """Export with `torch.onnx.export(dynamo=True)` after registering transformers' caches as pytree nodes.
 
     Without that torch cannot export a model that returns a cache. transformers' exporter also changes the model, and
-    fails where it cannot. torch has no way to undo the registration.
-
-    Args:
-        model: A `PreTrainedModel`, in the mode in which it is exported.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        options: Further arguments of `torch.onnx.export`.
+    fails where it cannot. torch has no way to undo the registration. The arguments are those of `capture_with_dynamo`.
     """
     register_caches(model)
     return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=DYNAMO_WITH_CACHES)
