@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark extraction retag conformance breakage sweep clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag conformance breakage sweep compatibility clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -14,10 +14,17 @@ VENV ?= .venv
 # Tests of one model share its exports, so they go to one worker.
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
+# For `make compatibility`: versions of torch, and options such as `--lowest`, `--keep`, `--python python3.12`.
+VERSIONS ?= 2.9.1 2.11.0 2.13.0 2.15.0
+COMPATIBILITY_ARGS ?=
+
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
 
-# The number of mutated files of `make fuzz`; a test run has 2,000.
+# For durability: `--kills 50 --threads 2 --processes 2 --exports 5 --seed 1`.
+DURABILITY_ARGS ?=
+
+# The number of mutated files of `make fuzz`; a test run has 1,000.
 FUZZ ?= 100000
 
 BIN := $(VENV)/bin
@@ -69,32 +76,38 @@ format: $(DEV_STAMP)  ## Fix what ruff can fix, and format
 	$(BIN)/ruff format .
 
 benchmark: $(DEV_STAMP)  ## Measure our export against plain torch.onnx.export
-	$(BIN)/python benchmarks/export_overhead.py --rounds 7 --write docs/measurements/export-overhead.md
+	$(BIN)/python -m benchmarks.export_overhead --rounds 7 --write docs/measurements/export-overhead.md
 
 reading-benchmark: $(DEV_STAMP)  ## Measure the reading commands against onnx_ir.load, from 2,000 to 200,000 nodes
-	$(BIN)/python benchmarks/reading.py --rounds 3 --write docs/measurements/reading.md
+	$(BIN)/python -m benchmarks.reading --rounds 3 --write docs/measurements/reading.md
 
 projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for growing graphs
-	$(BIN)/python benchmarks/projection_growth.py --write docs/measurements/projection.md
+	$(BIN)/python -m benchmarks.projection_growth --write docs/measurements/projection.md
 
 verify-benchmark: $(DEV_STAMP)  ## Measure how the cost of verify grows with the model
-	$(BIN)/python benchmarks/verify_growth.py
+	$(BIN)/python -m benchmarks.verify_growth
+
+durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in threads and in processes, and look for mixed files
+	$(BIN)/python -m benchmarks.durability $(DURABILITY_ARGS)
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
-	$(BIN)/python benchmarks/retag_table.py --write docs/measurements/retag.md
+	$(BIN)/python -m benchmarks.retag_table --write docs/measurements/retag.md
 
 conformance: $(DEV_STAMP)  ## Score every known cause of wrong owners, for us and for torch's own metadata
 	$(BIN)/python -m tests.conformance.report --write docs/measurements/conformance.md
 
 breakage: $(DEV_STAMP)  ## Assign wrong owners on purpose, and count how many validate finds
-	$(BIN)/python benchmarks/breakage.py --every-variant --write docs/measurements/contamination.md
+	$(BIN)/python -m benchmarks.breakage --every-variant --write docs/measurements/contamination.md
 
 extraction: $(DEV_STAMP)  ## Extract every call of every test model, and compare with PyTorch
-	$(BIN)/python benchmarks/extraction.py
-	$(BIN)/python benchmarks/extraction_rates.py --write docs/measurements/extraction.md
+	$(BIN)/python -m benchmarks.extraction
+	$(BIN)/python -m benchmarks.extraction_rates --write docs/measurements/extraction.md
 
 sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; resumes where it stopped)
-	nice -n 5 $(BIN)/python benchmarks/sweep.py --jobs 2 $(SWEEP_ARGS) --write docs/measurements/sweep.md
+	nice -n 5 $(BIN)/python -m benchmarks.sweep --jobs 2 $(SWEEP_ARGS) --write docs/measurements/sweep.md
+
+compatibility:  ## Test with other versions of torch, each in an environment of its own (VERSIONS="2.9.1 2.15.0")
+	$(PYTHON) -m benchmarks.compatibility $(VERSIONS) $(COMPATIBILITY_ARGS) --write docs/measurements/compatibility.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

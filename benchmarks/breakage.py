@@ -9,21 +9,18 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import logging
 import multiprocessing
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
+from benchmarks.pages import replace_part, table
+from benchmarks.quiet import quiet
 from tests.support import nine, zoo
 from tests.support.breaking import all_at_once, near_moves, random_moves, suspects, suspects_when_moved
 
@@ -34,7 +31,6 @@ from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.errors import ModelExportError
 from modelexport.verification.contamination_by_value import check_owners_by_value
 
-_MARK = "<!-- written by benchmarks/breakage.py -->"
 _SEED = 4
 _MOST_NODES_MOVED = 0.1
 
@@ -53,7 +49,7 @@ class File:
         return nine.build(name) if family else zoo.build(name)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Count:
     """How many of the moved nodes were found."""
 
@@ -62,10 +58,6 @@ class Count:
 
     def __str__(self) -> str:
         return f"{self.found / self.moved:.0%}" if self.moved else "-"
-
-    def add(self, other: Count) -> None:
-        self.found += other.found
-        self.moved += other.moved
 
 
 @dataclasses.dataclass
@@ -134,60 +126,39 @@ def _count_at_once(check: OwnerCheck, moves: int) -> Count:
     return Count(len(owners.keys() & suspects(check, owners)), len(owners))
 
 
-def table(rows: list[Row]) -> str:
-    """The rates in Markdown, model by model and for each strategy together."""
-    head = ("model", "strategy", "graph", "nodes", "false alarms", *KINDS)
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+def rates(rows: list[Row]) -> list[tuple[object, ...]]:
+    """The rows of the table: each file, each strategy, and all."""
+    found: list[tuple[object, ...]] = []
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        cells = (row.file.model, row.file.strategy, row.file.variant, row.nodes, sum(row.alarms))
-        lines.append("| " + " | ".join(map(str, (*cells, *(row.counts[kind] for kind in KINDS)))) + " |")
-    strategies = dict.fromkeys(row.file.strategy for row in rows)
-    lines.extend(_total(f"**all, {s}**", [row for row in rows if row.file.strategy == s]) for s in strategies)
-    lines.append(_total("**all**", rows))
-    return "\n".join(lines)
+        labels = (row.file.model, row.file.strategy, row.file.variant)
+        found.append((*labels, row.nodes, sum(row.alarms), *_counts([row])))
+        groups.setdefault(f"**all, {row.file.strategy}**", []).append(row)
+    for title, group in {**groups, "**all**": rows}.items():
+        sums = (sum(row.nodes for row in group), sum(sum(row.alarms) for row in group))
+        found.append((title, "", "", *sums, *_counts(group)))
+    return found
 
 
-def _total(title: str, rows: list[Row]) -> str:
-    sums = {kind: Count() for kind in KINDS}
-    for row in rows:
-        for kind in KINDS:
-            sums[kind].add(row.counts[kind])
-    cells = (title, "", "", sum(row.nodes for row in rows), sum(sum(row.alarms) for row in rows))
-    return "| " + " | ".join(map(str, (*cells, *(sums[kind] for kind in KINDS)))) + " |"
-
-
-def write(page: Path, rows: list[Row], moves: int) -> None:
-    """Put the table at the end of the page, in the place of the one before."""
-    text = page.read_text().split(_MARK)[0].rstrip()
-    versions = f"torch {torch.__version__}, {moves} moves of a kind for each file"
-    explained = (
-        "*random*: the new owner is any other call of the model. *near*: it is the caller, a callee or a call beside. "
-        "*at once*: a tenth of the nodes in one file. False alarms are errors on the file as it was exported."
-    )
-    command = f"`benchmarks/breakage.py --write {page}`; `make breakage` adds dynamic shapes and raw graphs"
-    page.write_text(f"{text}\n\n{_MARK}\n## Rates\n\n{command} ({versions}). {explained}\n\n{table(rows)}\n")
+def _counts(rows: list[Row]) -> list[Count]:
+    """For each kind of move, the counts of all rows together."""
+    counts = [[row.counts[kind] for row in rows] for kind in KINDS]
+    return [Count(sum(c.found for c in of_kind), sum(c.moved for c in of_kind)) for of_kind in counts]
 
 
 def _break_and_tell(file: File, moves: int) -> Row | str:
-    _be_quiet()
     torch.set_num_threads(1)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quiet():
         row = break_file(file, Path(folder), moves)
     label = f"{file.model:20} {file.strategy:12} {file.variant:12}"
     if isinstance(row, str):
         print(f"{label} not exported: {row}", flush=True)
     else:
-        rates = " ".join(f"{kind} {row.counts[kind]!s:>5}" for kind in KINDS)
+        counts = " ".join(f"{kind} {row.counts[kind]!s:>5}" for kind in KINDS)
         seconds = time.perf_counter() - started
-        print(f"{label} {row.nodes:4} nodes, alarms {row.alarms}, {rates}, {seconds:.0f} s", flush=True)
+        print(f"{label} {row.nodes:4} nodes, alarms {row.alarms}, {counts}, {seconds:.0f} s", flush=True)
     return row
-
-
-def _be_quiet() -> None:
-    warnings.simplefilter("ignore")
-    for name in ("torch.onnx", "onnxscript", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def main() -> int:
@@ -197,17 +168,19 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=100)
     parser.add_argument("--every-variant", action="store_true", help="dynamic shapes and raw graphs too")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--write", type=Path, help="the page to put the table into")
+    parser.add_argument("--write", type=Path, help="the page with the table")
     options = parser.parse_args()
-    _be_quiet()
     wanted = list(files(options.models, options.every_variant))
     # Processes of their own: torch keeps the state of its exporters in globals.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         broken = list(pool.map(_break_and_tell, wanted, [options.moves] * len(wanted)))
     rows = [row for row in broken if isinstance(row, Row)]
-    print(table(rows).splitlines()[-1])
+    found = rates(rows)
+    print(*found[-1], sep=" | ")
     if options.write is not None:
-        write(options.write, rows, options.moves)
+        head = ("model", "strategy", "graph", "nodes", "false alarms", *KINDS)
+        versions = f"torch {torch.__version__}, {options.moves} wrong owners of each kind for each file."
+        replace_part(options.write, "breakage", f"{versions}\n\n{table(head, found)}")
     weak = [row for row in rows if _rate(row.counts["file random"]) < 0.7 or _rate(row.counts["model random"]) < 0.9]
     for row in weak:
         print(f"too few are found: {row.file.model}, {row.file.strategy}, {row.file.variant}")

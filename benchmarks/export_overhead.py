@@ -3,7 +3,7 @@
 Both run in one process, alternating, after a warm-up of each. The result is the median of the ratios of the rounds, so
 that other load on the machine affects both sides. Small models get more rounds. torch has one thread: with more, a
 small model spends most of its time on waiting between threads. Run with ``make benchmark``, or
-``python benchmarks/export_overhead.py --rounds 7 --write docs/measurements/export-overhead.md``.
+``python -m benchmarks.export_overhead --rounds 7 --write docs/measurements/export-overhead.md``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import logging
 import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.pages import replace_part, table
+from benchmarks.quiet import quiet
 from torch import nn
 
 import modelexport
@@ -31,6 +31,15 @@ MEMORY_LIMIT = 1.05
 # Rounds are added until all runs together took this long, up to MOST_ROUNDS.
 ENOUGH_S = 6.0
 MOST_ROUNDS = 40
+# What is measured: the title of its column, and how many digits are shown.
+COLUMNS = {
+    "plain_s": ("plain (s)", 3),
+    "ours_s": ("ours (s)", 3),
+    "time_ratio": ("time ratio", 3),
+    "plain_mb": ("plain peak (MB)", 0),
+    "ours_mb": ("ours peak (MB)", 0),
+    "memory_ratio": ("memory ratio", 3),
+}
 
 
 def small_cnn() -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
@@ -64,7 +73,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 
 
 def _peak_memory() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
     return 0
@@ -72,7 +81,7 @@ def _peak_memory() -> int:
 
 def _measure(run: Callable[[], object]) -> tuple[float, int]:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
     start = time.perf_counter()
     run()
     return time.perf_counter() - start, _peak_memory()
@@ -149,41 +158,23 @@ def main() -> int:
     parser.add_argument("--strategies", nargs="+", default=list(PLAIN), choices=list(PLAIN))
     parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     arguments = parser.parse_args()
-    for name in ("torch.onnx", "onnxscript"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines = [
-        "| strategy | model | plain (s) | ours (s) | time ratio | plain peak (MB) | ours peak (MB) | memory ratio |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     good = True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, quiet():
         for strategy, (name, build) in itertools.product(arguments.strategies, MODELS.items()):
             found = compare(build, strategy, arguments.rounds, Path(folder))
             kept = found["time_ratio"] <= TIME_LIMIT and found["memory_ratio"] <= MEMORY_LIMIT
             good &= kept or strategy in UNLIMITED
-            lines.append(
-                f"| {strategy} | {name} | {found['plain_s']:.3f} | {found['ours_s']:.3f} | {found['time_ratio']:.3f} "
-                f"| {found['plain_mb']:.0f} | {found['ours_mb']:.0f} | {found['memory_ratio']:.3f} |"
-            )
-            print(lines[-1], flush=True)
+            rows.append((strategy, name, *(f"{found[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items())))
+            print(*rows[-1], sep=" | ", flush=True)
     if arguments.write is not None:
-        _write(arguments.write, lines, arguments.rounds)
+        versions = f"torch {torch.__version__}, modelexport {modelexport.__version__}"
+        versions += f", one thread, medians of {arguments.rounds} rounds or more"
+        head = ("strategy", "model", *(title for title, _ in COLUMNS.values()))
+        replace_part(arguments.write, "export_overhead", f"{versions}\n\n{table(head, rows)}")
     print(f"limits: time {TIME_LIMIT}, memory {MEMORY_LIMIT}: {'kept' if good else 'EXCEEDED'}")
     return 0 if good else 1
-
-
-_BEGIN, _END = "<!-- export_overhead: begin -->", "<!-- export_overhead: end -->"
-
-
-def _write(path: Path, lines: list[str], rounds: int) -> None:
-    text = path.read_text(encoding="utf-8")
-    head, _, rest = text.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    versions = f"torch {torch.__version__}, modelexport {modelexport.__version__}"
-    versions += f", one thread, medians of {rounds} rounds or more"
-    path.write_text(f"{head}{_BEGIN}\n{versions}\n\n" + "\n".join(lines) + f"\n{_END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,15 @@
 
 Both start from the file on disk and end with a file on disk. The model has random weights, 110 M of them.
 
-    python benchmarks/extraction.py [--rounds 3] [--layer 7]
+    python -m benchmarks.extraction [--rounds 3] [--layer 7]
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import onnx
 import onnx.utils
 import torch
+from benchmarks.quiet import quiet
 
 import modelexport
 from modelexport.analysis.extraction.submodel_files import write_submodel
@@ -29,14 +28,11 @@ def export_bert(path: Path) -> None:
     """Write BERT-base, as its configuration comes, with random weights."""
     from transformers import BertConfig, BertModel
 
-    for name in ("torch.onnx", "onnxscript"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     torch.manual_seed(0)
     model = BertModel(BertConfig()).eval()
     tokens = torch.randint(1, 1000, (1, 64))
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         modelexport.export_model(model, inputs, path, strategy="fx", optimize=False, external_data=False)
 
 

@@ -3,7 +3,7 @@
 Export every test model and every conformance case, extract every call that ran an operator in eager PyTorch, run it in
 onnxruntime on the inputs of the PyTorch module, and compare the outputs with PyTorch's.
 
-    python benchmarks/extraction_rates.py [--only PATTERN] [--keep FILE] [--write docs/measurements/extraction.md]
+    python -m benchmarks.extraction_rates [--only PATTERN] [--write docs/measurements/extraction.md]
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ import argparse
 import copy
 import dataclasses
 import fnmatch
-import json
-import logging
-import sys
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +20,8 @@ from typing import Any
 
 import onnx
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.pages import replace_part, table
+from benchmarks.quiet import quiet
 from tests.conformance import bench
 from tests.conformance.case import all_cases
 from tests.support import nine, zoo
@@ -37,7 +32,6 @@ import modelexport
 from modelexport.errors import ModelExportError
 from modelexport.torch_support.example_inputs import normalize_inputs
 
-BEGIN, END = "<!-- written by benchmarks/extraction_rates.py: begin -->", "<!-- end -->"
 # The TorchScript exporter folds and fuses regardless of `optimize`, so htp has one column.
 COLUMNS = ("fx, optimize=False", "fx", "htp")
 _KINDS = {"fx, optimize=False": "dynamo-raw", "fx": "dynamo", "htp": "torchscript"}
@@ -114,10 +108,8 @@ class Row:
 def judge(subject: Subject, column: str, truth: Any, folder: Path) -> Row:
     path = folder / f"model-{COLUMNS.index(column)}.onnx"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if subject.export(column, path) is None:
-                return Row([], "not exportable")
+        if subject.export(column, path) is None:
+            return Row([], "not exportable")
     except ModelExportError:
         return Row([], "not exportable")
     tensors = torch.utils._pytree.tree_leaves((subject.args, subject.kwargs))
@@ -127,47 +119,25 @@ def judge(subject: Subject, column: str, truth: Any, folder: Path) -> Row:
     return Row(judge_extractions(path, truth, feeds))
 
 
-def measure(only: str, kept: Path | None) -> dict[str, dict[str, Row]]:
-    for name in ("torch.onnx", "onnxscript", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    known = _read(kept)
+def measure(only: str) -> dict[str, dict[str, Row]]:
     found: dict[str, dict[str, Row]] = {}
     for subject in subjects():
-        if subject.name in known:
-            found[subject.name] = known[subject.name]
-            continue
-        if not fnmatch.fnmatch(subject.name, only):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            truth = eager_truth(copy.deepcopy(subject.model), subject.args, subject.kwargs)
-            rows = {column: judge(subject, column, truth, Path(folder)) for column in COLUMNS}
-        found[subject.name] = rows
-        if kept is not None:
-            with kept.open("a") as file:
-                content = {column: dataclasses.asdict(row) for column, row in rows.items()}
-                file.write(json.dumps({"name": subject.name, "rows": content}) + "\n")
-        print(f"{subject.name:36} " + " | ".join(rows[column].text() for column in COLUMNS), flush=True)
-    return found
-
-
-def _read(kept: Path | None) -> dict[str, dict[str, Row]]:
-    """The results of earlier runs that used the same file."""
-    found: dict[str, dict[str, Row]] = {}
-    for line in kept.read_text().splitlines() if kept is not None and kept.exists() else ():
-        entry = json.loads(line)
-        found[entry["name"]] = {
-            column: Row([Outcome(**outcome) for outcome in row["outcomes"]], row["problem"])
-            for column, row in entry["rows"].items()
-        }
+        if fnmatch.fnmatch(subject.name, only):
+            with tempfile.TemporaryDirectory() as folder:
+                truth = eager_truth(copy.deepcopy(subject.model), subject.args, subject.kwargs)
+                rows = {column: judge(subject, column, truth, Path(folder)) for column in COLUMNS}
+            found[subject.name] = rows
+            print(f"{subject.name:36} " + " | ".join(rows[column].text() for column in COLUMNS), flush=True)
     return found
 
 
 def report(found: dict[str, dict[str, Row]]) -> str:
-    lines = [BEGIN, "", f"| model | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
-    lines += [f"| {name} | {' | '.join(rows[c].text() for c in COLUMNS)} |" for name, rows in found.items()]
-    lines.append("")
+    lines = [
+        table(("model", *COLUMNS), [(name, *(rows[c].text() for c in COLUMNS)) for name, rows in found.items()]),
+        "",
+    ]
     lines += [_summary(column, [o for rows in found.values() for o in rows[column].judged]) for column in COLUMNS]
-    lines += ["", f"Equal means rtol {RTOL}, atol {ATOL} in float32.", *_differences(found), "", END]
+    lines += ["", f"Equal means rtol {RTOL}, atol {ATOL} in float32.", *_differences(found)]
     return "\n".join(lines)
 
 
@@ -210,16 +180,13 @@ def _differences(found: dict[str, dict[str, Row]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*", help="a pattern for the names of the models")
-    parser.add_argument("--keep", type=Path, help="a file that stores results; a later run resumes from it")
     parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     options = parser.parse_args()
-    text = report(measure(options.only, options.keep))
-    if options.write is None:
-        print(text)
-        return
-    page = options.write.read_text()
-    before, _, rest = page.partition(BEGIN)
-    options.write.write_text(before + text + rest.partition(END)[2])
+    with quiet():
+        text = report(measure(options.only))
+    print(text)
+    if options.write is not None:
+        replace_part(options.write, "extraction", text)
 
 
 if __name__ == "__main__":

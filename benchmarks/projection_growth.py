@@ -3,7 +3,7 @@
 The graphs consist of layers as exporters write them: weights, repeated constants, a mask computed in each layer,
 residual additions, and Identity nodes. They are rewritten as optimizers do: equal nodes are merged, Identity nodes
 removed, neighbours fused into one node, and some nodes replaced by new ones with new names. Run with ``make
-projection-benchmark``, or ``python benchmarks/projection_growth.py --write docs/measurements/projection.md``.
+projection-benchmark``, or ``python -m benchmarks.projection_growth --write docs/measurements/projection.md``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from benchmarks.pages import replace_part, table
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass
 
 from modelexport.hierarchy.attribution import Attribution
@@ -76,7 +77,6 @@ class Layers:
 
     def _weight(self, call: CallId) -> ir.Value:
         value = _value(f"{call.path}.weight{len(self._initializers)}")
-        value.const_value = ir.tensor(np.zeros(1, dtype=np.float32), name=value.name)
         # Large and distinct: small equal constants would be merged.
         value.const_value = ir.tensor(np.full(300, len(self._initializers), dtype=np.float32), name=value.name)
         self._initializers.append(value)
@@ -131,7 +131,7 @@ def measure(nodes: int) -> tuple[int, int, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, help="write the table to this file")
+    parser.add_argument("--write", type=Path, help="the page with the table")
     options = parser.parse_args()
     rows = []
     for size in SIZES:
@@ -142,11 +142,10 @@ def main() -> None:
     growth = rows[-1][3] / min(row[3] for row in rows)
     print(f"cost per node at the largest size: {growth:.2f} times the lowest")
     if options.write:
-        lines = ["# Time of the projection", "", (__doc__ or "").strip(), ""]
-        lines += ["| original nodes | rewritten nodes | seconds | µs per node |", "|---|---|---|---|"]
-        lines += [f"| {b:,} | {a:,} | {s:.3f} | {e:.1f} |" for b, a, s, e in rows]
-        lines += ["", f"The cost per node at the largest size is {growth:.2f} times the lowest.", ""]
-        options.write.write_text("\n".join(lines))
+        head = ("original nodes", "rewritten nodes", "seconds", "microseconds per node")
+        text = table(head, [(f"{b:,}", f"{a:,}", f"{s:.3f}", f"{e:.1f}") for b, a, s, e in rows])
+        text += f"\n\nThe cost per node at the largest size is {growth:.2f} times the lowest."
+        replace_part(options.write, "projection", text)
     sys.exit(growth > GROWTH_LIMIT)
 
 

@@ -2,7 +2,7 @@
 
 Each measurement runs in its own process, as a command does; libraries are imported before the measurement. Times are
 CPU times, which depend little on other load. Run with ``make reading-benchmark``, or
-``python benchmarks/reading.py --rounds 3 --write docs/measurements/reading.md``.
+``python -m benchmarks.reading --rounds 3 --write docs/measurements/reading.md``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from benchmarks.pages import replace_part, table
 
 # The most times the time of `onnx_ir.load` of the same file that each command may take.
 LIMITS = {"analyze": 1.3, "compare": 3.0, "validate": 1.3}
@@ -106,59 +108,48 @@ def measure(name: str, path: Path, rounds: int) -> dict[str, float]:
     """The medians over several processes."""
     found = []
     for _ in range(rounds):
-        command = [sys.executable, __file__, "--one", name, str(path)]
+        command = [sys.executable, "-m", "benchmarks.reading", "--one", name, str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found.append(json.loads(done.stdout))
     return {key: statistics.median(each[key] for each in found) for key in ("seconds", "wall", "peak")}
 
 
-def report(rounds: int) -> tuple[list[str], bool]:
-    """The lines of the page, and whether all limits are kept."""
-    lines = [
-        "# Reading a large tagged file",
-        "",
-        f"CPU seconds, the median of {rounds} runs, each in its own process (`make reading-benchmark`). The file has",
-        "our metadata in every node and a sidecar; `analyze` lists the nodes that are not exact. Ratios are relative",
-        "to `onnx_ir.load` alone.",
-        "",
-        "| nodes | file | sidecar | command | seconds | ratio | peak memory |",
-        "|---:|---:|---:|---|---:|---:|---:|",
-    ]
+def report(rounds: int) -> tuple[str, bool]:
+    """The tables of the page, and whether all limits are kept."""
+    rows = []
     ratios: dict[str, float] = {}
     grown: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for size in SIZES:
             path = Path(folder) / f"stack_{size}.onnx"
             # In a separate process: the peak memory of a child starts at that of its parent.
-            subprocess.run([sys.executable, __file__, "--build", str(size), str(path)], check=True)
+            command = [sys.executable, "-m", "benchmarks.reading", "--build", str(size), str(path)]
+            subprocess.run(command, check=True)
             sidecar = path.with_name(f"{path.stem}_hierarchy.json")
-            sizes = " | ".join(f"{each.stat().st_size / 1e6:,.1f} MB" for each in (path, sidecar))
+            sizes = (f"{each.stat().st_size / 1e6:,.1f} MB" for each in (path, sidecar))
+            labels = (f"{size:,}", *sizes)
             baseline = 0.0
             for name in MEASURED:
                 found = measure(name, path, rounds)
                 baseline = found["seconds"] if name == BASELINE else baseline
                 ratios[name] = found["seconds"] / baseline
                 grown.setdefault(name, []).append(found["seconds"] / size * 1e6)
-                amounts = f"{found['seconds']:.2f} | {ratios[name]:.2f} | {found['peak']:,.0f} MB"
-                lines.append(f"| {size:,} | {sizes} | {name} | {amounts} |")
-                print(lines[-1], flush=True)
-    lines += [
-        "",
-        "| command | " + " | ".join(f"µs per node at {size:,}" for size in SIZES) + " |",
-        "|---|---:|---:|---:|",
+                amounts = (f"{found['seconds']:.2f}", f"{ratios[name]:.2f}", f"{found['peak']:,.0f} MB")
+                rows.append((*labels, name, *amounts))
+                print(*rows[-1], sep=" | ", flush=True)
+    growth_head = ("command", *(f"microseconds per node at {size:,}" for size in SIZES))
+    verdicts = [
+        f"- `{name}` at {SIZES[-1]:,} nodes: {ratios[name]:.2f} times `onnx_ir.load`, limit {limit}: "
+        + ("kept" if ratios[name] <= limit else "EXCEEDED")
+        for name, limit in LIMITS.items()
     ]
-    lines += [f"| {name} | " + " | ".join(f"{each:.1f}" for each in costs) + " |" for name, costs in grown.items()]
-    lines.append("")
-    good = True
-    for name, limit in LIMITS.items():
-        if name in ratios:
-            kept = ratios[name] <= limit
-            good = good and kept
-            verdict = "kept" if kept else "EXCEEDED"
-            lines.append(
-                f"- `{name}` at {SIZES[-1]:,} nodes: {ratios[name]:.2f} times `onnx_ir.load`, limit {limit}: {verdict}"
-            )
-    return lines, good
+    parts = [
+        f"The median of {rounds} runs:",
+        table(("nodes", "file", "sidecar", "command", "seconds", "ratio", "peak memory"), rows),
+        table(growth_head, [(name, *(f"{each:.1f}" for each in costs)) for name, costs in grown.items()]),
+        "\n".join(verdicts),
+    ]
+    return "\n\n".join(parts), all(ratios[name] <= limit for name, limit in LIMITS.items())
 
 
 def main() -> int:
@@ -170,17 +161,17 @@ def main() -> int:
     parser.add_argument("--build", nargs=2, metavar=("NODES", "FILE"))
     arguments = parser.parse_args()
     if arguments.build:
-        from tagged_models import write_tagged_model
+        from benchmarks.tagged_models import write_tagged_model
 
         write_tagged_model(Path(arguments.build[1]), int(arguments.build[0]))
         return 0
     if arguments.one:
         run_one(arguments.one[0], Path(arguments.one[1]))
         return 0
-    lines, good = report(arguments.rounds)
-    print("\n".join(lines))
+    text, good = report(arguments.rounds)
+    print(text)
     if arguments.write:
-        arguments.write.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        replace_part(arguments.write, "reading", text)
     return 0 if good else 1
 
 

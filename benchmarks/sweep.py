@@ -4,7 +4,7 @@ All model types of the installed transformers, all families of timm and all mode
 its configuration. A run resumes where the last one stopped. The order is shuffled with a fixed seed, so a part is a
 fair sample.
 
-    python benchmarks/sweep.py [--jobs 2] [--count 100] [--minutes 30] [--only 'timm:*'] \\
+    python -m benchmarks.sweep [--jobs 2] [--count 100] [--minutes 30] [--only 'timm:*'] \\
         [--write docs/measurements/sweep.md]
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fnmatch
 import json
 import logging
 import os
@@ -26,8 +25,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing is downloaded.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.sweep_options import chosen, read_records, sweep_parser
 from benchmarks.sweep_page import page
 from benchmarks.sweep_process import Running
 
@@ -40,13 +39,12 @@ def main() -> int:
     """Run what is left, and write the page."""
     options = _options()
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    done = {} if options.again else read_results(options.results)
     if options.again:
         options.results.unlink(missing_ok=True)
+    done = {record["name"]: record for record in read_records(options.results)}
     with _prepared() as (candidates, preparation):
-        chosen = [c for c in candidates if any(fnmatch.fnmatch(str(c), pattern) for pattern in options.only)]
-        chosen = chosen[: options.count]
-        for record in _run([c for c in chosen if str(c) not in done], preparation, options):
+        wanted = chosen(candidates, options.only)[: options.count]
+        for record in _run([c for c in wanted if str(c) not in done], preparation, options):
             done[record["name"]] = record
     exist = {
         source: sum(c.source == source for c in candidates) for source in dict.fromkeys(c.source for c in candidates)
@@ -54,34 +52,18 @@ def main() -> int:
     known = {str(c) for c in candidates}
     text = page([record for name, record in done.items() if name in known], exist)
     if options.write is not None:
-        options.write.write_text(text)
+        options.write.write_text(text, encoding="utf-8")
     else:
         print(text)
     return 0
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=1, help="so many models at a time")
-    parser.add_argument("--count", type=int, default=None, help="only so many of them")
-    parser.add_argument("--minutes", type=float, default=None, help="begin no other model after this long")
-    parser.add_argument("--only", nargs="*", default=["*"], help="patterns on names such as timm:vgg")
-    parser.add_argument("--results", type=Path, default=Path("build/sweep/results.jsonl"), help="what is known so far")
-    parser.add_argument("--again", action="store_true", help="forget what is known")
-    parser.add_argument("--seconds", type=int, default=240, help="of CPU time for each step")
-    parser.add_argument("--memory", type=float, default=6, help="GiB for each step")
+    parser = sweep_parser(__doc__, "build/sweep/results.jsonl", 240, "step")
+    parser.add_argument("--jobs", type=int, default=1, help="how many models at a time")
+    parser.add_argument("--again", action="store_true", help="discard the results so far")
     parser.add_argument("--write", type=Path, default=None, help="the page")
     return parser.parse_args()
-
-
-def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """The models that are done; the last line may be half written."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            record = json.loads(line)
-            found[record["name"]] = record
-    return found
 
 
 @contextlib.contextmanager
@@ -110,11 +92,11 @@ def _run(waiting: Iterable[Any], sweep_one: Any, options: argparse.Namespace) ->
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     waiting = list(waiting)
-    ends = time.monotonic() + 60 * options.minutes if options.minutes is not None else float("inf")
+    ends = time.monotonic() + 60 * options.minutes
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     running: dict[Any, Running] = {}
     # No thread that redraws: one that holds a lock while a process is forked would hold it there for ever.
-    with Progress(*columns, auto_refresh=False) as progress, options.results.open("a") as results:
+    with Progress(*columns, auto_refresh=False) as progress, options.results.open("a", encoding="utf-8") as results:
         task = progress.add_task("", total=len(waiting))
         try:
             while waiting or running:

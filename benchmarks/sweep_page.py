@@ -92,7 +92,8 @@ def _running_share(found: list[Record], _: int) -> str:
 
 
 def _share(good: int, of: int) -> str:
-    return f"{good} of {of} ({good / of:.0%})" if of else "-"
+    # Rounded down: 100% is all of them.
+    return f"{good} of {of} ({100 * good // of}%)" if of else "-"
 
 
 def _checked(records: Iterable[Record], check: str) -> list[tuple[Record, Any]]:

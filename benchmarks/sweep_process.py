@@ -97,7 +97,7 @@ def _do(work: Callable[[], Any], file: Path, cpu_seconds: int, memory_bytes: int
             found = {"value": work()}
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the outcome
             found = {"error": describe(error), "trace": traceback.format_exc()[-3000:]}
-        file.write_text(json.dumps(found))
+        file.write_text(json.dumps(found), encoding="utf-8")
         status = 0
     finally:
         # Nothing of the process that was forked must run again here: no handlers, no buffers.

@@ -6,18 +6,16 @@ libraries (transformers' registers its caches with torch, for one) does not help
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import logging
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.quiet import quiet
 from benchmarks.sweep_candidates import Candidate, build, builders
 from benchmarks.sweep_checks import check_export
 from benchmarks.sweep_process import describe, run_limited
@@ -78,15 +76,6 @@ def sweep_one(candidate: Candidate, limits: Limits) -> dict[str, Any]:
             checks = step(lambda: check_export(files / "ours.onnx", built.model, built.args, built.kwargs, baseline))
             record["checks"] = checks
     return record
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """What the libraries say on the way is in the outcomes."""
-    logging.disable(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def build_with_inputs(

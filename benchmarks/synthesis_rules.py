@@ -3,7 +3,7 @@
 Every model of the sweep is built small and inputs are synthesized for it, without an export: one model at a time, each
 in its own process with limits. A run goes on where the last one stopped.
 
-    python benchmarks/synthesis_rules.py [--count 321] [--minutes 30] [--only 'timm:*'] [--necessity]
+    python -m benchmarks.synthesis_rules [--count 321] [--minutes 30] [--only 'timm:*'] [--necessity]
 
 With `--necessity`, the models that a repair helped to win are run again without it, until two of them are lost.
 """
@@ -11,22 +11,20 @@ With `--necessity`, the models that a repair helped to win are run again without
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fnmatch
 import json
 import os
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 # One core; before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nothing is downloaded.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.quiet import quiet
+from benchmarks.sweep_options import chosen, read_records, sweep_parser
 from benchmarks.sweep_page import rule_table, works
 from benchmarks.sweep_process import run_limited
 
@@ -44,44 +42,26 @@ def main() -> int:
     torch.set_num_threads(1)
     from benchmarks.sweep_candidates import list_candidates
 
-    candidates = list_candidates()[: options.count]
-    chosen = [c for c in candidates if any(fnmatch.fnmatch(str(c), pattern) for pattern in options.only)]
-    with options.results.open("a") as file:
-        measured = _Measured(read_results(options.results), file, options)
-        for candidate in chosen:
-            measured.get(candidate)
-        records = [record for c in chosen if (record := measured.get(c)) is not None]
+    candidates = chosen(list_candidates()[: options.count], options.only)
+    with options.results.open("a", encoding="utf-8") as file:
+        known = {(record["name"], record["without"]): record for record in read_records(options.results)}
+        measured = _Measured(known, file, options)
+        records = [record for c in candidates if (record := measured.get(c)) is not None]
         built = [record for record in records if works(record, "built")]
         won = [record for record in built if works(record, "forward")]
         print(f"{len(records)} models, {len(built)} built, {len(won)} with inputs\n")
         print("\n".join(rule_table(records)))
         if options.necessity:
-            _print_necessity(measured, chosen)
+            _print_necessity(measured, candidates)
     return 0
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=None, help="only the first so many models of the sweep's order")
-    parser.add_argument("--minutes", type=float, default=None, help="start no other model after this long")
-    parser.add_argument("--only", nargs="*", default=["*"], help="patterns on names such as timm:vgg")
-    parser.add_argument("--results", type=Path, default=Path("build/synthesis/rules.jsonl"), help="results so far")
+    parser = sweep_parser(__doc__, "build/synthesis/rules.jsonl", 200, "model")
     parser.add_argument("--necessity", action="store_true", help="run again without each repair")
-    parser.add_argument("--seconds", type=int, default=200, help="CPU time for each model")
-    parser.add_argument("--memory", type=float, default=6, help="GiB for each model")
     options = parser.parse_args()
-    options.ends = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+    options.ends = time.monotonic() + 60 * options.minutes
     return options
-
-
-def read_results(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The results so far, by model and the repair that was left out; the last line may be half written."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            record = json.loads(line)
-            found[record["name"], record["without"]] = record
-    return found
 
 
 class _Measured:
@@ -107,7 +87,7 @@ class _Measured:
 
 
 def _synthesize(candidate: Any, without: str) -> dict[str, Any]:
-    from benchmarks.sweep_steps import build_with_inputs, quiet
+    from benchmarks.sweep_steps import build_with_inputs
 
     record: dict[str, Any] = {"source": candidate.source}
     with quiet():

@@ -37,6 +37,11 @@ def printable(text: str) -> str:
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, or its first characters and an ellipsis."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: ``1 node``, ``2 nodes``, ``0 nodes``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
@@ -93,7 +98,7 @@ def summarized(describe: Callable[[Any], Summary]) -> Callable[[Shown], Shown]:
 
 def _short(value: Any) -> str:
     text = printable(repr(str(value)) if not isinstance(value, bool | int | float | None) else repr(value))
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    return shortened(text, _LONGEST_VALUE)
 
 
 def _html(title: str, summary: Summary) -> str:

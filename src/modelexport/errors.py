@@ -25,6 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelexport.attempt_report import AttemptReport, Variant
+from modelexport.display import counted
+
 
 class ModelExportError(Exception):
     """Base of every error this package raises on purpose."""
@@ -47,7 +50,13 @@ class UnknownStrategyError(InputError):
 
 
 class ExportError(ModelExportError):
-    """The model could not be turned into an ONNX graph."""
+    """The model could not be turned into an ONNX graph.
+
+    Attributes:
+        attempts: What was tried, in order, where the error ends an export.
+    """
+
+    attempts: tuple[AttemptReport, ...] = ()
 
 
 class StrategyIncompatibleError(ExportError):
@@ -57,7 +66,10 @@ class StrategyIncompatibleError(ExportError):
         strategy: The strategy that failed.
         reason: Why.
         suggestion: What to try instead.
+        retry: The variant of the same attempt that may succeed, if there is one.
     """
+
+    retry: Variant | None = None
 
     def __init__(self, strategy: str, reason: str, suggestion: str) -> None:
         self.strategy = strategy
@@ -96,13 +108,17 @@ class AllStrategiesFailedError(ExportError):
     """Every candidate strategy was tried and failed.
 
     Attributes:
-        failures: ``(strategy, error)`` for each attempt, in order.
+        failures: ``(strategy, error)`` for each attempt, in order; also for those for which no time was left.
     """
 
     def __init__(self, failures: Sequence[tuple[str, ModelExportError]], message: str | None = None) -> None:
         self.failures = tuple(failures)
-        tried = "; ".join(f"{name}: {error}" for name, error in self.failures)
-        super().__init__(message or f"no strategy could export this model ({len(self.failures)} tried): {tried}")
+        by_error: dict[str, list[str]] = {}
+        for name, error in self.failures:
+            by_error.setdefault(str(error), []).append(name)
+        tried = "; ".join(f"{', '.join(names)}: {error}" for error, names in by_error.items())
+        count = counted(len(self.failures), "attempt")
+        super().__init__(message or f"no strategy could export this model ({count}): {tried}")
 
 
 class SpecializationError(AllStrategiesFailedError):
@@ -125,7 +141,7 @@ class ExtractionError(ModelExportError):
         reason: The kind of failure: ``unknown`` (the module does not exist), ``several`` (more than one call matches),
             ``never_called``, ``no_operation`` (the graph has no node of the call), ``fused`` (its inputs or outputs
             were fused away), ``unknown_boundary`` (the inputs and outputs of the call are not recorded) or
-            ``broken_graph`` (the graph is invalid, or its nodes are not sorted).
+            ``invalid_graph`` (the graph is not valid ONNX).
         fused_with: The calls that it is fused with.
         enclosing: The smallest enclosing call that can be extracted, if there is one.
     """

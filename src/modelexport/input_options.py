@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import numpy.typing as npt
 
 from modelexport.errors import InputError
 
-_SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d+(?:x\d+)*|scalar)(?::(?P<dtype>\w+))?")
+_SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d{1,18}(?:x\d{1,18})*|scalar)(?::(?P<dtype>\w+))?")
+# A compressed file may expand to this size, or to this many times its own.
+_FREE_BYTES = 256 * 2**20
+_MOST_EXPANSION = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         InputError: The file cannot be read as ``.npz``.
     """
     try:
+        _check_expansion(path)
         arrays = np.load(path, allow_pickle=False)
         if isinstance(arrays, np.lib.npyio.NpzFile):
             with arrays:
@@ -60,3 +65,12 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     except Exception as error:
         raise InputError(f"{path} cannot be read as an .npz file of example inputs: {error}") from error
     raise InputError(f"{path} contains a single array: save the inputs by name with numpy.savez")
+
+
+def _check_expansion(path: Path) -> None:
+    """Refuse a small file that expands to gigabytes."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            expanded = sum(entry.file_size for entry in archive.infolist())
+        if expanded > max(_FREE_BYTES, _MOST_EXPANSION * path.stat().st_size):
+            raise ValueError(f"it expands to {expanded:,} bytes: save it with numpy.savez, without compression")

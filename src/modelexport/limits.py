@@ -22,11 +22,15 @@ class ReadLimits:
     """
 
     model_bytes: int = 2**31
-    nodes: int = 2_000_000
+    nodes: int = 500_000
     nesting: int = 32
     expanded_nodes: int = 100_000_000
     sidecar_bytes: int = 2**30
     linked_data: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(field.name, getattr(self, field.name), least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +51,13 @@ class RunLimits:
 
     def __post_init__(self) -> None:
         for name, value in (("seconds", self.seconds), ("memory_bytes", self.memory_bytes)):
-            if value is not None and not value > 0:
-                raise InputError(f"{name} is {value}: a limit is a positive number, or None for no limit")
+            if value is not None:
+                _check(name, value, least=1e-9)
+
+
+def _check(name: str, value: object, least: float) -> None:
+    if not isinstance(value, int | float) or not value >= least:
+        raise InputError(f"{name} is {value!r}: a limit is a positive number, or None for no limit")
 
 
 DEFAULT_LIMITS = ReadLimits()

@@ -123,6 +123,11 @@ class Case:
         return model.eval(), [_arguments(given) for given in (inputs, *(more[0] if more else ()))]
 
 
+def refused_below(version: tuple[int, int], files: str, why: str) -> dict[str, str]:
+    """What torch itself cannot export before this version, for `Case.refused`."""
+    return {files: f"torch below {'.'.join(map(str, version))}: {why}"} if torch.__version__ < version else {}
+
+
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, dict):
         return (), inputs

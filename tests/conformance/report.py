@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import logging
-import sys
 import tempfile
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from benchmarks.pages import replace_part, table
+from benchmarks.quiet import quiet
 
 import modelexport
 from tests.conformance import criteria
@@ -25,7 +24,6 @@ from tests.support.registry import table_made_once
 
 _RAW = {"raw dynamo": (*DYNAMO, *DYNAMIC[:2]), "raw TorchScript": (*TORCHSCRIPT, *DYNAMIC[2:])}
 _COLUMNS = (*STRATEGIES, *_RAW)
-_BEGIN, _END = "<!-- conformance: begin -->", "<!-- conformance: end -->"
 
 
 @dataclasses.dataclass
@@ -119,16 +117,14 @@ def score(names: Iterable[str], folder: Path) -> dict[str, dict[str, Score]]:
     return found
 
 
-def table(found: dict[str, dict[str, Score]]) -> list[str]:
+def scores(found: dict[str, dict[str, Score]]) -> str:
     """The scores as a Markdown table, with their totals."""
-    lines = ["| case | " + " | ".join(_COLUMNS) + " |", "|---" * (len(_COLUMNS) + 1) + "|"]
     totals = {column: Score() for column in _COLUMNS}
-    for name, scores in found.items():
-        for column, one in scores.items():
+    for scored in found.values():
+        for column, one in scored.items():
             totals[column].include(one)
-        lines.append(f"| {all_cases()[name].title} | " + " | ".join(str(one) for one in scores.values()) + " |")
-    lines.append("| **all** | " + " | ".join(totals[column].totals() for column in _COLUMNS) + " |")
-    return lines
+    rows = [(all_cases()[name].title, *scored.values()) for name, scored in found.items()]
+    return table(("case", *_COLUMNS), [*rows, ("**all**", *(totals[column].totals() for column in _COLUMNS))])
 
 
 def shortcomings(cases: dict[str, Case]) -> list[str]:
@@ -145,30 +141,20 @@ def shortcomings(cases: dict[str, Case]) -> list[str]:
     return lines
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, help="the Markdown page whose table is replaced")
     parser.add_argument("--case", action="append", help="only these cases")
     arguments = parser.parse_args()
-    for name in ("torch.onnx", "onnxscript"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     names = arguments.case or list(all_cases())
-    with tempfile.TemporaryDirectory() as folder, table_made_once():
+    with tempfile.TemporaryDirectory() as folder, table_made_once(), quiet():
         found = score(names, Path(folder))
     if arguments.write is not None:
-        _write(arguments.write, found)
-    return 0
-
-
-def _write(path: Path, found: dict[str, dict[str, Score]]) -> None:
-    cases = {name: all_cases()[name] for name in found}
-    head, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    versions = f"{len(found)} cases, torch {torch.__version__}, modelexport {modelexport.__version__}."
-    parts = [_BEGIN, versions, "", *table(found), "", "## Not supported", "", *shortcomings(cases), _END]
-    path.write_text(head + "\n".join(parts) + tail, encoding="utf-8")
+        versions = f"{len(found)} cases, torch {torch.__version__}, modelexport {modelexport.__version__}."
+        cases = {name: all_cases()[name] for name in found}
+        parts = [versions, "", scores(found), "", "## Not supported", "", *shortcomings(cases)]
+        replace_part(arguments.write, "conformance", "\n".join(parts))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,4 +69,9 @@ def attack(
 def _attack_one(name: str, reader: object, case: Case, workspace: Workspace) -> tuple[Failure | None, bool]:
     draw = Random(f"{name}/{case.number}")
     folders = (workspace.inside, workspace.results, workspace.root / "seed")
-    return watched(name, lambda: reader(case, workspace, draw), WATCH, folders, case.size)  # type: ignore[operator]
+    # The child process that runs a graph gets large weights through a temporary file.
+    usual, tempfile.tempdir = tempfile.tempdir, str(workspace.results)
+    try:
+        return watched(name, lambda: reader(case, workspace, draw), WATCH, folders, case.size)  # type: ignore[operator]
+    finally:
+        tempfile.tempdir = usual

@@ -1,9 +1,9 @@
-"""`make fuzz`: many cases, in chunks, each in a process of its own that may die; goes on where the last run stopped.
+"""`make fuzz`: many damaged files for every reader, in chunks; each chunk is a process, whose crash is a finding.
 
-    python -m tests.fuzz.run --count 100000
+    python -m tests.fuzz.run --count 100000 --jobs 16
 
-What is done is written down after each chunk, so that an interrupted run goes on. A chunk that dies, or does not end,
-is a finding, with the number it was at; the rest of it is run again without that one.
+The result of each chunk is kept, so that an interrupted run resumes. A case that ends its process or does not return is
+a finding; the other cases of its chunk run in another process.
 """
 
 from __future__ import annotations
@@ -22,71 +22,93 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 _CHUNK = 500
-# Twice what all readers may take on one case, and then nobody believes it ends.
+# Far more than a chunk needs: about 25 s on an idle core.
 _CHUNK_SECONDS = 1800
-# Of a whole process, torch not among it: far over the limit for a case, which is kept case by case.
+# Of a whole process. The much lower limit for one case is checked case by case.
 _PROCESS_BYTES = 6 * 2**30
 
 
 def main() -> int:
-    """Run; 0 where nothing was found, 1 where something was."""
+    """Run the cases; return 0 without findings, 1 with findings."""
+    from tests.fuzz.seeds import export_seeds
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100_000, help="how many inputs (default: 100,000)")
+    parser.add_argument("--count", type=int, default=100_000, help="number of inputs (default: 100,000)")
     parser.add_argument("--series", type=int, default=0, help="another series of inputs (default: 0)")
-    parser.add_argument("--minutes", type=float, default=None, help="stop after this long; run again to go on")
-    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="what is kept (default: build/fuzz)")
-    parser.add_argument("--again", action="store_true", help="begin at 0 again")
-    parser.add_argument("--case", type=int, default=None, help="lay out one case in the folder, and run it alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default: 1)")
+    parser.add_argument("--minutes", type=float, default=None, help="start no chunk after this; run again to resume")
+    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="for results (default: build/fuzz)")
+    parser.add_argument("--again", action="store_true", help="discard the results of earlier runs")
+    parser.add_argument("--case", type=int, default=None, help="run one case alone, and keep its files")
     parser.add_argument("--chunk", type=int, nargs=2, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--seeds", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.chunk is not None:
-        _run_chunk(*options.chunk, options.series, options.folder)
+        _run_chunk(*options.chunk, options.series, options.folder, options.seeds)
         return 0
-    return _run(options)
-
-
-def _run(options: argparse.Namespace) -> int:
-    folder: Path = options.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    record = folder / f"series-{options.series}.json"
+    seeds = options.folder / "seeds"
+    export_seeds(seeds)
     if options.case is not None:
-        found = _chunk(options.case, options.case + 1, options.series, folder)
+        found = _chunk(options.case, options.case + 1, options.series, options.folder / "case", seeds)
         print(json.dumps(found, indent=2))
         return int(bool(found["failures"]))
-    state = _read(record) if not options.again else None
-    state = state or {"next": 0, "inputs": 0, "reads": {}, "cpu": 0.0, "refused": {}, "done": {}, "failures": []}
-    began = time.monotonic()
-    while state["next"] < options.count:
-        if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
-            break
-        end = min(options.count, state["next"] + _CHUNK)
-        _add(state, _chunk(state["next"], end, options.series, folder))
-        state["next"] = end
-        record.write_text(json.dumps(state))
-        print(f"{end:,} of {options.count:,} inputs, {len(state['failures'])} findings", flush=True)
-    _summarize(state, options.count)
-    return int(bool(state["failures"]))
+    return _run(options, seeds)
 
 
-def _chunk(start: int, end: int, series: int, folder: Path) -> dict:
-    """Run cases in processes: one, and another behind each case that ended one."""
-    total: dict = {"inputs": 0, "reads": {}, "cpu": 0.0, "refused": {}, "done": {}, "failures": []}
+def _run(options: argparse.Namespace, seeds: Path) -> int:
+    results: Path = options.folder / f"series-{options.series}"
+    if options.again:
+        shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * options.minutes if options.minutes is not None else float("inf")
+
+    def run(start: int) -> None:
+        end = min(options.count, start + _CHUNK)
+        kept = results / f"{start}-{end}.json"
+        if kept.is_file() or time.monotonic() > deadline:
+            return
+        scratch = results / f"chunk-{start}"
+        kept.write_text(json.dumps(_chunk(start, end, options.series, scratch, seeds)))
+        shutil.rmtree(scratch)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        chunks = [pool.submit(run, start) for start in range(0, options.count, _CHUNK)]
+        for number, done in enumerate(as_completed(chunks), 1):
+            done.result()
+            print(f"{number} of {len(chunks)} chunks", flush=True)
+    total = _nothing()
+    for kept in sorted(results.glob("*.json")):
+        _add(total, json.loads(kept.read_text()))
+    _summarize(total, options.count)
+    return int(bool(total["failures"]))
+
+
+def _nothing() -> dict:
+    return {"inputs": 0, "reads": {}, "cpu": 0.0, "refused": {}, "done": {}, "failures": []}
+
+
+def _chunk(start: int, end: int, series: int, folder: Path, seeds: Path) -> dict:
+    """Run cases in processes: one, and another after each case that ended one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    total = _nothing()
     while start < end:
-        # Where the process cannot even begin, the case it was to begin with is the one it ended at.
+        # If the process fails at its start, its first case is the one that failed.
         (folder / "at").write_text(str(start))
         command = [sys.executable, "-m", "tests.fuzz.run", "--chunk", str(start), str(end)]
-        command += ["--series", str(series), "--folder", str(folder)]
+        command += ["--series", str(series), "--folder", str(folder), "--seeds", str(seeds)]
         how = ""
         try:
             ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, timeout=_CHUNK_SECONDS)
             if ended.returncode:
                 how = f"the process ended with {ended.returncode}: {ended.stderr.decode(errors='replace')[-1500:]}"
         except subprocess.TimeoutExpired:
-            how = f"the process did not end in {_CHUNK_SECONDS} s"
-        _add(total, _read(folder / "chunk.json") or {})
+            how = f"the process timed out after {_CHUNK_SECONDS} s"
+        partial = folder / "chunk.json"
+        _add(total, json.loads(partial.read_text()) if partial.is_file() else {})
         at = int((folder / "at").read_text())
         if how:
             total["failures"].append([at, [], "all", how, ""])
@@ -94,8 +116,8 @@ def _chunk(start: int, end: int, series: int, folder: Path) -> dict:
     return total
 
 
-def _run_chunk(start: int, end: int, series: int, folder: Path) -> None:
-    """In the process: run the cases, and write down after each how far it came."""
+def _run_chunk(start: int, end: int, series: int, folder: Path, seeds_folder: Path) -> None:
+    """In the child process: run the cases; write the number of the current case, and the results at the end."""
     with contextlib.suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (_PROCESS_BYTES, _PROCESS_BYTES))
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -104,16 +126,15 @@ def _run_chunk(start: int, end: int, series: int, folder: Path) -> None:
     from tests.fuzz.seeds import export_seeds
 
     (folder / "chunk.json").unlink(missing_ok=True)
-    (folder / "at").write_text(str(start))
-    seeds = export_seeds(folder / "seeds")
-    # Memory, where there is such a place: each case writes a few small files and forces them onto the disk.
+    seeds = export_seeds(seeds_folder)
+    # In memory if possible: each case writes small files with fsync.
     fast = Path("/dev/shm")
     workspace = Path(tempfile.mkdtemp(prefix="modelexport-fuzz-", dir=fast if fast.is_dir() else None))
     total: dict = {}
     try:
         for number in range(start, end):
             (folder / "at").write_text(str(number))
-            # A C function that never returns is deaf to signals.
+            # Python cannot interrupt a C function that never returns.
             faulthandler.dump_traceback_later(300, exit=True)
             cpu = time.process_time()
             tally = attack([number], seeds, workspace, series)
@@ -134,12 +155,8 @@ def _add(total: dict, more: dict) -> None:
     for key, value in more.items():
         if isinstance(value, dict):
             total[key] = dict(Counter(total.get(key, {})) + Counter(value))
-        elif key != "next":
+        else:
             total[key] = total.get(key, type(value)()) + value
-
-
-def _read(path: Path) -> dict | None:
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _summarize(state: dict, count: int) -> None:

@@ -65,8 +65,8 @@ def cnn() -> tuple[nn.Module, dict[str, Any]]:
 
 
 MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Any]]], dict[str, dict[int, str]]]] = {
-    "bert": (bert, {name: {0: "batch", 1: "input_ids_1"} for name in ("input_ids", "attention_mask")}),
-    "gpt2": (gpt2, {"input_ids": {0: "batch", 1: "input_ids_1"}}),
+    "bert": (bert, {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}),
+    "gpt2": (gpt2, {"input_ids": {0: "batch", 1: "sequence"}}),
     "vit": (vit, {"pixel_values": {0: "batch"}}),
     "cnn": (cnn, {"x": {0: "batch", 2: "x_2", 3: "x_3"}}),
 }
@@ -164,9 +164,9 @@ def test_encoder_and_decoder_have_lengths_of_their_own() -> None:
     call = ExampleCall(transformers.T5Model(config).eval(), (), inputs)
     assert find_axes(call) == {
         ("input_ids", 0): "batch",
-        ("input_ids", 1): "input_ids_1",
+        ("input_ids", 1): "input_ids_sequence",
         ("decoder_input_ids", 0): "batch",
-        ("decoder_input_ids", 1): "decoder_input_ids_1",
+        ("decoder_input_ids", 1): "decoder_input_ids_sequence",
     }
 
 
@@ -184,8 +184,26 @@ def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
     assert dimensions(tmp_path / "model.onnx") == {"x": {0: "batch"}}
     assert result.notes == (
         "forward accepts other sizes on these axes, but torch cannot export them: x:1",
-        "dynamic axes: x batchx4",
+        "dynamic axes: x batch x 4",
     )
+    assert [attempt.variant for attempt in result.attempts] == [
+        "dynamic axes x:0=batch, x:1=x_1",
+        "torch.export with Dim.AUTO",
+        "dynamic axes x:0=batch",
+    ]
+    assert "keeps 2 of 2 axes" in str(result.attempts[1].error)
+
+
+def test_candidates_with_fewer_axes_are_not_tried_when_the_time_is_used_up(tmp_path: Path) -> None:
+    inputs = {"x": torch.randn(3, 4)}
+    with pytest.raises(StrategyIncompatibleError) as caught:
+        modelexport.export_model(
+            FixedWhenTraced(), inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx", timeout=0.01
+        )
+    assert [(attempt.variant, attempt.tried) for attempt in caught.value.attempts] == [
+        ("dynamic axes x:0=batch, x:1=x_1", True),
+        ("fewer dynamic axes", False),
+    ]
 
 
 def test_axis_named_by_hand_that_torch_fixes_is_an_error(tmp_path: Path) -> None:
@@ -303,7 +321,7 @@ def test_name_that_torch_does_not_take_over_is_said(tmp_path: Path) -> None:
     named = {"x": {0: "rows"}}
     result = modelexport.export_model(Scaled(), inputs, tmp_path / "model.onnx", dynamic=named, strategy="fx")
     assert list(dimensions(tmp_path / "model.onnx")["x"]) == [0]
-    assert "dynamic axes: x rowsx4 (the file uses other names for rows)" in result.notes
+    assert "dynamic axes: x rows x 4 (the file uses other names for rows)" in result.notes
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -381,7 +399,7 @@ def test_axes_said_twice_are_refused(option: str, tmp_path: Path) -> None:
 def test_command_finds_axes_and_says_them(command: Callable[..., Outcome], tmp_path: Path) -> None:
     outcome = command("export", "tests.support.factories:net", tmp_path / "net.onnx", "--dynamic", "auto")
     assert outcome.code == 0, outcome.stderr
-    assert "dynamic axes: x batchx3xx_2xx_3" in outcome.stderr.splitlines()
+    assert "dynamic axes: x batch x 3 x x_2 x x_3" in outcome.stderr.splitlines()
     assert dimensions(tmp_path / "net.onnx") == {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
 
 

@@ -27,6 +27,9 @@ from modelexport.strategies.registry import default_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("examples"), pytest.mark.filterwarnings("ignore")]
 
+# It adds its folder to sys.path when it is first imported; in a test, the fixture would take that back.
+importlib.import_module("onnxruntime.transformers")
+
 ROOT = Path(__file__).parent.parent.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Commands that find something end with 1; it is what the example is about.
@@ -153,6 +156,7 @@ def is_float(tensor: onnx.TensorProto) -> bool:
 
 # What the recipes of a page take for granted.
 _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "docs/api.md": dict,
     "docs/commands/analyze.md": dict,
     "docs/commands/compare.md": dict,
     "docs/commands/export.md": lambda: {"make_net": own_package().make_net},
@@ -168,6 +172,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/document.md": dict,
     "docs/exported-programs.md": dict,
     "docs/inputs.md": lambda: dict(zip(("model", "inputs"), bert_and_inputs(), strict=True)),
+    "docs/recipes.md": dict,
     "docs/stages.md": lambda: dict(zip(("model", "tokens", "mask"), gpt2_and_inputs(), strict=True)),
     "docs/strategies.md": lambda: dict(zip(("model", "inputs"), own_package().make_net(), strict=True)),
 }

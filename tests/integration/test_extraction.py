@@ -1,4 +1,4 @@
-"""Modules cut out of exported models give what the PyTorch modules gave, or are refused with the reason."""
+"""Extracted modules return the outputs of the PyTorch modules, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in _JUDGED])
-def test_every_call_gives_what_pytorch_gave_or_is_refused_as_fused(
+def test_every_extracted_call_returns_the_outputs_of_pytorch_or_is_refused_as_fused(
     exported: Exporter, name: str, optimize: bool
 ) -> None:
     ours = exported(name, optimize=optimize)
@@ -50,7 +50,7 @@ def test_every_call_gives_what_pytorch_gave_or_is_refused_as_fused(
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "aliased")])
-def test_torchscript_files_can_be_cut_too(tmp_path: Path, name: str) -> None:
+def test_modules_are_extracted_from_files_of_the_torchscript_exporter(tmp_path: Path, name: str) -> None:
     specimen = zoo.build(name)
     result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "m.onnx", strategy="htp")
     ours = Exported(specimen, result, {})
@@ -64,7 +64,7 @@ def test_torchscript_files_can_be_cut_too(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.xdist_group("bert")
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
-def test_layers_of_a_bert_chained_reproduce_the_whole(exported: Exporter, optimize: bool) -> None:
+def test_chained_layers_of_bert_compute_the_output_of_the_model(exported: Exporter, optimize: bool) -> None:
     ours = exported("bert", optimize=optimize)
     eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
     mask = eager["encoder.layer.0"].inputs["attention_mask"].astype(bool)
@@ -100,7 +100,7 @@ def test_dynamic_axes_stay_dynamic(exported: Exporter, optimize: bool) -> None:
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_each_call_of_a_shared_block_is_a_model_of_its_own(exported: Exporter) -> None:
+def test_each_call_of_a_shared_block_is_extracted_as_its_own_model(exported: Exporter) -> None:
     ours = exported("shared_block")
     eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
     for call in ("blk", "blk@1", "blk@2"):
@@ -112,7 +112,7 @@ def test_each_call_of_a_shared_block_is_a_model_of_its_own(exported: Exporter) -
 
 
 @pytest.mark.xdist_group("aliased")
-def test_alias_leads_to_the_module_it_stands_for(exported: Exporter) -> None:
+def test_alias_extracts_its_module(exported: Exporter) -> None:
     ours = exported("aliased")
     extractor = modelexport.Extractor(ours.path)
     assert extractor.find("second@1").id == "first@1"
@@ -124,7 +124,7 @@ def test_alias_leads_to_the_module_it_stands_for(exported: Exporter) -> None:
 
 @pytest.mark.xdist_group("cond")
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
-def test_module_in_a_branch_can_be_cut_out(exported: Exporter, optimize: bool) -> None:
+def test_module_in_a_branch_is_extracted(exported: Exporter, optimize: bool) -> None:
     ours = exported("cond", optimize=optimize)
     x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     for path in ("yes", "no", "yes.lin"):
@@ -164,7 +164,7 @@ def test_submodel_keeps_calls_and_tags_and_can_be_loaded(exported: Exporter, tmp
     assert len(same) >= len(loaded.document.nodes) - len(submodel.outputs) - len(submodel.inputs)
     assert all(node.tag == whole[node.id].tag and node.module == whole[node.id].module for node in same)
     assert {stored.hierarchy_path for stored in loaded.stored.values()} == {n.tag for n in loaded.document.nodes}
-    # What was cut out can be cut again.
+    # A module can be extracted from a submodel.
     again = modelexport.extract_module(files[0], "encoder.layer.0.attention.self.query")
     assert [value.name for value in again.graph.inputs] == ["input"]
     assert (
@@ -181,7 +181,7 @@ def test_inputs_and_outputs_have_the_names_of_arguments_and_fields(exported: Exp
 
 
 class _Edge(torch.nn.Module):
-    """Arguments and results at their odd ends, in one module."""
+    """A module with unusual arguments and results."""
 
     class Inner(torch.nn.Module):
         def __init__(self) -> None:
@@ -211,7 +211,7 @@ class _Edge(torch.nn.Module):
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_passed_on_repeated_constant_and_unused_tensors_all_work(tmp_path: Path, strategy: str) -> None:
+def test_returned_repeated_constant_and_unused_arguments_are_inputs_and_outputs(tmp_path: Path, strategy: str) -> None:
     model, x = _Edge().eval(), torch.randn(2, 6)
     path = tmp_path / "edge.onnx"
     modelexport.export_model(model, (x,), path, strategy=strategy, optimize=False)
@@ -231,7 +231,7 @@ def test_passed_on_repeated_constant_and_unused_tensors_all_work(tmp_path: Path,
 
 
 class _Closure(torch.nn.Module):
-    """A module that reads a tensor it was not given."""
+    """A module that consumes a tensor that is not an argument."""
 
     class Reader(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -246,7 +246,7 @@ class _Closure(torch.nn.Module):
         return self.reader(x + 1)
 
 
-def test_tensor_that_is_no_argument_becomes_an_extra_input(tmp_path: Path) -> None:
+def test_tensor_that_is_not_an_argument_becomes_an_additional_input(tmp_path: Path) -> None:
     path = tmp_path / "closure.onnx"
     x, y = torch.randn(3), torch.randn(3)
     modelexport.export_model(_Closure().eval(), (x, y), path, strategy="fx")
@@ -265,7 +265,7 @@ def test_tensor_that_is_no_argument_becomes_an_extra_input(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("target", "fused_with"), [("features.0.norm", "features.0.conv"), ("features.0.conv", "features.0.norm")]
 )
-def test_fused_module_is_refused_with_its_partner_and_what_can_be_cut(
+def test_refusal_of_a_fused_module_names_the_other_module_and_what_can_be_extracted(
     exported: Exporter, target: str, fused_with: str
 ) -> None:
     with pytest.raises(ExtractionError, match="fused with") as refusal:
@@ -288,14 +288,14 @@ def test_fused_module_is_refused_with_its_partner_and_what_can_be_cut(
         ("class:Nothing", "unknown", "class:Nothing"),
     ],
 )
-def test_refusal_says_why(exported: Exporter, target: str, reason: str, words: str) -> None:
+def test_refusal_has_a_reason_and_an_explanation(exported: Exporter, target: str, reason: str, words: str) -> None:
     with pytest.raises(ExtractionError, match=words) as refusal:
         modelexport.extract_module(exported("cnn").path, target)
     assert refusal.value.reason == reason
     assert isinstance(refusal.value, modelexport.ModelExportError)
 
 
-def test_module_that_never_ran_is_refused(tmp_path: Path) -> None:
+def test_module_that_was_never_called_is_refused(tmp_path: Path) -> None:
     from tests.support.factories import net_with_inputs
 
     model, inputs = net_with_inputs()
@@ -306,7 +306,7 @@ def test_module_that_never_ran_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("cnn")
-def test_tag_and_pattern_name_a_call(exported: Exporter) -> None:
+def test_tag_and_pattern_select_a_call(exported: Exporter) -> None:
     extractor = modelexport.Extractor(exported("cnn").path)
     tag = next(call.tag for call in extractor.document.calls if call.id == "features.2")
     assert extractor.find(tag).id == "features.2"
@@ -318,7 +318,7 @@ def test_tag_and_pattern_name_a_call(exported: Exporter) -> None:
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_subgraph_names_operations_inputs_and_tensors(exported: Exporter) -> None:
+def test_subgraph_has_operations_inputs_and_tensors(exported: Exporter) -> None:
     ours = exported("shared_block")
     sidecar = ours.result.sidecar_path
     forms: list[Any] = [ours.document, json.loads(sidecar.read_bytes()), sidecar, str(sidecar), None]
@@ -344,7 +344,7 @@ def test_hierarchy_of_another_graph_is_refused(exported: Exporter) -> None:
 
 @pytest.mark.xdist_group("shared_block")
 @pytest.mark.parametrize("target", ["blk@1", "out", "blk.norm@2"])
-def test_without_a_sidecar_the_nodes_themselves_lead_to_the_module(
+def test_module_is_extracted_by_node_metadata_without_a_sidecar(
     exported: Exporter, tmp_path: Path, target: str
 ) -> None:
     ours = exported("shared_block")
@@ -359,7 +359,7 @@ def test_without_a_sidecar_the_nodes_themselves_lead_to_the_module(
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_file_of_torch_itself_can_be_cut_by_what_torch_recorded(exported: Exporter) -> None:
+def test_module_is_extracted_from_a_plain_torch_file_by_the_metadata_of_torch(exported: Exporter) -> None:
     ours = exported("shared_block")
     bare = modelexport.strip_hierarchy(onnx.load(ours.path))
     submodel = modelexport.Extractor(bare).extract("out")

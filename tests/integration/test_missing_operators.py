@@ -37,7 +37,11 @@ def test_what_torch_can_take_apart_is_exported(tmp_path: Path) -> None:
     path = tmp_path / "ours.onnx"
     result = modelexport.export_model(model, (x,), path, strategy="htp")
     assert result.document.exporter == "torchscript-decomposed"
-    assert [attempt.exporter for attempt in result.attempts] == ["torchscript-decomposed"]
+    assert [(attempt.exporter, attempt.variant) for attempt in result.attempts] == [
+        ("torchscript", ""),
+        ("torchscript-decomposed", "with substitutes for aten::diff"),
+    ]
+    assert [note for note in result.notes if "cannot translate aten::diff" in note]
     assert result.coverage == 1.0
     assert {"one", "one.lin", "two", "two.lin", ""} == {record.module for record in result.document.nodes}
     assert validate_owners_by_value(path, model, (x,)).findings == ()

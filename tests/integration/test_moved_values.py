@@ -1,4 +1,4 @@
-"""Judging owners by value: values that are only moved about, or that anybody may hold, are no evidence against one."""
+"""The check of owners by value: copied values and common values are not evidence against an owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 class Rolled(nn.Module):
-    """Turns what another module made around: cut into pieces and put together again, once for each axis."""
+    """Reverses the output of another module along each axis, by splitting and concatenating it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Rolled(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A norm over the last axis for one that is second, with the way back."""
+    """A norm over the second axis: transposes, normalizes the last axis, and transposes back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ChannelsLast(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Works on the last axis, too: between the two the axes change places and back again, and the optimizer sees it."""
+    """Also normalizes the last axis: the optimizer removes the transposes between the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Mixed(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Weights of a single number, as they are before training: numbers that other modules' constants are, too."""
+    """Weights of equal elements, as before training; constants of other modules have the same values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Scaled(nn.Module):
 
 
 class Places(nn.Module):
-    """Makes the same for every input: exporters compute it once, and put the result into the file."""
+    """Computes the same for every input: exporters fold it into a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Places(nn.Module):
 
 
 class Placed(nn.Module):
-    """Lays out anew what the file holds, and is too large to be laid out in the file."""
+    """Transposes a constant that is too large to be folded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Placed(nn.Module):
     ],
     ids=["rolled", "axes changed twice", "constant and weight in one", "laid out from the file"],
 )
-def test_no_owner_is_doubted_by_values_that_are_moved_or_that_anybody_may_hold(
+def test_right_owners_are_not_suspected_because_of_moved_or_common_values(
     tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
 ) -> None:
     example = torch.randn(shape)

@@ -1,4 +1,4 @@
-"""Work that exporters move between calls: removed, merged late, taken up by a neighbour. Owners are still true."""
+"""Owners of nodes that exporters removed, merged, or fused into nodes of other calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(document: HierarchyDocument, output: str) -> NodeRecord:
 
 
 class LaidOutAtTheEnd(nn.Module):
-    """Gives its result the shape that it has already."""
+    """Reshapes its result to the shape that it already has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class LaidOutAtTheEnd(nn.Module):
         return self.norm(x).view(x.shape)
 
 
-def test_a_result_that_was_laid_out_for_nothing_is_its_makers(tmp_path: Path) -> None:
+def test_output_behind_a_removed_reshape_keeps_its_owner(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(LaidOutAtTheEnd(), (torch.randn(2, 4),), tmp_path, "fx")
     (norm,) = (call for call in document.calls if call.id == "norm")
@@ -50,7 +50,7 @@ def test_a_result_that_was_laid_out_for_nothing_is_its_makers(tmp_path: Path) ->
 
 
 class Masked(nn.Module):
-    """Works on the rows that a mask picks, which it computes itself, with a shape that depends on what it was given."""
+    """Computes a mask itself, and selects rows by it; the shape depends on the input values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class TwiceMasked(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_what_two_calls_need_and_one_node_does_names_both(tmp_path: Path, strategy: str) -> None:
+def test_node_merged_from_two_calls_names_both(tmp_path: Path, strategy: str) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(3, 5, 4), torch.tensor([[0, 1, 1, 0, 1]] * 3))
     document = exported(TwiceMasked(), inputs, tmp_path, strategy)
@@ -86,7 +86,7 @@ def test_what_two_calls_need_and_one_node_does_names_both(tmp_path: Path, strate
 
 
 class Flagged(nn.Module):
-    """Is given a flag that it does not use, and computes a mask as others do."""
+    """Receives a flag that it does not use, and computes the same mask as other modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Flagged(nn.Module):
 
 
 class FlaggedTwice(nn.Module):
-    """What it passes on is not used, and so is not in the graph; its own constant is equal to one of those inside."""
+    """Passes an unused argument, which is not in the graph; its constant equals one of a submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class FlaggedTwice(nn.Module):
         return self.two(self.one(x.index_select(-1, torch.tensor([0, 2, 1, 3])), mask, flags), mask, flags)
 
 
-def test_nodes_that_torchscript_merged_name_all_whose_they_are(tmp_path: Path) -> None:
+def test_nodes_merged_by_the_torchscript_exporter_name_all_their_calls(tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(2, 3, 4), torch.tensor([[0.0, 1.0, 0.0]] * 2))
     document = exported(FlaggedTwice(), inputs, tmp_path, "htp")
@@ -120,7 +120,7 @@ def test_nodes_that_torchscript_merged_name_all_whose_they_are(tmp_path: Path) -
 
 
 class Padded(nn.Module):
-    """Pads for its convolution, and uses what it padded itself, too."""
+    """Pads the input of its convolution, and also uses the padded tensor itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Padded(nn.Module):
         return self.conv(wide), wide * 2
 
 
-def test_a_convolution_that_took_up_its_callers_padding_names_the_caller(tmp_path: Path) -> None:
+def test_convolution_fused_with_the_padding_of_its_caller_names_the_caller(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(nn.Sequential(Padded()), (torch.randn(2, 4, 5),), tmp_path, "fx")
     (taken_up,) = (record for record in document.nodes if record.module == "0.conv")
@@ -139,7 +139,7 @@ def test_a_convolution_that_took_up_its_callers_padding_names_the_caller(tmp_pat
 
 
 class TableNormed(nn.Module):
-    """Gives one of its modules the weights of another."""
+    """Passes the weights of one submodule to another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,14 +149,14 @@ class TableNormed(nn.Module):
         return x @ self.norm(self.table.weight).T
 
 
-def test_a_weight_that_its_holders_caller_passed_on_is_no_strangers(tmp_path: Path) -> None:
+def test_node_that_consumes_a_weight_of_another_module_keeps_its_owner(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(nn.Sequential(nn.Sequential(TableNormed())), (torch.randn(3, 4),), tmp_path, "fx")
     assert {record.module for record in document.nodes} == {"0.0.norm", "0.0"}
 
 
 class Gate(nn.Module):
-    """Computes what its caller computes, too."""
+    """Computes the same as its caller."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Gate(nn.Module):
 
 
 class ReturningWhatItsModuleNeeds(nn.Module):
-    """Returns what one node now computes for it and for a module of its."""
+    """Returns the output of a node that was merged with one of its submodule."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class ReturningWhatItsModuleNeeds(nn.Module):
         return self.gate(h), open_
 
 
-def test_the_owner_of_a_shared_node_may_be_the_one_that_returns_its_result(tmp_path: Path) -> None:
+def test_owner_of_a_shared_node_may_be_the_call_that_returns_its_output(tmp_path: Path) -> None:
     torch.manual_seed(0)
     document = exported(ReturningWhatItsModuleNeeds(), (torch.randn(3, 4),), tmp_path, "fx")
     (shared,) = (record for record in document.nodes if record.kind == "merged")
@@ -188,7 +188,7 @@ def test_the_owner_of_a_shared_node_may_be_the_one_that_returns_its_result(tmp_p
 
 
 class Counting(nn.Module):
-    """Returns numbers that depend on values beside its tensor; while torch traces, such numbers are symbols."""
+    """Returns a tensor and numbers that depend on values; during tracing, these are symbols."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Counting(nn.Module):
 
 
 class UsingCounts(nn.Module):
-    """Uses the numbers as such."""
+    """Uses the numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class UsingCounts(nn.Module):
         return y * counts[0] + counts[1]
 
 
-def test_numbers_that_a_call_returns_are_no_tensors_of_its_boundary(tmp_path: Path) -> None:
+def test_numbers_that_a_call_returns_are_not_boundary_tensors(tmp_path: Path) -> None:
     torch.manual_seed(0)
     result = modelexport.export_model(UsingCounts(), torch.randn(3, 4), tmp_path / "m.onnx", strategy="fx")
     (counting,) = (call for call in result.document.calls if call.id == "counting")

@@ -39,7 +39,7 @@ def selected(ours: Exported, monkeypatch: pytest.MonkeyPatch, target: Path) -> d
     with pytest.raises(SystemExit) as ended:
         run()
     assert not ended.value.code
-    return json.loads(target.read_text())
+    return json.loads(target.read_text(encoding="utf-8"))
 
 
 def of_modules(ours: Exported) -> set[str]:

@@ -1,4 +1,4 @@
-"""Retagging: the hierarchy through every tool that rewrites ONNX files."""
+"""The hierarchy after every tool that rewrites ONNX files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import onnx
 import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from tests.conftest import Exporter
 from tests.support import rewriting
 from tests.support.extraction_check import eager_truth, judge_extractions
@@ -34,7 +35,7 @@ def retagged(exported: Exporter, tmp_path: Path) -> Retagged:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tool", rewriting.TOOLS)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in rewriting.MODELS])
-def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_theirs(
+def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs(
     exported: Exporter, retagged: Retagged, name: str, tool: str
 ) -> None:
     rewritten, report = retagged(name, tool)
@@ -49,11 +50,13 @@ def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_thei
 
 @pytest.mark.xdist_group("bert")
 @pytest.mark.filterwarnings("ignore")
-def test_rewritten_file_stays_what_it_is_but_for_the_hierarchy(exported: Exporter, retagged: Retagged) -> None:
+def test_retag_changes_only_the_metadata_of_a_file(exported: Exporter, retagged: Retagged) -> None:
     rewritten, report = retagged("bert", "onnxruntime extended")
     plain = modelexport.strip_hierarchy(onnx.load(rewritten))
     written = report.files[0]
     assert modelexport.strip_hierarchy(onnx.load(written)) == plain
+    groups = [node.metadata_props for node in onnx.load(written).graph.node]
+    assert all("namespace" in {entry.key for entry in entries} for entries in groups)
     loaded = modelexport.load(written)
     assert loaded.document == report.document
     assert {identity: stored.module for identity, stored in loaded.stored.items()} == {
@@ -63,9 +66,7 @@ def test_rewritten_file_stays_what_it_is_but_for_the_hierarchy(exported: Exporte
 
 @pytest.mark.xdist_group("resnet")
 @pytest.mark.filterwarnings("ignore")
-def test_activation_fused_into_a_convolution_is_named_beside_convolution_and_norm(
-    exported: Exporter, retagged: Retagged
-) -> None:
+def test_convolution_fused_with_norm_and_activation_names_all_three(exported: Exporter, retagged: Retagged) -> None:
     _, report = retagged("resnet", "onnxruntime extended")
     fused = [node for node in report.document.nodes if node.op.endswith("FusedConv")]
     assert fused
@@ -83,7 +84,7 @@ def test_document_is_the_same_after_a_copy_is_retagged(
 ) -> None:
     ours = exported(name, dynamic=dynamic)
     report = retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path, overwrite=True)
-    # A copy was made by another tool and from other evidence.
+    # A copy names another tool and other evidence.
     changed = {"strategy": report.document.strategy, "exporter": report.document.exporter}
     assert report.document == msgspec.structs.replace(ours.document, **changed)
     assert report.tensors_kept == report.tensors_before
@@ -110,9 +111,7 @@ def test_calls_whose_arguments_were_replaced_extract_from_a_retagged_copy_as_fro
 
 @pytest.mark.xdist_group("bert")
 @pytest.mark.parametrize("tool", ["quantize_dynamic", "onnxruntime basic", "onnxruntime extended"])
-def test_boundaries_that_the_export_kept_outlast_quantization_and_optimization(
-    exported: Exporter, tmp_path: Path, tool: str
-) -> None:
+def test_boundaries_are_kept_after_quantization_and_optimization(exported: Exporter, tmp_path: Path, tool: str) -> None:
     ours = exported("bert", dynamic=True)
     rewriting.rewrite(tool, ours.path, tmp_path / "rewritten.onnx", ours.feeds)
     report = retag(tmp_path / "rewritten.onnx", ours.path, tmp_path / "retagged.onnx")
@@ -133,7 +132,7 @@ def test_boundaries_that_the_export_kept_outlast_quantization_and_optimization(
         pytest.param("gpt2", "onnxsim", marks=pytest.mark.xdist_group("gpt2")),
     ],
 )
-def test_no_call_is_extracted_wrong_where_a_tool_moved_reshapes_past_kept_names(
+def test_extracted_calls_are_right_after_a_tool_moved_reshapes_past_kept_names(
     exported: Exporter, retagged: Retagged, name: str, tool: str
 ) -> None:
     ours = exported(name)
@@ -142,6 +141,36 @@ def test_no_call_is_extracted_wrong_where_a_tool_moved_reshapes_past_kept_names(
     outcomes = judge_extractions(report.files[0], truth, ours.feeds)
     assert [outcome for outcome in outcomes if outcome.status == "differs"] == []
     assert sum(outcome.status == "equal" for outcome in outcomes) > len(outcomes) / 2
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.filterwarnings("ignore")
+def test_retagged_file_is_valid_where_a_converter_left_unsorted_nodes_and_old_types(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    ours, rewritten = exported("bert"), tmp_path / "mixed.onnx"
+    model = onnx.load(ours.path)
+    kept = [node.name for node in model.graph.node if node.op_type == "Softmax"]
+    converted = convert_float_to_float16(model, keep_io_types=True, node_block_list=kept)
+    for value in converted.graph.value_info:
+        # As some versions of the converter leave it.
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    onnx.save(converted, rewritten)
+    assert not modelexport.validate(rewritten).is_valid
+    report = retag(rewritten, ours.path, tmp_path / "retagged.onnx")
+    assert [note.split()[:3] for note in report.notes] == [["the", "nodes", "of"], ["value_info", "had", "the"]]
+    assert modelexport.validate(report.files[0]).findings == ()
+    before, after = (modelexport.strip_hierarchy(onnx.load(path)) for path in (rewritten, report.files[0]))
+    for graph in (before.graph, after.graph):
+        del graph.value_info[:]
+        nodes = sorted(graph.node, key=lambda node: node.output[0])
+        del graph.node[:]
+        graph.node.extend(nodes)
+    assert before == after
+    inputs = ours.specimen.inputs
+    found = modelexport.verify_modules(report.files[0], ours.specimen.model, inputs, select="class:BertSelfAttention")
+    assert "invalid_graph" not in {call.reason for call in found.calls}
 
 
 def known_inputs(document: modelexport.HierarchyDocument) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
@@ -165,7 +194,7 @@ def refused_calls(path: Path) -> set[str]:
 
 
 @pytest.mark.xdist_group("bert")
-def test_model_that_has_nothing_in_common_is_refused(exported: Exporter, tmp_path: Path) -> None:
+def test_file_of_another_model_is_refused(exported: Exporter, tmp_path: Path) -> None:
     stranger = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20]> g (float[2] q) => (float[2] r) { r = Relu(q) }'
     )
@@ -177,7 +206,7 @@ def test_model_that_has_nothing_in_common_is_refused(exported: Exporter, tmp_pat
 
 
 @pytest.mark.xdist_group("bert")
-def test_file_without_hierarchy_cannot_be_carried_over(exported: Exporter, tmp_path: Path) -> None:
+def test_tagged_file_without_hierarchy_is_refused(exported: Exporter, tmp_path: Path) -> None:
     plain = tmp_path / "plain.onnx"
     onnx.save(modelexport.strip_hierarchy(onnx.load(exported("bert").path)), plain)
     with pytest.raises(modelexport.FileFormatError, match="no hierarchy"):

@@ -39,7 +39,7 @@ def rewritten_and_renamed(ours: Exported, tool: str, folder: Path) -> tuple[Path
 
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in rewriting.MODELS])
-def test_every_node_is_owned_by_a_module_it_touches_and_untouched_ones_keep_theirs(
+def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs(
     exported: Exporter, name: str, tool: str, tmp_path: Path
 ) -> None:
     ours = exported(name)

@@ -133,7 +133,15 @@ def test_fallback_with_consent_is_the_trace_and_says_where_it_fixed_what(tmp_pat
     assert place(Gate, "if x.sum() > 0") in str(result.attempts[0].error)
     (note,) = result.notes
     assert place(Gate, "if x.sum() > 0") in note
+    assert modelexport.load(path).document.notes == result.notes
     np.testing.assert_allclose(run(path, -torch.ones(1)), [-1 / 3], rtol=1e-6)
+
+
+def test_private_file_has_no_notes_because_they_name_source_lines(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    result = modelexport.export_model(Branching(), torch.ones(1), path, strategy="htp", private=True)
+    assert len(result.notes) == 1
+    assert modelexport.load(path).document.notes == ()
 
 
 def test_read_that_the_tracer_does_not_warn_of_is_noted(tmp_path: Path) -> None:

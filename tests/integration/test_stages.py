@@ -27,7 +27,9 @@ from tests.support.value_check import judge
 
 import modelexport
 from modelexport.capture.fx.stage_decomposition import Stage, decompose
+from modelexport.exporting.generation_stages import _StageStrategy
 from modelexport.exporting.result import export_schema
+from modelexport.strategies import StrategyRegistry
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [
@@ -151,8 +153,35 @@ def test_graph_of_a_stage_is_the_one_transformers_exporter_makes(
     given = ours.stages[stage]
     config = OnnxConfig(dynamic=True, output_path=str(tmp_path / "plain.onnx"), external_data=False)
     OnnxExporter().export(given.module, copy.deepcopy(given.inputs), config)
-    stripped = modelexport.strip_hierarchy(onnx.load(ours.results[stage].onnx_path))
-    assert stripped.SerializeToString() == onnx.load(tmp_path / "plain.onnx").SerializeToString()
+    result = modelexport.export_model(
+        given.module,
+        given.inputs,
+        tmp_path / "ours.onnx",
+        registry=StrategyRegistry((_StageStrategy(dynamic=True, rename=None),)),
+    )
+    stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
+    plain = onnx.load(tmp_path / "plain.onnx")
+    assert stripped.SerializeToString() == plain.SerializeToString()
+    # The names of the cache and of axes are the only difference to the stage as it is exported by default.
+    named = onnx.load(ours.results[stage].onnx_path).graph
+    assert [node.op_type for node in named.node] == [node.op_type for node in plain.graph.node]
+    assert [weight.SerializeToString() for weight in named.initializer] == [
+        weight.SerializeToString() for weight in plain.graph.initializer
+    ]
+
+
+def test_cache_and_axes_have_the_names_that_runtimes_expect(taken: Callable[[str], Taken]) -> None:
+    graph = onnx.load(taken("gpt2").results["decode"].onnx_path).graph
+    shapes = {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    assert {"past_key_values.0.key", "past_key_values.0.value", "present.0.key", "present.0.value"} < set(shapes)
+    assert shapes["input_ids"] == ["batch", 1]
+    assert shapes["present.0.key"] == ["batch", 4, "past_key_values_0_key_2 + 1", 8]
+    graph = onnx.load(taken("t5").results["decode"].onnx_path).graph
+    names = {value.name for value in (*graph.input, *graph.output)}
+    assert {"past_key_values.0.decoder.key", "present.0.encoder.value"} < names
 
 
 def test_graph_inputs_have_the_names_of_what_they_are_though_the_cache_came_empty(
@@ -188,7 +217,18 @@ def test_existing_stage_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> Non
     )
     assert [len(result.files) for result in first.values()] == [3, 3]
     assert all(path.is_file() for result in first.values() for path in result.files)
-    assert sorted(path for result in first.values() for path in result.files) == sorted(tmp_path.iterdir())
+    assert {path for result in first.values() for path in result.files} == set(tmp_path.iterdir())
+    # The weights of both stages are in one file.
+    assert len(list(tmp_path.glob("*.data"))) == 1
+    second = modelexport.export_stages(
+        model, inputs, tmp_path / "model.onnx", dynamic=False, external_data=True, overwrite=True
+    )
+    assert {path for result in second.values() for path in result.files} == set(tmp_path.iterdir())
+    (shared,) = tmp_path.glob("*.data")
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    assert shared.stat().st_size < 1.5 * weights
+    for result in second.values():
+        onnx.checker.check_model(result.onnx_path)
     assert seen[-1].step == "decode write"
     assert seen[-1].number == seen[-1].total == 12
     graph = onnx.load(first["decode"].onnx_path, load_external_data=False).graph

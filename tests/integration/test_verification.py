@@ -1,4 +1,4 @@
-"""Owners judged by tensor values against eager PyTorch: wrong ones are found, right ones are left in peace."""
+"""The check of owners by value finds wrong owners and reports no right ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ENOUGH = 0.9
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in zoo.names()])
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
-def test_wrong_owners_are_found_and_right_ones_are_not_doubted(exported: Exporter, name: str, optimize: bool) -> None:
+def test_wrong_owners_are_found_and_right_ones_are_not_suspected(exported: Exporter, name: str, optimize: bool) -> None:
     ours = exported(name, optimize=optimize)
     check = check_owners_by_value(ValidatedFile(ours.path), ours.specimen.model, ours.specimen.inputs)
     assert check.suspects() == []
@@ -53,10 +53,10 @@ def test_wrong_owners_are_found_and_right_ones_are_not_doubted(exported: Exporte
 
 
 @pytest.mark.xdist_group("nested_outputs")
-def test_values_tell_what_the_file_alone_cannot(exported: Exporter, tmp_path: Path) -> None:
+def test_values_show_a_wrong_owner_that_the_file_alone_does_not(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("nested_outputs")
     document = read_document(ours.path)
-    # A result of the model that its own forward computed, said to be its child's: nothing in the file speaks against.
+    # An output that the root computed, attributed to its child: the file alone does not contradict that.
     node = next(n.id for n in document.nodes if n.module == "" and _is_result(ours.path, n.id))
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(document, {node: "inner"}))
     assert ValidatedFile(path).owner_check.suspects() == []
@@ -72,7 +72,7 @@ def _is_result(path: Path, tensor: str) -> bool:
 
 
 @pytest.mark.xdist_group("cnn")
-def test_another_model_or_other_inputs_are_refused(exported: Exporter, tmp_path: Path) -> None:
+def test_another_model_and_unfit_inputs_are_refused(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("cnn")
     torch.manual_seed(99)
     other = type(ours.specimen.model)().eval()
@@ -87,7 +87,7 @@ def test_another_model_or_other_inputs_are_refused(exported: Exporter, tmp_path:
 
 
 @pytest.mark.xdist_group("no_grad")
-def test_the_command_judges_by_values(exported: Exporter, tmp_path: Path) -> None:
+def test_command_checks_owners_by_value(exported: Exporter, tmp_path: Path) -> None:
     source = exported("no_grad").path
     document = read_document(source)
     node = next(record.id for record in document.nodes if record.module == "trained.lin")
@@ -128,7 +128,7 @@ def test_report_is_kept_and_the_model_is_not_loaded_when_the_sidecar_is_missing(
     assert [finding["rule"] for finding in report["findings"]] == ["sidecar"]
 
 
-def test_the_command_parses_the_file_once(tmp_path: Path) -> None:
+def test_command_parses_the_file_once(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU())
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     modelexport.export_model(model, torch.randn(2, 600), tmp_path / "net.onnx")
@@ -168,7 +168,7 @@ def test_half_precision_model_is_validated_and_verified_on_inputs_of_its_own_typ
 
 
 @pytest.mark.parametrize("name", ["shared_block", "nested_outputs", "cond"])
-def test_calls_have_what_they_were_given_and_returned(name: str) -> None:
+def test_recorded_calls_have_their_inputs_and_outputs(name: str) -> None:
     specimen = zoo.build(name)
     inputs = specimen.inputs
     args, kwargs = (
@@ -184,7 +184,7 @@ def test_calls_have_what_they_were_given_and_returned(name: str) -> None:
     assert all(call.parent in run.calls for call in run.calls.values() if call.id)
 
 
-def test_a_run_leaves_the_model_as_it_was() -> None:
+def test_recording_restores_the_model() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -226,7 +226,7 @@ def _counts(model: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("besides", [None, _fails, _counts], ids=["computes", "fails", "changes"])
-def test_branch_that_is_not_taken_is_tried_out_and_leaves_no_trace(besides: Callable[..., None] | None) -> None:
+def test_dry_run_of_a_branch_that_is_not_taken_changes_nothing(besides: Callable[..., None] | None) -> None:
     class Choosing(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -261,7 +261,7 @@ def test_branch_that_is_not_taken_is_tried_out_and_leaves_no_trace(besides: Call
     assert {"yes", "no", ""} == {call for call, _ in made}
 
 
-def test_order_statistics_match_values_in_any_layout_and_tell_layouts_apart() -> None:
+def test_order_statistics_match_values_in_any_layout_and_distinguish_layouts() -> None:
     draw = np.random.default_rng(0)
     array = draw.normal(size=(4, 6)).astype(np.float32)
     taken = order_statistics_of(array)
@@ -291,7 +291,7 @@ def _ignore(path: str, name: str, value: np.ndarray) -> None:
 
 
 @pytest.mark.xdist_group("cnn")
-def test_groups_give_every_tensor_with_weights_inside_and_beside(
+def test_run_in_groups_returns_every_tensor_with_inline_and_external_weights(
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = exported("cnn")

@@ -64,7 +64,7 @@ def whole(tag: str, *, data: bool = True) -> Snapshot:
 
 def check_weights(target: Path) -> None:
     """Checks what a reader needs that knows nothing of journals: the graph that is there has its own weights."""
-    tag = target.read_text().split()[1]
+    tag = target.read_text(encoding="utf-8").split()[1]
     assert (target.parent / str(contents(tag)[1])).read_bytes() == contents(tag)[2]
 
 

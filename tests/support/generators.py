@@ -107,6 +107,11 @@ def greedy_in_pytorch(model: Any, inputs: Mapping[str, Any], count: int) -> tupl
     return logits.argmax(-1), logits
 
 
+def _as_input(output: str) -> str:
+    """The name of an output as an input of the next stage."""
+    return f"past_key_values{output.removeprefix('present')}" if output.startswith("present.") else output
+
+
 class Stages:
     """Exported stages, run one after the other as `generate` would."""
 
@@ -118,10 +123,10 @@ class Stages:
     def run(self, name: str, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The results of a stage by name; it takes what it needs from what is known."""
         session = self._sessions[name]
-        feeds = {value.name: known[value.name.removeprefix("input.")] for value in session.get_inputs()}
+        feeds = {value.name: known[value.name] for value in session.get_inputs()}
         outputs = [value.name for value in session.get_outputs()]
         results = zip(outputs, session.run(outputs, feeds), strict=True)
-        return {output.removeprefix("output."): np.asarray(array) for output, array in results}
+        return {_as_input(output): np.asarray(array) for output, array in results}
 
     def greedy(self, inputs: Mapping[str, np.ndarray], start: int | None, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The next `count` tokens, and the scores they were chosen by.

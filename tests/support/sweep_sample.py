@@ -23,8 +23,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def main(names: list[str]) -> None:
     """Sweep the models of these names."""
     import torch
+    from benchmarks.quiet import quiet
     from benchmarks.sweep_candidates import Candidate
-    from benchmarks.sweep_steps import quiet
 
     from tests.support.registry import table_made_once
 

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -60,6 +61,11 @@ def test_nothing_else_can_be_imported_but_the_modules() -> None:
     modules = {name for name in found if isinstance(getattr(modelexport, name), ModuleType)}
     # What the package itself imports to find the rest.
     assert found - modules - {"Any", "TYPE_CHECKING", "annotations"} == set(PUBLIC)
+
+
+def test_page_of_the_api_lists_every_public_name() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/api.md").read_text(encoding="utf-8")
+    assert set(PUBLIC) - set(re.findall(r"\w+", page)) == set()
 
 
 @pytest.mark.parametrize("name", PUBLIC)

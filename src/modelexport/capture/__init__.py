@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from modelexport.capture.capture import Capture
+from modelexport.capture.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS, Capture, VariantError
 from modelexport.capture.data_reads import find_data_reads
-from modelexport.capture.diagnosis import check_forward, check_signature, explain_failure, in_one_line, root_cause
+from modelexport.capture.diagnosis import (
+    check_forward,
+    check_signature,
+    failures_explained,
+    find_data_dependence,
+    in_one_line,
+    root_cause,
+)
 from modelexport.capture.dynamic_axes import (
     AUTO,
     BATCH,
+    SEQUENCE,
     Axis,
     DynamicAxes,
     ExampleCall,
@@ -18,9 +26,9 @@ from modelexport.capture.dynamic_axes import (
     dynamic_shapes,
     find_axes,
     merge_equal_axes,
+    result_axes,
     with_sizes_above_one,
 )
-from modelexport.capture.exporter_names import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS
 from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors
 from modelexport.capture.model_library import can_export, is_transformers_model
 from modelexport.capture.module_stack import StackEntry, call_index, read_module_stack
@@ -39,6 +47,7 @@ __all__ = [
     "BATCH",
     "DYNAMO",
     "DYNAMO_WITH_CACHES",
+    "SEQUENCE",
     "TORCHSCRIPT",
     "TRANSFORMERS",
     "Axis",
@@ -49,6 +58,7 @@ __all__ = [
     "ExportedProgramModule",
     "Specialization",
     "StackEntry",
+    "VariantError",
     "axes_by_input",
     "axes_kept_by_torch",
     "call_index",
@@ -58,10 +68,11 @@ __all__ = [
     "check_signature",
     "describe_axes",
     "dynamic_shapes",
-    "explain_failure",
+    "failures_explained",
     "find_axes",
     "find_boundaries",
     "find_crossing_tensors",
+    "find_data_dependence",
     "find_data_reads",
     "in_one_line",
     "is_transformers_model",
@@ -73,6 +84,7 @@ __all__ = [
     "read_module_tree",
     "recorded_warnings",
     "refuse_program",
+    "result_axes",
     "root_cause",
     "with_sizes_above_one",
 ]

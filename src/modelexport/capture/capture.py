@@ -7,8 +7,28 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from modelexport.attempt_report import Variant
+from modelexport.errors import ExportError
 from modelexport.hierarchy import Attribution, CallTree, ModuleTree
 from modelexport.storage import ExporterFile
+
+# The names of the exporters, for the option ``exporter``.
+DYNAMO = "dynamo"
+TRANSFORMERS = "transformers"
+DYNAMO_WITH_CACHES = "dynamo-with-caches"
+TORCHSCRIPT = "torchscript"
+
+
+class VariantError(ExportError):
+    """An exporter failed, and may succeed in another variant of its call. The cause is the exporter's own error.
+
+    Attributes:
+        variant: The variant to try next.
+    """
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        super().__init__(f"the exporter may succeed in another variant: {variant}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +49,7 @@ class Capture:
         recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
         notes: Fallbacks and lost evidence that the user should know of.
+        variant: What the exporter did by itself to succeed; empty for its usual way.
     """
 
     exporter: str
@@ -43,3 +64,4 @@ class Capture:
     recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    variant: str = ""

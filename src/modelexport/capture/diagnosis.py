@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from modelexport.capture.capture import VariantError
 from modelexport.capture.program_modules import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
 from modelexport.errors import (
     DataDependentError,
     InputError,
-    ModelExportError,
     StrategyIncompatibleError,
     UnsupportedLibraryError,
     UnusableOptionError,
@@ -62,7 +62,13 @@ def check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mappi
 
 
 def check_forward(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool = False
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    training: bool = False,
+    on_result: Callable[[object], object] = lambda result: None,
+    written: CopyOnWrite | None = None,
 ) -> tuple[str, ...]:
     """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
@@ -74,6 +80,8 @@ def check_forward(
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         training: Run it in its current mode instead of evaluation mode.
+        on_result: Called with the result of the model, if it was run.
+        written: Gets copies of the weights that the model overwrites; by default they are dropped after the run.
 
     Returns:
         Notes for the user: why it was not run, and which inputs differ in the graph.
@@ -82,13 +90,18 @@ def check_forward(
         InputError: It fails, or returns no tensor.
     """
     try:
-        return _check_forward(model, args, kwargs, training)
+        return _check_forward(model, args, kwargs, training, on_result, written)
     except UnsupportedLibraryError as error:
         return (f"the example inputs were not checked: {error}",)
 
 
 def _check_forward(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    training: bool,
+    on_result: Callable[[object], object],
+    written: CopyOnWrite | None,
 ) -> tuple[str, ...]:
     tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
     if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
@@ -97,7 +110,7 @@ def _check_forward(
     if any(is_fake(tensor) for tensor in tensors):
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
-        result = _run(model, args, kwargs, training=training)
+        result = _run(model, args, kwargs, training, written if written is not None else CopyOnWrite(model))
     except UnsupportedLibraryError:
         raise
     except (Exception, SystemExit) as error:
@@ -105,17 +118,19 @@ def _check_forward(
             return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
         raise InputError(_explain_rejection(model, args, kwargs, error)) from error
     _check_result(model, result)
+    on_result(result)
     sparse = [name for name, tensor in _named_inputs(model, args, kwargs) if tensor.layout is not torch.strided]
     return tuple(f"the example input {name} is sparse: the graph takes a dense tensor" for name in sparse)
 
 
-def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, training: bool) -> Any:
+def _run(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool, written: CopyOnWrite
+) -> Any:
     """Return the result of the model.
 
     Where it fails it runs once more with the user's gradient mode and without copy-on-write: the question is whether
     PyTorch can run it at all.
     """
-    written = CopyOnWrite(model)
 
     def run(*contexts: contextlib.AbstractContextManager[object]) -> Any:
         copied_args, copied_kwargs = copied_inputs(args, kwargs)
@@ -215,19 +230,35 @@ def _check_result(model: torch.nn.Module, result: object) -> None:
     )
 
 
-def explain_failure(strategy: str, exporter: str, model: torch.nn.Module, error: Exception) -> ModelExportError:
-    """Return the error to raise for a failed export of a model that PyTorch runs on the example inputs.
+@contextlib.contextmanager
+def failures_explained(strategy: str, exporter: str, model: torch.nn.Module) -> Iterator[None]:
+    """Raise for a failed export of a model, which PyTorch runs on the example inputs, an error with the reason.
 
     Raises:
-        ModelExportError: `error` itself, where it is an error of this package that needs no explanation.
+        StrategyIncompatibleError: The exporter failed within the context.
+        ModelExportError: This package failed in it, also where torch wraps the error: never the exporter's fault.
     """
-    own = find_own_error(error)
-    if isinstance(own, UnusableOptionError):
-        return StrategyIncompatibleError(strategy, own.reason, own.suggestion)
-    if isinstance(own, UnsupportedLibraryError):
-        return StrategyIncompatibleError(strategy, f"{own}.", "Another strategy may not need it")
-    if own is not None:
-        raise own
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  torch raises many kinds of errors; every branch raises
+        retry = error.variant if isinstance(error, VariantError) else None
+        cause = error.__cause__ if retry is not None and error.__cause__ is not None else error
+        own = find_own_error(cause)
+        if own is None:
+            explained = _explain_failure(strategy, exporter, model, cause)
+        elif isinstance(own, UnusableOptionError):
+            explained = StrategyIncompatibleError(strategy, own.reason, own.suggestion)
+        elif isinstance(own, UnsupportedLibraryError):
+            explained = StrategyIncompatibleError(strategy, f"{own}.", "Another strategy may not need it")
+        else:
+            raise own from own.__cause__
+        explained.retry = retry
+        raise explained from cause
+
+
+def _explain_failure(
+    strategy: str, exporter: str, model: torch.nn.Module, error: BaseException
+) -> StrategyIncompatibleError:
     found = find_data_dependence(error)
     if found is not None:
         place = find_place(raising_frames(found.__traceback__), module_paths(model))

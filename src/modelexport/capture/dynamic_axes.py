@@ -24,6 +24,7 @@ from modelexport.torch_support.private import leaves_of, leaves_with_keys, map_l
 
 AUTO = "auto"
 BATCH = "batch"
+SEQUENCE = "sequence"
 # The changes of size that are tried for an axis; forward must run with both of a pair.
 _LARGER, _SMALLER = (1, 3), (-1, -2)
 _STEPS = (_LARGER, _SMALLER)
@@ -147,7 +148,7 @@ def find_axes(call: ExampleCall) -> dict[Axis, str]:
         for _, together in itertools.groupby(sorted(left, key=key), key=key):
             groups += trial.split(tuple(together))
         left = [axis for axis in left if not any(axis in group for group in groups)]
-    return _named(groups, sizes)
+    return _named(groups, call)
 
 
 def _sizes(call: ExampleCall) -> dict[Axis, int]:
@@ -219,16 +220,25 @@ def _follows(usual: _Shapes, found: _Shapes, larger: bool) -> bool:
     return all(new >= old if larger else new <= old for old, new in pairs)
 
 
-def _named(groups: list[tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> dict[Axis, str]:
-    """Return a name for each axis: `batch` for the axes 0 where they change together, or where only one changes."""
+def _named(groups: list[tuple[Axis, ...]], call: ExampleCall) -> dict[Axis, str]:
+    """Return a name for each axis.
+
+    It is `batch` for the axes 0 where they change together, or where only one changes; `sequence` for axis 1 of a
+    matrix of integers, which is a batch of sequences of indices; otherwise the argument and the number of the axis.
+    """
     first = [group for group in groups if all(axis == 0 for _, axis in group)]
     batches = {group for group in first if len(first) == 1 or len(group) > 1}
+    tensors = call.tensors()
+    indices = {(name, 1) for name, tensor in tensors.items() if tensor.dim() == 2 and not tensor.is_floating_point()}
+    sequences = [group for group in groups if group not in batches and not indices.isdisjoint(group)]
     names: dict[Axis, str] = {}
     for group in groups:
         name, axis = group[0]
-        named = BATCH if group in batches else re.sub(r"\W", "_", f"{name}_{axis}")
-        names |= dict.fromkeys(group, named)
-    return {axis: names[axis] for axis in sizes if axis in names}
+        named = BATCH if group in batches else f"{name}_{axis}"
+        if group in sequences:
+            named = SEQUENCE if len(sequences) == 1 else f"{name}_{SEQUENCE}"
+        names |= dict.fromkeys(group, re.sub(r"\W", "_", named))
+    return {axis: names[axis] for axis in _sizes(call) if axis in names}
 
 
 def with_sizes_above_one(call: ExampleCall, axes: Iterable[Axis]) -> ExampleCall:
@@ -262,6 +272,26 @@ def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
     found: dict[str, dict[int, str]] = {}
     for (name, axis), dimension in axes.items():
         found.setdefault(name, {})[axis] = dimension
+    return found
+
+
+def result_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
+    """Return the axes of the results that change with these dimensions of the inputs, by name of the result.
+
+    An axis that has the size of one dimension has its name as well; the others are named by result and number.
+    """
+    usual, sizes = call.result_shapes(), _sizes(call)
+    found: dict[str, dict[int, str]] = {}
+    for dimension in dict.fromkeys(axes.values()):
+        larger = {axis: sizes[axis] + 1 for axis, name in axes.items() if name == dimension}
+        changed = call.resized(larger).result_shapes()
+        if usual is None or changed is None or not _follows(usual, changed, larger=True):
+            continue
+        for (name, old), (_, new) in zip(usual, changed, strict=True):
+            for number, pair in enumerate(zip(old, new, strict=True)):
+                if pair[0] != pair[1]:
+                    own = {(size - 1, size) for size in larger.values()} == {pair} and number not in found.get(name, ())
+                    found.setdefault(name, {})[number] = dimension if own else re.sub(r"\W", "_", f"{name}_{number}")
     return found
 
 
@@ -307,4 +337,4 @@ def describe_axes(axes: Mapping[Axis, str], call: ExampleCall) -> str:
 
 def _described(tensor: torch.Tensor, name: str, axes: Mapping[Axis, str]) -> str:
     sizes = (str(axes.get((name, axis), size)) for axis, size in enumerate(tensor.shape))
-    return f"{name} {'x'.join(sizes)}"
+    return f"{name} {' x '.join(sizes)}"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph import subgraphs_of
+from modelexport.graph import consumed_values
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
 
 
@@ -77,7 +77,7 @@ def find_crossing_tensors(
                 left = left | (inside_of - chains[consumer])
             for call in left:
                 leaving.setdefault(call, {})[value.name] = None
-        for value in _consumed_values(node):
+        for value in consumed_values(node):
             if value.name is None or node not in owners:
                 continue
             producer = value.producer()
@@ -89,14 +89,6 @@ def find_crossing_tensors(
             for call in chains[owners[node]] - around:
                 entering.setdefault(call, {})[value.name] = None
     return {call: list(names) for call, names in entering.items()}, {c: list(names) for c, names in leaving.items()}
-
-
-def _consumed_values(node: ir.Node) -> list[ir.Value]:
-    values = [value for value in node.inputs if value is not None]
-    for _, subgraph in subgraphs_of(node):
-        inputs = (value for inner in subgraph.all_nodes() for value in inner.inputs if value is not None)
-        values.extend(value for value in inputs if value.graph is not subgraph)
-    return values
 
 
 def _assign(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 import threading
 import warnings
@@ -30,6 +31,8 @@ _FOR_DEVELOPERS = (
     ResourceWarning,
 )
 _LONGEST_TEXT = 300
+# torch warns also where two axes of one name are one size, as the name says.
+_ONE_NAME = re.compile(r"The axis name: (?P<name>.+) will not be used, .* another axis: (?P=name)\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,8 @@ class TracerWarnings:
         if not fixes_value and not _is_about_export(category, [frame for frame, _ in frames]):
             return
         text = " ".join(str(message).split()).removeprefix("# ")
+        if _ONE_NAME.fullmatch(text):
+            return
         if fixes_value:
             # The rest of the message is torch's general advice.
             text = text.partition(". ")[0]

@@ -13,7 +13,7 @@ import typer
 from modelexport.cli.options import LimitOption, SelectOption
 from modelexport.cli.output import FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text
 from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text, limited
-from modelexport.display import Cell
+from modelexport.display import Cell, shortened
 
 if TYPE_CHECKING:
     from modelexport.analysis.query import AnalysisReport, RankedModule
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _KINDS = ("exact", "fused", "merged", "folded", "inferred")
 # A line or a cell lists at most this many operators.
 _MAX_OPERATORS = 8
+_MAX_OPERATOR_LENGTH = 80
 
 
 class AnalysisFormat(enum.StrEnum):
@@ -131,35 +132,11 @@ def _largest(found: AnalysisReport, limit: int) -> Iterator[Section]:
 
 
 def _everything(found: AnalysisReport) -> Iterator[Section]:
-    headers = (
-        "module",
-        "class",
-        "depth",
-        "calls",
-        "own",
-        "nodes",
-        "parameters",
-        "bytes",
-        *_KINDS,
-        "lowest",
-        "operations",
-    )
-    rows = (
-        (
-            m.path or ROOT,
-            m.class_name,
-            m.depth,
-            m.calls,
-            m.own_nodes,
-            m.nodes,
-            m.parameters,
-            m.parameter_bytes,
-            *(m.kinds.get(kind, 0) for kind in _KINDS),
-            m.lowest_confidence,
-            _counts(m.operations, _MAX_OPERATORS),
-        )
-        for m in found.modules
-    )
+    sizes = ("depth", "calls", "own", "nodes", "parameters", "bytes")
+    headers = ("module", "class", *sizes, *_KINDS, "lowest", "operations")
+    left_out = {"qualified_class", "tag", "own_parameters"}
+    shown = [position for position, name in enumerate(_MODULE_HEADERS) if name not in left_out]
+    rows = ((row[0] or ROOT, *(row[position] for position in shown[1:])) for row in _module_rows(found, _MAX_OPERATORS))
     yield limited("By module", headers, rows, 0, ("operations", "lowest", *_KINDS, "bytes", "depth", "calls"))
     yield _class_table("By class", found, 0)
     yield limited("By tag", ("nodes", "tag"), _tag_rows(found), 0)
@@ -208,24 +185,12 @@ def _resolution(found: AnalysisReport) -> Iterator[Section]:
 
 
 _MODULE_HEADERS = (
-    "path",
-    "class",
-    "qualified_class",
-    "tag",
-    "depth",
-    "calls",
-    "own_nodes",
-    "nodes",
-    "own_parameters",
-    "parameters",
-    "parameter_bytes",
-    *_KINDS,
-    "lowest_confidence",
-    "operations",
+    *("path", "class", "qualified_class", "tag", "depth", "calls", "own_nodes", "nodes"),
+    *("own_parameters", "parameters", "parameter_bytes", *_KINDS, "lowest_confidence", "operations"),
 )
 
 
-def _module_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
+def _module_rows(found: AnalysisReport, operators: int | None = None) -> Iterator[Sequence[Cell]]:
     for m in found.modules:
         yield (
             m.path,
@@ -241,7 +206,7 @@ def _module_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
             m.parameter_bytes,
             *(m.kinds.get(kind, 0) for kind in _KINDS),
             m.lowest_confidence,
-            _counts(m.operations, None),
+            _counts(m.operations, operators),
         )
 
 
@@ -256,7 +221,7 @@ def _resolution_rows(found: AnalysisReport) -> Iterator[Sequence[Cell]]:
 
 
 def _counts(amounts: Mapping[str, int], most: int | None) -> str:
-    shown = [f"{name} {amount:,}" for name, amount in list(amounts.items())[:most]]
+    shown = [f"{shortened(name, _MAX_OPERATOR_LENGTH)} {amount:,}" for name, amount in list(amounts.items())[:most]]
     further = len(amounts) - len(shown)
     return ", ".join([*shown, *([f"{further} more"] if further else [])])
 

@@ -69,7 +69,7 @@ def compare(
     with out.working(f"comparing {before} with {after}"):
         found = compare_models(before, after, contents=contents)
     report.write(render(found, form, report.rows(limit), report.width), out)
-    if report.path is not None:
+    if report.output is not None:
         out.note("\n".join(_verdict(found)[:3]))
     if not found.same:
         raise typer.Exit(FINDINGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,21 +10,111 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.export_summary import markdown_report, next_steps, stage_lines, summary_lines
+from modelexport.cli.export_summary import fixed_sizes, markdown_report, next_steps, stage_lines, summary_lines
 from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
-from modelexport.cli.options import TorchNnExceptionsOption, parse_exceptions
-from modelexport.cli.output import Format, FormatOption, Output
+from modelexport.cli.options import ForceOption, TorchNnExceptionsOption, given_options, parse_exceptions
+from modelexport.cli.output import Format, FormatOption, Output, make_folder
 from modelexport.errors import InputError
-from modelexport.storage import check_target, check_text_target, sidecar_path, write_text
 
 if TYPE_CHECKING:
     from modelexport.exporting import ExportResult
 
 _AUTO = "auto"
 _AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
-_GRAPH = "Graph"
-_TAGS = "Owners and tags"
-_FILES = "Output"
+
+
+def _option(panel: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnerOptions:
+    """How owners are determined and shown in tags."""
+
+    torch_nn_exceptions: TorchNnExceptionsOption = None
+    simple_resolution: Annotated[
+        bool,
+        _option(
+            "Owners and tags",
+            "Do not infer missing owners of nodes from data flow.",
+            "--no-enable-advanced-resolution",
+        ),
+    ] = False
+    advanced_resolution: Annotated[bool, typer.Option("--enable-advanced-resolution", hidden=True)] = False
+    boundary: Annotated[
+        list[str] | None,
+        _option(
+            "Owners and tags",
+            "A module boundary that this inference must not cross: a path, or class:Name; repeat for more.",
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphOptions:
+    """Which graph is written, where --stages has no choice."""
+
+    strategy: Annotated[
+        str,
+        _option(
+            "Graph",
+            "auto tries these in order: fx (torch.export, most precise), htp (TorchScript tracing), usage_based "
+            "(compares values). docs/strategies.md helps to choose.",
+        ),
+    ] = _AUTO
+    exporter: Annotated[str | None, _option("Graph", "The exporter: dynamo, transformers or torchscript.")] = None
+    dynamic: Annotated[
+        list[str] | None, _option("Graph", "Dynamic axes: auto, or name:axis=dimension; repeat for more.")
+    ] = None
+    torch_names: Annotated[
+        bool,
+        _option(
+            "Graph",
+            "Keep the exporter's names: outputs are not named after the fields of the result, the cache of --stages "
+            "not as runtimes expect it.",
+            "--torch-names",
+        ),
+    ] = False
+    allow_specialization: Annotated[
+        bool,
+        _option(
+            "Graph",
+            "Fall back to tracing if control flow depends on input values: the file is correct only for inputs that "
+            "take the same path as the example inputs.",
+            "--allow-specialization",
+        ),
+    ] = False
+    fx_graph: Annotated[Path | None, _option("Output", "Write the traced FX graph to this file.")] = None
+    jit_graph: Annotated[
+        Path | None, _option("Output", "Write the traced TorchScript graph to this file (strategy htp).")
+    ] = None
+    report: Annotated[Path | None, _option("Output", "Also write a Markdown report to this file.")] = None
+
+    def for_export(self) -> dict[str, Any]:
+        """The options of `export_model`."""
+        return {
+            "strategy": self.strategy,
+            "exporter": self.exporter,
+            "dynamic": _parse_dynamic(self.dynamic),
+            "allow_specialization": self.allow_specialization,
+            "fx_graph_path": self.fx_graph,
+            "jit_graph_path": self.jit_graph,
+            **({} if self.torch_names else {"output_names": _AUTO}),
+        }
+
+    def refuse_stages(self) -> None:
+        """Reject options that apply to one graph only.
+
+        Raises:
+            InputError: One of them was given.
+        """
+        if self.strategy not in (_AUTO, "fx"):
+            raise InputError(f"--stages has no strategy {self.strategy}: fx exports the stages; omit --strategy")
+        if self.exporter not in (None, "transformers"):
+            raise InputError(f"--stages has no exporter {self.exporter}: transformers exports them; omit --exporter")
+        others = [name for name in given_options(self) if name not in ("--strategy", "--exporter", "--torch-names")]
+        if others:
+            raise InputError(f"{others[0]} applies to one graph, but --stages writes several: omit one of the two")
 
 
 def export(
@@ -32,81 +123,27 @@ def export(
     output: Annotated[Path | None, typer.Argument(help="The .onnx file to write.", show_default=False)] = None,
     loading: ModelLoading,
     inputs: InputOptions,
-    strategy: Annotated[
-        str,
-        typer.Option(help="How owners are determined: auto, fx, htp or usage_based.", rich_help_panel=_TAGS),
-    ] = "auto",
-    torch_nn_exceptions: TorchNnExceptionsOption = None,
-    simple_resolution: Annotated[
-        bool,
+    owners: OwnerOptions,
+    graph: GraphOptions,
+    opset: Annotated[int | None, _option("Graph", "The ONNX opset version.")] = None,
+    optimize: Annotated[bool, _option("Graph", "Let torch optimize the graph.")] = True,
+    timeout: Annotated[
+        float,
         typer.Option(
-            "--no-enable-advanced-resolution",
-            help="Do not infer missing owners of nodes from data flow.",
-            rich_help_panel=_TAGS,
+            min=1,
+            help="Seconds for all attempts together: after that, nothing further is tried. inf: no limit.",
+            rich_help_panel="Graph",
         ),
-    ] = False,
-    advanced_resolution: Annotated[bool, typer.Option("--enable-advanced-resolution", hidden=True)] = False,
-    boundary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A module boundary that this inference must not cross: a path, or class:Name; repeat for more.",
-            rich_help_panel=_TAGS,
-        ),
-    ] = None,
-    exporter: Annotated[
-        str | None,
-        typer.Option(help="The exporter: dynamo, transformers or torchscript.", rich_help_panel=_GRAPH),
-    ] = None,
-    opset: Annotated[int | None, typer.Option(help="The ONNX opset version.", rich_help_panel=_GRAPH)] = None,
-    optimize: Annotated[bool, typer.Option(help="Let torch optimize the graph.", rich_help_panel=_GRAPH)] = True,
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Dynamic axes: auto, or name:axis=dimension; repeat for more.",
-            rich_help_panel=_GRAPH,
-        ),
-    ] = None,
-    allow_specialization: Annotated[
-        bool,
-        typer.Option(
-            "--allow-specialization",
-            help="Fall back to tracing if control flow depends on input values: the file is correct only for inputs "
-            "that take the same path as the example inputs.",
-            rich_help_panel=_GRAPH,
-        ),
-    ] = False,
+    ] = 1800,
     stages: Annotated[
-        bool,
-        typer.Option(
-            "--stages",
-            help="Export the stages of generate(), each to a file: OUTPUT_prefill.onnx, …",
-            rich_help_panel=_GRAPH,
-        ),
+        bool, _option("Graph", "Export the stages of generate(), each to a file: OUTPUT_prefill.onnx, …", "--stages")
     ] = False,
-    output_option: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The same as OUTPUT.", rich_help_panel=_FILES)
-    ] = None,
+    output_option: Annotated[Path | None, _option("Output", "The same as OUTPUT.", "--output", "-o")] = None,
     external_data: Annotated[
-        bool | None,
-        typer.Option(
-            help="Weights in a separate file; by default only if too large for one.",
-            rich_help_panel=_FILES,
-        ),
+        bool | None, _option("Output", "Weights in a separate file; by default only if too large for one.")
     ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Omit source paths and stack traces.", rich_help_panel=_FILES)
-    ] = False,
-    fx_graph: Annotated[
-        Path | None, typer.Option(help="Write the traced FX graph to this file.", rich_help_panel=_FILES)
-    ] = None,
-    jit_graph: Annotated[
-        Path | None,
-        typer.Option(help="Write the traced TorchScript graph to this file (strategy htp).", rich_help_panel=_FILES),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Also write a Markdown report to this file.", rich_help_panel=_FILES)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel=_FILES)] = False,
+    private: Annotated[bool, _option("Output", "Omit source paths and stack traces.", "--private")] = False,
+    force: ForceOption = False,
     output_format: FormatOption = Format.HUMAN,
     out: Output,
 ) -> None:
@@ -120,7 +157,7 @@ def export(
 
         modelexport export my_package.models:make_net net.onnx --input-shape x=1x3x32x32
 
-        modelexport export my_package.models:make_net net.onnx --dynamic auto
+        modelexport export my_package/models.py:make_net net.onnx --dynamic auto
 
         modelexport export ./my-bert classifier.onnx --task text-classification --input-text "The cat sat"
 
@@ -132,28 +169,23 @@ def export(
         raise InputError("give the .onnx file to write once, as OUTPUT or with -o (see --help)")
     path = output if output is not None else output_option
     assert path is not None
-    # Checked before anything is loaded: a wrong path should not cost the time of an export.
-    target = check_target(path, force=force or stages, sidecar=not stages)
     if stages:
-        others = {"--dynamic": dynamic, "--fx-graph": fx_graph, "--jit-graph": jit_graph, "--report": report}
-        _check_stage_options(strategy, exporter, {**others, "--allow-specialization": allow_specialization})
-    taken = (target, sidecar_path(target), *(file for file in (fx_graph, jit_graph) if file is not None))
-    report_target = check_text_target(report, force=force, taken=taken) if report is not None else None
+        graph.refuse_stages()
+    # Checked before anything is loaded: a wrong path should not cost the time of an export.
+    report = _check_files(path, graph, force=force, stages=stages)
     inputs.check()
     options: dict[str, Any] = {
         "optimize": optimize,
-        "torch_nn_exceptions": parse_exceptions(torch_nn_exceptions),
-        "advanced_resolution": not simple_resolution,
-        "boundaries": boundary or (),
+        "torch_nn_exceptions": parse_exceptions(owners.torch_nn_exceptions),
+        "advanced_resolution": not owners.simple_resolution,
+        "boundaries": owners.boundary or (),
         "private": private,
         "external_data": external_data,
         "overwrite": force,
+        "timeout": timeout,
         **({} if opset is None else {"opset_version": opset}),
+        **({"transformers_names": graph.torch_names} if stages else graph.for_export()),
     }
-    if not stages:
-        options |= {"strategy": strategy, "exporter": exporter, "dynamic": _parse_dynamic(dynamic)}
-        options |= {"fx_graph_path": fx_graph, "jit_graph_path": jit_graph}
-        options |= {"allow_specialization": allow_specialization}
     from modelexport.exporting import export_model, export_stages
 
     with out.running_model() as activity:
@@ -170,12 +202,29 @@ def export(
         _show_stages(results, model, out, output_format)
         return
     result = results[""]
-    if report_target is not None:
-        write_text(report_target, markdown_report(model, result))
+    if not graph.dynamic:
+        out.note(fixed_sizes(result))
+    if report is not None:
+        from modelexport.storage import write_text
+
+        write_text(report, markdown_report(model, result))
     if output_format is Format.JSON:
         out.json(result.as_dict())
     else:
         out.summary(summary_lines(result, model))
+
+
+def _check_files(path: Path, graph: GraphOptions, *, force: bool, stages: bool) -> Path | None:
+    """Check that all files can be written, and return the path of the report."""
+    from modelexport.storage import check_target, check_text_target, sidecar_path
+
+    files = [file for file in (graph.fx_graph, graph.jit_graph, graph.report) if file is not None]
+    for file in (path, *files):
+        make_folder(file.parent)
+    target = check_target(path, force=force or stages, sidecar=not stages)
+    if graph.report is None:
+        return None
+    return check_text_target(graph.report, force=force, taken=(target, sidecar_path(target), *files[:-1]))
 
 
 def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, output_format: Format) -> None:
@@ -186,21 +235,6 @@ def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, o
         return
     lines = [line for name, result in results.items() for line in stage_lines(name, result)]
     out.summary([*lines, next_steps(list(results.values())[-1], model)[0]])
-
-
-def _check_stage_options(strategy: str, exporter: str | None, others: Mapping[str, object]) -> None:
-    """Reject options that apply to one graph only.
-
-    Raises:
-        InputError: One of them was given.
-    """
-    if strategy not in ("auto", "fx"):
-        raise InputError(f"--stages has no strategy {strategy}: the stages are exported with fx; omit --strategy")
-    if exporter not in (None, "transformers"):
-        raise InputError(f"--stages has no exporter {exporter}: transformers exports them; omit --exporter")
-    given = [name for name, value in others.items() if value]
-    if given:
-        raise InputError(f"{given[0]} applies to one graph, but --stages writes several: omit one of the two")
 
 
 def _parse_dynamic(texts: Sequence[str] | None) -> str | dict[str, dict[int, str]] | None:

@@ -12,10 +12,17 @@ from modelexport.display import counted
 if TYPE_CHECKING:
     from modelexport.exporting import ExportResult
 
+_SHOWN_INPUTS = 4
+
 
 def summary_lines(result: ExportResult, model: str) -> list[str]:
     """The result of an export, and the next steps."""
-    return [*_counts(result), *(f"wrote {shown_path(path)}" for path in result.files), *next_steps(result, model)]
+    return [
+        *_counts(result),
+        *_attempts(result),
+        *(f"wrote {shown_path(path)}" for path in result.files),
+        *next_steps(result, model),
+    ]
 
 
 def stage_lines(name: str, result: ExportResult) -> list[str]:
@@ -33,6 +40,14 @@ def next_steps(result: ExportResult, model: str) -> list[str]:
     ]
 
 
+def fixed_sizes(result: ExportResult) -> str:
+    """The inputs of the file with their sizes, which are all fixed, and how to change that."""
+    inputs = [port for port in result.document.calls[0].inputs if port.info is not None]
+    shown = [f"{port.name} {' x '.join(map(str, port.info.shape)) or 'scalar'}" for port in inputs if port.info]
+    more = f" and {len(shown) - _SHOWN_INPUTS} more" if len(shown) > _SHOWN_INPUTS else ""
+    return f"fixed sizes: {', '.join(shown[:_SHOWN_INPUTS])}{more}; --dynamic auto frees those that can change"
+
+
 def shown_path(path: Path) -> str:
     """A path relative to the working folder, if it is inside of it."""
     here = Path.cwd()
@@ -47,6 +62,12 @@ def _counts(result: ExportResult) -> list[str]:
         f"{counted(len(document.nodes), 'node')}, {result.coverage:.0%} with an owner ({kinds})",
         f"{modules}, {calls}, strategy {result.strategy}, exporter {document.exporter}",
     ]
+
+
+def _attempts(result: ExportResult) -> list[str]:
+    """One line for the attempts before the one that succeeded; ``--report`` and JSON have the errors."""
+    failed = result.attempts[:-1]
+    return [f"tried before: {'; '.join(f'{a.name}, {a.seconds:.1f} s' for a in failed)}"] if failed else []
 
 
 def markdown_report(model: str, result: ExportResult) -> str:
@@ -66,7 +87,15 @@ def markdown_report(model: str, result: ExportResult) -> str:
     )
     steps = tuple((s.step, f"{s.seconds:.2f}", f"{s.peak_memory_bytes / 1e6:.0f}") for s in result.steps)
     attempts = tuple(
-        (a.strategy, a.exporter, " ".join(a.reason.split()), " ".join((a.error or "").split())) for a in result.attempts
+        (
+            a.strategy,
+            a.exporter,
+            a.variant,
+            f"{a.seconds:.1f}",
+            " ".join(a.reason.split()),
+            " ".join((a.error or "").split()),
+        )
+        for a in result.attempts
     )
     sections = [
         Section("Result", (*_counts(result), *(f"wrote {path}" for path in result.files), *result.notes)),
@@ -74,7 +103,7 @@ def markdown_report(model: str, result: ExportResult) -> str:
         _table("Nodes that are not exact", ("node", "operation", "module", "kind", "contributors", "reason"), inexact),
         _table("Modules", ("module", "class", "calls", "own nodes", "nodes", "parameters"), modules),
         _table("Steps", ("step", "seconds", "peak memory (MB)"), steps),
-        _table("Strategies tried", ("strategy", "exporter", "reason", "error"), attempts),
+        _table("Attempts", ("strategy", "exporter", "variant", "seconds", "reason", "error"), attempts),
     ]
     return as_markdown(f"Export of {model}", sections)
 

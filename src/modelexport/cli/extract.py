@@ -9,11 +9,10 @@ import msgspec
 import typer
 
 from modelexport.cli.export_summary import shown_path
-from modelexport.cli.options import SelectOption
-from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line
+from modelexport.cli.options import ForceOption, SelectOption
+from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line, make_folder
 from modelexport.display import counted
 from modelexport.errors import InputError
-from modelexport.storage import check_target
 
 if TYPE_CHECKING:
     from modelexport.analysis.extraction import SubmodelSummary
@@ -32,14 +31,11 @@ def extract(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            help="The .onnx file to write; with --select a folder, created if needed.",
-            rich_help_panel="Output",
+            "--output", "-o", help="The .onnx file to write, or the folder of --select.", rich_help_panel="Output"
         ),
     ] = None,
     select: SelectOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel="Output")] = False,
+    force: ForceOption = False,
     output_format: FormatOption = Format.HUMAN,
     out: Output,
 ) -> None:
@@ -62,6 +58,9 @@ def extract(
     if output is None:
         raise InputError(f"give {'the file to write: -o OUT.onnx' if select is None else 'a folder: -o DIR'}")
     if target is not None:
+        from modelexport.storage import check_target
+
+        make_folder(output.parent)
         check_target(output, force=force)
         _extract_one(file, target, output, force, out, output_format)
     else:

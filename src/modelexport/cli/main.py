@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import logging
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import typer
@@ -19,6 +20,7 @@ from modelexport.errors import ModelExportError
 
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+_INTERRUPTED_TEXT = "interrupted: nothing was written"
 # The exit code of a program that wrote to a closed pipe: 128 plus the number of SIGPIPE.
 _CLOSED_PIPE = 141
 # typer does not export the base class of its usage errors.
@@ -66,13 +68,6 @@ class _LazyGroup(TyperGroup):
         """Import the command that replaces the placeholder with its line of help."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, None if name is None or found is None else _load_command(name), rest
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command. typer would exit with code 130 and no message if the user interrupts it."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise typer.Abort from error
 
 
 def _load_command(name: str) -> Any:
@@ -133,10 +128,13 @@ def run() -> None:
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     try:
         code = app(standalone_mode=False)
+        if code == _INTERRUPTED:
+            # typer catches most interrupts, and prints nothing.
+            _end(_INTERRUPTED_TEXT, code, debug=False)
         sys.stdout.flush()
         sys.exit(code)
     except (typer.Abort, KeyboardInterrupt):
-        _end("interrupted: nothing was written", _INTERRUPTED, debug)
+        _end(_INTERRUPTED_TEXT, _INTERRUPTED, debug)
     except _USAGE_ERROR as error:
         _end(f"error: {error.format_message()} (see --help)", _BAD_INPUT, debug)
     except ModelExportError as error:
@@ -154,10 +152,12 @@ def run() -> None:
         _end(f"error: {error.strerror or error}", _BAD_INPUT, debug)
 
 
-def _end(text: str, code: int, debug: bool) -> None:
+def _end(text: str, code: int, debug: bool) -> NoReturn:
     if debug:
-        raise
-    message(" ".join(text.split()))
+        for line in traceback.format_exc().splitlines():
+            message(line)
+    else:
+        message(" ".join(text.split()))
     sys.exit(code)
 
 

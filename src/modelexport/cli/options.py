@@ -1,11 +1,13 @@
-"""Options that several commands share, defined once: a command takes them as one object."""
+"""Options that several commands share, defined once: a command takes them as one dataclass."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Protocol, get_args
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
@@ -19,38 +21,30 @@ LimitOption = Annotated[
     int | None,
     typer.Option("--limit", min=0, help="Rows of each table; 0 shows all. By default 20 on a terminal, all elsewhere."),
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel="Output")]
 TorchNnExceptionsOption = Annotated[
     str | None,
     typer.Option(help="torch.nn classes that are in tags: A,B,C, or all, or none.", rich_help_panel="Owners and tags"),
 ]
 
 
-class OptionGroup(Protocol):
-    """Options that a command takes as one parameter of this type."""
-
-    OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]]
-
-    def __init__(self, **values: Any) -> None:
-        """Take the value of each option by its name."""
-
-
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is an option group by the options of that group."""
+    """Replace each parameter of a command that is a dataclass by its fields, which are options."""
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, type[OptionGroup]] = {
+    groups: dict[str, Any] = {
         parameter.name: parameter.annotation
         for parameter in signature.parameters.values()
-        if hasattr(parameter.annotation, "OPTIONS")
+        if dataclasses.is_dataclass(parameter.annotation)
     }
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        options = groups[parameter.name].OPTIONS if parameter.name in groups else None
-        if options is None:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        if parameter.name not in groups:
+            parameters.append(parameter)
             continue
+        kinds = typing.get_type_hints(groups[parameter.name], include_extras=True)
         parameters += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in options.items()
+            inspect.Parameter(field.name, parameter.kind, default=field.default, annotation=kinds[field.name])
+            for field in _options(groups[parameter.name])
         ]
     for parameter in parameters:
         _name_values(parameter)
@@ -58,7 +52,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         built = {
-            name: group(**{option: given.pop(option) for option in group.OPTIONS}) for name, group in groups.items()
+            name: group(**{field.name: given.pop(field.name) for field in _options(group)})
+            for name, group in groups.items()
         }
         command(**given, **built)
 
@@ -82,9 +77,18 @@ def _types(annotation: Any) -> tuple[Any, ...]:
     return (kind, *get_args(kind))
 
 
-def written(option: str) -> str:
-    """The command-line name of an option."""
-    return f"--{option.replace('_', '-')}"
+def _options(group: Any) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(group) if field.init]
+
+
+def given_options(*groups: Any) -> list[str]:
+    """The command-line names of the options that do not have their default value."""
+    return [
+        f"--{field.name.replace('_', '-')}"
+        for group in groups
+        for field in _options(group)
+        if getattr(group, field.name) not in (field.default, [])
+    ]
 
 
 def parse_exceptions(text: str | None) -> list[str] | str | None:

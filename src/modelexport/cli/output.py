@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import enum
 import io
 import json
@@ -13,9 +15,9 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -55,56 +57,25 @@ class Format(enum.StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[
-    Format, typer.Option("--format", help="For people, or JSON for programs.", rich_help_panel=_PANEL)
-]
+def _option(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_PANEL)
+
+
+FormatOption = Annotated[Format, _option("For people, or JSON for programs.", "--format")]
 # For reports, which -o writes to a file: its extension can determine the format.
 ReportFormatOption = Annotated[
-    Format | None,
-    typer.Option("--format", help=f"For people, or JSON for programs. {FORMAT_DEFAULT}", rich_help_panel=_PANEL),
+    Format | None, _option(f"For people, or JSON for programs. {FORMAT_DEFAULT}", "--format")
 ]
 Form = TypeVar("Form", bound=enum.StrEnum)
 
 
+@dataclasses.dataclass(frozen=True)
 class Output:
-    """The output of a command.
+    """The output of a command. `main.run` reads `debug`."""
 
-    Args:
-        quiet: Print neither progress nor notes, and no summary of the files written.
-        verbose: Also print the log messages and warnings of libraries.
-        debug: Show the traceback of an error; `main.run` does that.
-    """
-
-    OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        "quiet": (
-            Annotated[
-                bool,
-                typer.Option(
-                    "--quiet",
-                    "-q",
-                    help="No progress, notes or summary: only reports and errors.",
-                    rich_help_panel=_PANEL,
-                ),
-            ],
-            False,
-        ),
-        "verbose": (
-            Annotated[
-                bool,
-                typer.Option(
-                    "--verbose", "-v", help="Also show log messages and warnings of libraries.", rich_help_panel=_PANEL
-                ),
-            ],
-            False,
-        ),
-        "debug": (
-            Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_PANEL)],
-            False,
-        ),
-    }
-
-    def __init__(self, *, quiet: bool = False, verbose: bool = False, debug: bool = False) -> None:
-        self.quiet, self.verbose, self.debug = quiet, verbose, debug
+    quiet: Annotated[bool, _option("No progress, notes or summary: only reports and errors.", "--quiet", "-q")] = False
+    verbose: Annotated[bool, _option("Also show log messages and warnings of libraries.", "--verbose", "-v")] = False
+    debug: Annotated[bool, _option("Show the traceback of an error.", "--debug")] = False
 
     def summary(self, lines: Iterable[str]) -> None:
         """Print a summary of a command that writes files; the files are its result."""
@@ -136,31 +107,13 @@ class Output:
             yield activity
 
 
+@dataclasses.dataclass
 class ReportFile:
-    """The destination of a report: stdout, or the file of ``-o``.
+    """The destination of a report: stdout, or the file of ``-o``."""
 
-    Args:
-        output: The file.
-        force: Whether to replace it if it exists.
-    """
-
-    OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        "output": (
-            Annotated[
-                Path | None,
-                typer.Option("--output", "-o", help="Write to this file instead.", rich_help_panel=_PANEL),
-            ],
-            None,
-        ),
-        "force": (
-            Annotated[bool, typer.Option("--force", help="Replace the file if it exists.", rich_help_panel=_PANEL)],
-            False,
-        ),
-    }
-
-    def __init__(self, *, output: Path | None, force: bool) -> None:
-        self.path, self._force = output, force
-        self._target: Path | None = None
+    output: Annotated[Path | None, _option("Write to this file instead.", "--output", "-o")] = None
+    force: Annotated[bool, _option("Replace the file if it exists.", "--force")] = False
+    _target: Path | None = dataclasses.field(default=None, init=False)
 
     def check(self, *taken: Path) -> None:
         """Check, before any work is done, that the file can be written.
@@ -170,8 +123,9 @@ class ReportFile:
         """
         from modelexport.storage import check_text_target
 
-        if self.path is not None:
-            self._target = check_text_target(self.path, force=self._force, taken=taken)
+        if self.output is not None:
+            make_folder(self.output.parent)
+            self._target = check_text_target(self.output, force=self.force, taken=taken)
 
     def form(self, given: Form | None, forms: type[Form]) -> Form:
         """The format to write: the given one, else the one of the file extension.
@@ -179,13 +133,13 @@ class ReportFile:
         Raises:
             InputError: The extension is not that of a supported format.
         """
-        if given is not None or self.path is None:
+        if given is not None or self.output is None:
             return given or forms("human")
         known = {suffix: name for suffix, name in _SUFFIXES.items() if name in list(forms)}
-        name = known.get(self.path.suffix.lower())
+        name = known.get(self.output.suffix.lower())
         if name is None:
             suffixes = ", ".join(suffix for suffix in known if suffix)
-            raise InputError(f"{self.path}: unknown file extension. Use {suffixes}, or give --format.")
+            raise InputError(f"{self.output}: unknown file extension. Use {suffixes}, or give --format.")
         return forms(name)
 
     def write(self, text: str, out: Output) -> None:
@@ -211,7 +165,7 @@ class ReportFile:
     @property
     def width(self) -> int:
         """The width of text: that of the terminal; unlimited for files and pipes."""
-        return _UNLIMITED if self.path is not None else stdout_width()
+        return _UNLIMITED if self.output is not None else stdout_width()
 
 
 class Activity:
@@ -277,6 +231,21 @@ class Activity:
         elif now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             self.log(f"  {done}/{total} {name or ROOT}")
+
+
+def make_folder(folder: Path) -> None:
+    """Create an output folder that is missing; it is removed again at exit if nothing was written into it."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    # The check of the file in it reports a folder that cannot be created.
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    for created in reversed(missing):
+        atexit.register(_remove_if_empty, created.absolute())
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def silence_libraries() -> None:

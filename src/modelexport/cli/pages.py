@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from modelexport.cli.output import rendered
-from modelexport.display import Cell, cell_text, escaped, html_table, printable
+from modelexport.display import Cell, cell_text, escaped, html_table, printable, shortened
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; color: #1b1f24; }
@@ -29,6 +29,7 @@ _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode(
 _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
 # A spreadsheet reads a cell that starts with one of these as a formula; full-width forms included.
 _FORMULA = frozenset("=+-@\t\r\uff1d\uff0b\uff0d\uff20")
+# Every row is padded to the widest cell: with a name of a megabyte, each row would be a megabyte.
 _MAX_CELL_LENGTH = 400
 _GAP = 2
 # The special characters of Markdown.
@@ -99,7 +100,7 @@ def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[st
     for position, header in enumerate(section.headers):
         cells = [row[position] for row in section.rows]
         numeric = not any(isinstance(cell, str) for cell in cells)
-        columns.append((header, [_shortened(printable(_number(cell))) for cell in cells], numeric))
+        columns.append((header, [shortened(printable(_number(cell)), _MAX_CELL_LENGTH) for cell in cells], numeric))
     widths = {header: max(map(len, (header, *texts))) for header, texts, _ in columns}
     # Empty columns are not shown.
     shown = {header for header, texts, _ in columns if any(texts)}
@@ -133,11 +134,6 @@ def _aligned(line: Sequence[str], sides: Sequence[tuple[int, bool]]) -> str:
 
 def _number(cell: Cell) -> str:
     return f"{cell:.2f}" if isinstance(cell, float) else cell_text(cell)
-
-
-def _shortened(text: str) -> str:
-    # Every row is padded to the widest cell: with a name of a megabyte, each row would be a megabyte.
-    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[:_MAX_CELL_LENGTH]}…"
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:

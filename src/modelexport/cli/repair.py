@@ -33,7 +33,7 @@ def repair(
     from modelexport.analysis.validation import repair as repair_file
 
     with out.working(f"reading {file}"):
-        report = repair_file(file, target.path, overwrite=target.force)
+        report = repair_file(file, target.output, overwrite=target.force)
     if output_format is Format.JSON:
         out.json(report.as_dict())
         return

@@ -73,7 +73,7 @@ def retag(
         report = retag_file(
             file,
             tagged,
-            target.path,
+            target.output,
             overwrite=target.force,
             by_value=by_value,
             inputs=given,
@@ -83,6 +83,8 @@ def retag(
         out.json(report.as_dict())
     else:
         out.summary(_lines(report, tagged))
+    for note in report.notes:
+        out.note(f"note: {note}")
     if not by_value and report.tensors_kept < _LOW_KEPT_FRACTION * report.tensors_before:
         out.note("note: few tensors kept their names; if the tool renamed them, --by-value matches them by value")
 

@@ -22,7 +22,7 @@ _SCHEMAS = {
     "retag": "analysis.retagging:retagging_schema",
     "select": "analysis.query:selection_schema",
     "tag": "exporting:tagging_schema",
-    "tree": "cli.tree:tree_schema",
+    "tree": "analysis.query:tree_schema",
     "validate": "analysis:validation_schema",
     "verify": "verification:verification_schema",
 }

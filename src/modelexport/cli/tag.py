@@ -48,7 +48,7 @@ def tag(
             file,
             sourced.model,
             inputs.choose(sourced, out),
-            target.path,
+            target.output,
             torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
             overwrite=target.force,
             limits=limits.limits,

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from modelexport.analysis.query import ModuleStatistics, count_modules
 from modelexport.cli.output import Format, Output, ReportFile, ReportFormatOption, json_text, rendered
 from modelexport.display import counted, printable
-from modelexport.errors import FileFormatError
-from modelexport.hierarchy import MAX_DEPTH, json_schema, parent_path
-from modelexport.storage import ModelFile, read_model
+from modelexport.hierarchy import parent_path
 
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+    from modelexport.analysis.query import ModuleStatistics
+    from modelexport.hierarchy import HierarchyDocument
+
 
 def tree(
     *,
-    file: Annotated[Path, typer.Argument(help="An ONNX file that modelexport wrote.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="An ONNX file of modelexport, or of torch's exporters.", show_default=False)
+    ],
     depth: Annotated[int | None, typer.Option(min=0, help="How many levels below the root to show.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also show modules that own no node.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show modules without nodes and parameters.")] = False,
     output_format: ReportFormatOption = None,
     report: ReportFile,
     out: Output,
 ) -> None:
     """Show the module tree of a file with node and parameter counts.
+
+    Reads files of modelexport, with or without their sidecar, and files of torch's own exporters. A module without
+    nodes is shown if it has parameters; "fused" says that nodes of other modules do its work.
 
     Examples:
 
@@ -39,73 +44,46 @@ def tree(
     """
     form = report.form(output_format, Format)
     report.check(file)
+    from modelexport.analysis.query import PrintedTree, count_modules
+    from modelexport.storage import find_hierarchy, read_model
+
     loaded = read_model(file)
-    if loaded.document is None and not loaded.stored:
-        raise FileFormatError(
-            f"{file} has no hierarchy of ours ({loaded.missing}, and no node is tagged): "
-            "export the model with modelexport export"
-        )
-    if loaded.document is None:
-        out.note(f"note: {loaded.missing}; the tree is that of the tags in the file")
+    found = find_hierarchy(loaded)
+    if loaded.missing:
+        out.note(f"note: {'; '.join((loaded.missing, *found.missing))}")
+    document = found.document
+    modules = _selected(count_modules(document), depth, everything)
     if form is Format.JSON:
-        report.write(json_text(msgspec.to_builtins(_printed(loaded, depth, everything))), out)
-    elif loaded.document is not None:
-        modules = _selected(count_modules(loaded.document), depth, everything)
-        report.write(rendered(_module_tree(modules), report.width), out)
+        printed = PrintedTree(
+            file=str(loaded.path),
+            origin=found.origin,
+            strategy=document.strategy,
+            coverage=document.coverage,
+            kinds=document.kinds,
+            modules=tuple(modules),
+            tags=dict(Counter(node.tag for node in document.nodes)),
+        )
+        report.write(json_text(msgspec.to_builtins(printed)), out)
     else:
-        report.write(rendered(_tag_tree(loaded.tag_counts(), depth), report.width), out)
-
-
-class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON of a module tree.
-
-    Attributes:
-        schema_version: The version of this format.
-        file: The file.
-        strategy: The strategy of the export. It and the next three are None without a sidecar.
-        coverage: The fraction of nodes that have an owner.
-        kinds: Nodes by kind of attribution.
-        modules: The modules, parents before their children.
-        tags: Nodes by tag.
-    """
-
-    schema_version: int = 1
-    file: str
-    strategy: str | None = None
-    coverage: float | None = None
-    kinds: dict[str, int] | None = None
-    modules: tuple[ModuleStatistics, ...] | None = None
-    tags: dict[str, int]
-
-
-def tree_schema() -> dict[str, Any]:
-    """The JSON Schema of the output of ``modelexport tree --format json``."""
-    return json_schema("modelexport tree", PrintedTree)
-
-
-def _printed(loaded: ModelFile, depth: int | None, everything: bool) -> PrintedTree:
-    if loaded.document is None:
-        return PrintedTree(file=str(loaded.path), tags=loaded.tag_counts())
-    return PrintedTree(
-        file=str(loaded.path),
-        strategy=loaded.document.strategy,
-        coverage=loaded.document.coverage,
-        kinds=loaded.document.kinds,
-        modules=tuple(_selected(count_modules(loaded.document), depth, everything)),
-        tags=loaded.tag_counts(),
-    )
+        report.write(rendered(_module_tree(modules, _fused_modules(document)), report.width), out)
 
 
 def _selected(modules: list[ModuleStatistics], depth: int | None, everything: bool) -> list[ModuleStatistics]:
     return [
         module
         for module in modules
-        if (everything or module.nodes or module.path == "")
+        if (everything or module.nodes or module.parameters or module.path == "")
         and (depth is None or (module.path.count(".") + 1 if module.path else 0) <= depth)
     ]
 
 
-def _module_tree(modules: list[ModuleStatistics]) -> Tree:
+def _fused_modules(document: HierarchyDocument) -> set[str]:
+    """The modules whose work nodes of other modules do."""
+    contributors = {call for node in document.nodes for call in node.contributors}
+    return {call.path for call in document.calls if call.id in contributors}
+
+
+def _module_tree(modules: list[ModuleStatistics], fused: set[str]) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
@@ -119,6 +97,8 @@ def _module_tree(modules: list[ModuleStatistics]) -> Tree:
         if module.calls > 1:
             label.append(f" called {module.calls} times", style="yellow")
         label.append(f"  {counted(module.nodes, 'node')}", style="cyan")
+        if not module.nodes and module.path in fused:
+            label.append(" (fused)", style="dim")
         if module.own_nodes and module.own_nodes != module.nodes:
             label.append(f" ({module.own_nodes} own)", style="dim")
         if module.parameters:
@@ -126,22 +106,3 @@ def _module_tree(modules: list[ModuleStatistics]) -> Tree:
         above = parent_path(module.path)
         branches[module.path] = Tree(label) if above is None else branches[above].add(label)
     return branches[""]
-
-
-def _tag_tree(counts: dict[str, int], depth: int | None) -> Tree:
-    from rich.text import Text
-    from rich.tree import Tree
-
-    top = Tree(Text(counted(sum(counts.values()), "node"), style="cyan"))
-    branches: dict[tuple[str, ...], Tree] = {(): top}
-    most = MAX_DEPTH if depth is None else min(MAX_DEPTH, depth + 1)
-    inside: Counter[tuple[str, ...]] = Counter()
-    for tag in sorted(counts):
-        segments = tuple(tag.split("/", most + 1)[1 : most + 1])
-        for length in range(1, len(segments) + 1):
-            inside[segments[:length]] += counts[tag]
-    for path, nodes in inside.items():
-        label = Text(printable(path[-1]), style="bold", overflow="fold")
-        label.append(f"  {counted(nodes, 'node')}", style="cyan")
-        branches[path] = branches[path[:-1]].add(label)
-    return top

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
+from modelexport.cli.options import given_options
 from modelexport.cli.output import FINDINGS, FORMAT_DEFAULT, ROOT, Output, ReportFile, json_text, rendered
 from modelexport.display import counted, printable
 from modelexport.errors import InputError
@@ -69,7 +70,7 @@ def validate(
 
         modelexport validate model.onnx --baseline plain.onnx --format sarif
     """
-    given = (*loading.given, *inputs.given, *limits.given)
+    given = given_options(loading, inputs, limits)
     if model is not None and not check_contamination:
         raise InputError("--model is for --check-contamination: give both")
     if model is None and given:

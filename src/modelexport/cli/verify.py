@@ -43,7 +43,9 @@ def verify(
     select: SelectOption = None,
     tolerance: Annotated[
         str | None,
-        typer.Option(help="rtol=1e-3,atol=1e-5 is the default, more for 16-bit floats; a number alone is rtol."),
+        typer.Option(
+            help="By default rtol=1e-3,atol=1e-5, more for 16-bit and quantized files; a number alone is rtol."
+        ),
     ] = None,
     memory: Annotated[
         int, typer.Option(min=1, help="MiB of module inputs and outputs to keep at a time; less means more runs.")
@@ -118,7 +120,7 @@ def _parse_tolerance(text: str | None) -> dict[str, float]:
 
 
 _HEADERS = (
-    *("verdict", "call", "class", "x tolerance"),
+    *("verdict", "call", "class", "x tolerance", "SQNR dB"),
     *("introduced", "relative", "cosine", "inherited", "inherited relative", "inherited cosine", "why"),
 )
 _OPTIONAL = ("inherited relative", "inherited cosine", "relative", "class", "cosine")
@@ -135,6 +137,9 @@ def _text(found: VerificationReport, limit: int, width: int) -> str:
     if found.whole_run_error:
         lines.append(f"the whole model does not run in onnxruntime: {found.whole_run_error}")
     lines.append(found.summary())
+    coarse = [name for name in found.precisions if name not in ("float32", "float64")]
+    if coarse and found.rtol is None and found.atol is None:
+        lines.append(f"the tolerance is that of {', '.join(coarse)}, which the file computes with")
     if not found.passed and not found.findings and not found.whole_run_error:
         lines.append("nothing could be compared, so nothing is verified")
     table = Section("", (), _HEADERS, rows, optional=_OPTIONAL)
@@ -148,6 +153,7 @@ def _row(call: CallVerification) -> tuple[Cell, ...]:
         call.call or ROOT,
         call.class_name,
         None if judged is None else f"{judged.excess:.3g}",
+        None if judged is None or judged.sqnr is None else f"{judged.sqnr:.1f}",
         *_errors(call.introduced),
         *_errors(call.inherited),
         _why(call),
@@ -174,7 +180,7 @@ _CSV_HEADERS = (
     "tag",
     "class",
     "verdict",
-    *(f"{kind}_{what}" for kind in _CSV_KINDS for what in ("absolute", "relative", "cosine", "excess")),
+    *(f"{kind}_{what}" for kind in _CSV_KINDS for what in ("absolute", "relative", "cosine", "excess", "sqnr")),
     "reason",
     "explanation",
     "source",
@@ -186,9 +192,9 @@ def _csv_row(call: CallVerification) -> tuple[Cell, ...]:
     numbers: list[Cell] = []
     for difference in (call.introduced, call.inherited, call.total):
         if difference is None:
-            numbers += [None, None, None, None]
+            numbers += [None] * 5
         else:
-            numbers += [difference.absolute, difference.relative, difference.cosine, difference.excess]
+            numbers += [difference.absolute, difference.relative, difference.cosine, difference.excess, difference.sqnr]
     source = None if call.source is None else call.source or ROOT
     notes = "; ".join(call.notes)
     return (

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import typer
 
+from modelexport.cli.options import ForceOption
+from modelexport.cli.output import make_folder
 from modelexport.errors import InputError
-from modelexport.storage import check_target
-
-_PANEL = "Output"
 
 
+@dataclasses.dataclass(frozen=True)
 class WrittenFile:
-    """The file that a command writes: a new one, or the one it read.
+    """The file that a command writes: a new one, or the one it read, which needs `force`."""
 
-    Args:
-        output: The file; None replaces the input file, which needs `force`.
-        force: Whether to replace existing files.
-    """
-
-    OPTIONS: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        "output": (
-            Annotated[
-                Path | None,
-                typer.Option(
-                    "--output",
-                    "-o",
-                    help="The .onnx file to write. Without it, --force replaces FILE.",
-                    rich_help_panel=_PANEL,
-                ),
-            ],
-            None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The .onnx file to write. Without it, --force replaces FILE.",
+            rich_help_panel="Output",
         ),
-        "force": (
-            Annotated[bool, typer.Option("--force", help="Replace existing files.", rich_help_panel=_PANEL)],
-            False,
-        ),
-    }
-
-    def __init__(self, *, output: Path | None, force: bool) -> None:
-        self.path, self.force = output, force
+    ] = None
+    force: ForceOption = False
 
     def check(self, file: Path) -> None:
         """Check, before any work is done, that `file` can be read and the result written.
@@ -50,8 +34,12 @@ class WrittenFile:
         Raises:
             InputError: One of them cannot be.
         """
+        from modelexport.storage import check_target
+
         if not file.is_file():
             raise InputError(f"{file} is not a file: give the path of an ONNX model")
-        if self.path is None and not self.force:
+        if self.output is None and not self.force:
             raise InputError(f"Cannot write {file}: it exists. Give another file with -o, or replace it with --force.")
-        check_target(file if self.path is None else self.path, force=self.force)
+        target = file if self.output is None else self.output
+        make_folder(target.parent)
+        check_target(target, force=self.force)

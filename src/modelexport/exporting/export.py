@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
-import functools
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from modelexport.attempt_report import AttemptReport
 from modelexport.capture import Capture, DynamicAxes, check_forward, check_signature, read_module_tree
 from modelexport.errors import ContractError, InputError
 from modelexport.exporting.export_writer import TaggedModel, write_export
@@ -35,19 +36,18 @@ from modelexport.storage import (
 )
 from modelexport.strategies import (
     AUTO,
-    AttemptReport,
+    DEFAULT_TIMEOUT,
+    Attempts,
     Candidate,
-    Captured,
     CaptureRequest,
     FxStrategy,
     HtpStrategy,
     StrategyRegistry,
     StrategySelector,
     UsageBasedStrategy,
-    capture_dynamic,
-    capture_with_first,
+    capture_model,
 )
-from modelexport.torch_support import TORCH_LOCK, evaluation_mode, normalize_inputs, preserved_state
+from modelexport.torch_support import CopyOnWrite, flattened_names, normalize_inputs
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write")
 
@@ -75,6 +75,7 @@ def export_model(
     private: bool = False,
     training: bool = False,
     allow_specialization: bool = False,
+    timeout: float | None = DEFAULT_TIMEOUT,
     external_data: bool | None = None,
     overwrite: bool = False,
     fx_graph_path: str | Path | None = None,
@@ -112,6 +113,8 @@ def export_model(
         training: Export the model in its current mode.
         allow_specialization: Fall back to tracing also where the model's Python code depends on values of its inputs.
             These values then become constants of the example inputs; the notes of the result name the places.
+        timeout: Seconds for all attempts together, None for no limit. When they are used up, no further strategy,
+            exporter or variant is tried; a running attempt is not interrupted. `result.attempts` lists all.
         external_data: Store weights in a separate file; None does so only where their size requires it.
         overwrite: Replace existing files.
         fx_graph_path: Write the traced FX graph to this file, each node with its module call.
@@ -119,7 +122,9 @@ def export_model(
         progress: Called with a `ProgressEvent` when a step begins and ends.
         registry: The strategies to choose from.
         **torch_options: Other arguments of `torch.onnx.export`: `opset_version`, `dynamic_shapes`, `input_names`,
-            `output_names`, `kwargs`, …
+            `output_names`, `kwargs`, … ``output_names="auto"`` names the outputs after the fields of the result
+            (``output`` for a single tensor, ``output.0`` for a position in a tuple), with ``output.`` in front where
+            another tensor has that name.
 
     Returns:
         The result, which is also a mapping.
@@ -137,13 +142,19 @@ def export_model(
         view = TagView.create(torch_nn_exceptions, include, exclude)
         _check_model(model)
         policy = _inference_policy(model, boundaries, advanced_resolution)
-        candidates = _candidates(StrategySelector(registry), strategy, exporter, model, dynamic, torch_options)
+        candidates = _candidates(registry, strategy, exporter, model, dynamic, torch_options)
         _check_options(torch_options, dynamic)
         options = {**torch_options, "optimize": optimize, "verbose": verbose}
-        request = _request(model, example_inputs, options, training, allow_specialization)
-        notes = check_forward(model, request.args, request.kwargs, training=training)
+        request, notes = _request(model, example_inputs, options, training, allow_specialization)
     with pipeline.step("capture") as step:
-        captured = _capture(candidates, request, dynamic)
+        attempts = Attempts(timeout)
+        captured = capture_model(request, candidates, dynamic, attempts)
+        taken = _taken_names(captured.capture.model.graph).intersection(request.result_names)
+        if taken:
+            # torch gives an output its name even if another tensor has it already: such a file is invalid.
+            attempts.reject_last(f"other tensors have the names of its outputs: {', '.join(sorted(taken))}")
+            request = dataclasses.replace(request, result_names=_prefixed(request.result_names, taken))
+            captured = capture_model(request, candidates, dynamic, attempts)
         capture, attempt = captured.capture, captured.attempts[-1]
         step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
         _check_graph_kinds(graph_files, capture, attempt)
@@ -152,7 +163,10 @@ def export_model(
     with pipeline.step("project"):
         projection = _project(capture, owners, policy)
     with pipeline.step("document") as step:
-        document = _build_document(capture, projection, attempt.strategy, view)
+        opset_notes = _opset_notes(torch_options.get("opset_version"), capture)
+        notes = tuple(dict.fromkeys((*notes, *captured.notes, *capture.notes, *opset_notes)))
+        # Notes name source lines of the model.
+        document = _build_document(capture, projection, attempt.strategy, view, () if private else notes)
         step.detail = f"{len(document.nodes)} nodes"
         tagged = _tag(capture, document, private)
     with pipeline.step("write"), contextlib.ExitStack() as stack:
@@ -167,7 +181,7 @@ def export_model(
         attempts=captured.attempts,
         steps=tuple(pipeline.reports),
         dynamic_axes=captured.dynamic_axes,
-        notes=(*notes, *captured.notes, *capture.notes),
+        notes=notes,
     )
 
 
@@ -180,6 +194,8 @@ def _check_targets(
     target = check_target(Path(output_path), force=overwrite)
     graph_files: dict[str, Path] = {}
     for kind, path in graph_paths.items():
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise InputError(f"{kind}_graph_path is a {type(path).__name__}: give the path of the file to write")
         if path is not None:
             taken = (target, sidecar_path(target), *graph_files.values())
             graph_files[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
@@ -201,8 +217,13 @@ def _check_options(options: Mapping[str, Any], dynamic: object) -> None:
             raise InputError(f"unknown option {name!r}: {hint}")
     opset = options.get("opset_version")
     newest = onnx.defs.onnx_opset_version()
-    if opset is not None and not (isinstance(opset, int) and 1 <= opset <= newest):
+    if opset is not None and not (type(opset) is int and 1 <= opset <= newest):
         raise InputError(f"opset_version={opset!r} is not an opset: choose a number from 1 to {newest}")
+    for name in ("input_names", "output_names"):
+        given = options.get(name)
+        is_names = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
+        if given is not None and not is_names and (name, given) != ("output_names", AUTO):
+            raise InputError(f"{name}={given!r} is not a list of names: write {name}=['name']")
     declared = [name for name in _DYNAMIC if options.get(name) is not None]
     if dynamic is not None and declared:
         raise InputError(f"dynamic and {declared[0]} both declare dynamic axes: give one of them")
@@ -214,43 +235,79 @@ def _inference_policy(model: torch.nn.Module, boundaries: Boundaries, advanced: 
 
 
 def _candidates(
-    selector: StrategySelector,
+    registry: StrategyRegistry | None,
     strategy: str,
     exporter: str | None,
     model: torch.nn.Module,
     dynamic: DynamicAxes | None,
     torch_options: Mapping[str, Any],
 ) -> list[Candidate]:
+    if registry is not None and not isinstance(registry, StrategyRegistry):
+        raise InputError(f"registry={registry!r} is a {type(registry).__name__}: give a modelexport.StrategyRegistry")
     has_dynamic_axes = dynamic is not None or any(torch_options.get(name) is not None for name in _DYNAMIC)
-    return selector.candidates(strategy, exporter, model, dynamic_shapes=has_dynamic_axes)
+    return StrategySelector(registry).candidates(strategy, exporter, model, dynamic_shapes=has_dynamic_axes)
 
 
 def _request(
     model: torch.nn.Module, example_inputs: object, options: dict[str, Any], training: bool, specialize: bool
-) -> CaptureRequest:
-    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None))
+) -> tuple[CaptureRequest, tuple[str, ...]]:
+    """The request, and notes on the example inputs, which are checked."""
+    args, kwargs = normalize_inputs(example_inputs, options.pop("kwargs", None), model)
     check_signature(model, args, kwargs)
-    return CaptureRequest(model, args, kwargs, options, "", training, specialize)
+    names: list[str] = []
+    written = CopyOnWrite(model)
+    notes = check_forward(
+        model,
+        args,
+        kwargs,
+        training=training,
+        on_result=lambda result: names.extend(flattened_names(result)),
+        written=written,
+    )
+    result_names: tuple[str, ...] = ()
+    if options.get("output_names") == AUTO:
+        del options["output_names"]
+        # Inputs have the names of forward's arguments, and initializers those of parameters and buffers.
+        arguments = (argument.name for argument in read_module_tree(model)[""].forward_arguments)
+        result_names = _prefixed(names, {*arguments, *(options.get("input_names") or ()), *model.state_dict()})
+    request = CaptureRequest(
+        model, args, kwargs, options, "", training, specialize, written=written, result_names=result_names
+    )
+    return request, notes
 
 
-def _capture(candidates: list[Candidate], request: CaptureRequest, dynamic: DynamicAxes | None) -> Captured:
-    if dynamic is None:
-        return Captured(*_capture_once(candidates, request))
-    return capture_dynamic(request, dynamic, candidates, functools.partial(_capture_once, candidates))
+def _prefixed(names: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:
+    return tuple(f"output.{name}" if name in taken else name for name in names)
 
 
-def _capture_once(candidates: list[Candidate], request: CaptureRequest) -> tuple[Capture, tuple[AttemptReport, ...]]:
-    mode = contextlib.nullcontext() if request.training else evaluation_mode(request.model)
-    with TORCH_LOCK, preserved_state(request.model), mode:
-        return capture_with_first(candidates, request)
+def _taken_names(graph: ir.Graph) -> set[str]:
+    """The names of all tensors of the main graph that are not its outputs."""
+    outputs = {id(value) for value in graph.outputs}
+    produced = (value for node in graph for value in node.outputs)
+    return {
+        value.name or ""
+        for value in (*graph.inputs, *graph.initializers.values(), *produced)
+        if id(value) not in outputs
+    }
+
+
+def _opset_notes(wanted: int | None, capture: Capture) -> tuple[str, ...]:
+    """torch exports with its own opset, and keeps it where it cannot convert the graph to the requested one."""
+    written = capture.model.opset_imports.get("")
+    if wanted is None or written == wanted:
+        return ()
+    note = (
+        f"the file has opset {written} instead of {wanted}, to which the {capture.exporter} exporter cannot convert it"
+    )
+    return (f"{note}. The TorchScript exporter (strategy htp) writes older opsets itself",)
 
 
 def _check_graph_kinds(kinds: Iterable[str], capture: Capture, attempt: AttemptReport) -> None:
     for kind in kinds:
         if kind != capture.graph_kind:
             raise InputError(
-                f"there is no {kind} graph to write: strategy {attempt.strategy!r} traced the model as a "
-                f"{capture.graph_kind} graph; request that one, or name the strategy"
+                f"there is no {kind} graph to write: strategy {attempt.strategy!r} does not trace one; "
+                f"choose strategy {'htp' if kind == 'jit' else 'fx'!r}, or omit {kind}_graph_path"
             )
 
 
@@ -265,7 +322,9 @@ def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: In
 
 
 @gc_paused()
-def _build_document(capture: Capture, projection: Projection, strategy: str, view: TagView) -> HierarchyDocument:
+def _build_document(
+    capture: Capture, projection: Projection, strategy: str, view: TagView, notes: tuple[str, ...]
+) -> HierarchyDocument:
     model, final = capture.model, projection.attributions
     nodes = nodes_with_ids(model)
     unowned = [node_id for node_id, node in nodes if node not in final]
@@ -282,6 +341,7 @@ def _build_document(capture: Capture, projection: Projection, strategy: str, vie
         graph_tensors=tensors_with_ids(model, nodes),
         folded={name: found.owner for name, found in projection.constants.items()},
         axes=projection.renamed(capture.dynamic_sizes),
+        notes=notes,
     )
 
 

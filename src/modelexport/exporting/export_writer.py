@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
+from onnx.external_data_helper import ExternalDataInfo
 
 from modelexport.errors import ContractError
 from modelexport.graph import weight_bytes
@@ -21,6 +23,8 @@ from modelexport.storage import ExporterFile, data_file_name, external_tensors, 
 _EXTERNAL_DATA_BYTES = 2**30
 # Larger weights always go to a separate file, as in torch: the graph has to fit into the 2 GB too.
 _MAX_INLINE_BYTES = 3 * 2**29
+# Tensors in a shared file begin at pages, so that a runtime can map them into memory.
+_ALIGNMENT = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +97,50 @@ def _write_file(tagged: TaggedModel, path: Path, external_data: bool | None) -> 
         onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
 
 
+def share_data_file(folder: Path, models: Sequence[str], target: Path) -> str | None:
+    """Move the external data of several models to one file, each tensor once.
+
+    Args:
+        folder: The folder with the models and their data files, which are removed.
+        models: The names of the models.
+        target: The file is named after this path and its content.
+
+    Returns:
+        The name of the file; None where no model has external data.
+    """
+    shared = folder / f"{target.name}.data"
+    places: dict[bytes, int] = {}
+    used: set[Path] = set()
+    with shared.open("wb") as file:
+        for name in models:
+            proto = onnx.load_model(folder / name, load_external_data=False)
+            for _, tensor in external_tensors(proto):
+                found = ExternalDataInfo(tensor)
+                used.add(folder / found.location)
+                with (folder / found.location).open("rb") as source:
+                    source.seek(found.offset or 0)  # type: ignore[redundant-expr]
+                    content = source.read(found.length)
+                digest = hashlib.sha256(content).digest()
+                if digest not in places:
+                    file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                    places[digest] = file.tell()
+                    file.write(content)
+                _set_place(tensor, shared.name, places[digest], len(content))
+            (folder / name).write_bytes(proto.SerializeToString())
+    for path in used:
+        path.unlink()
+    if not places:
+        shared.unlink()
+        return None
+    return _named_after_content(shared, [folder / name for name in models], target)
+
+
+def _set_place(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
 def _name_data_file(staged: Path, target: Path) -> str | None:
     """Rename the data file that torch wrote after its content, in the model too; returns the new name.
 
@@ -102,18 +150,22 @@ def _name_data_file(staged: Path, target: Path) -> str | None:
     written = staged.with_name(f"{staged.name}.data")
     if not written.exists():
         return None
-    proto = onnx.load_model(staged, load_external_data=False)
-    external = [tensor for _, tensor in external_tensors(proto)]
-    if not external:
+    if not any(external_tensors(onnx.load_model(staged, load_external_data=False))):
         written.unlink()
         return None
+    return _named_after_content(written, [staged], target)
+
+
+def _named_after_content(written: Path, models: Sequence[Path], target: Path) -> str:
     with written.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     name = data_file_name(target, digest)
     written.rename(written.with_name(name))
-    for tensor in external:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = name
-    staged.write_bytes(proto.SerializeToString())
+    for model in models:
+        proto = onnx.load_model(model, load_external_data=False)
+        for _, tensor in external_tensors(proto):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = name
+        model.write_bytes(proto.SerializeToString())
     return name

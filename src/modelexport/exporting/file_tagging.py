@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from modelexport.attempt_report import AttemptReport
 from modelexport.capture import check_signature, read_module_tree, refuse_program
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
@@ -17,7 +18,7 @@ from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_wit
 from modelexport.hierarchy import HierarchyDocument, ModuleTree, TagView
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.storage import UntaggedFile, build_document, check_target, read_untagged, sidecar_path, write_tagged
-from modelexport.strategies import AttemptReport, UsageBasedStrategy
+from modelexport.strategies import UsageBasedStrategy
 from modelexport.torch_support import TORCH_LOCK, evaluation_mode, normalize_inputs, preserved_state
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def tag_file(
 
     pipeline = Pipeline(STEPS, progress)
     with pipeline.step("check"):
-        target = check_target(Path(onnx_path if output_path is None else output_path), force=overwrite)
+        target = check_target(onnx_path if output_path is None else output_path, force=overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         args, kwargs = _check_inputs(model, example_inputs)
         check_onnxruntime()
@@ -96,7 +97,7 @@ def tag_file(
 def _check_inputs(model: object, example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
-    args, kwargs = normalize_inputs(example_inputs, None)
+    args, kwargs = normalize_inputs(example_inputs, None, model)
     check_signature(model, args, kwargs)
     refuse_program(STRATEGY, model)
     return args, kwargs

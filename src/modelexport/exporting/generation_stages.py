@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -12,7 +13,8 @@ import torch
 from modelexport.capture import TRANSFORMERS, Capture
 from modelexport.errors import InputError, ModelExportError
 from modelexport.exporting.export import STEPS, export_model
-from modelexport.exporting.progress import Observer
+from modelexport.exporting.export_writer import share_data_file
+from modelexport.exporting.progress import Observer, check_observer
 from modelexport.exporting.result import ExportResult, ProgressEvent
 from modelexport.storage import Staging, check_target, data_files, stage_files
 from modelexport.strategies import CaptureRequest, FxStrategy, Strategy, StrategyRegistry
@@ -21,6 +23,13 @@ from modelexport.torch_support import TORCH_LOCK, buffers_restored, evaluation_m
 if TYPE_CHECKING:
     from modelexport.capture.fx import Stage
 
+# The tensors of a cache, as transformers' exporter names them: one cache for each side of an encoder-decoder.
+_CACHE = re.compile(
+    r"(?:(?:in|out)put\.)?past_key_values\.(?:(?P<side>self|cross)_attention_cache\.)?"
+    r"layers\.(?P<layer>\d+)\.(?P<part>keys|values)"
+)
+# The weights of all stages are named after this, as if it were one of them.
+_SHARED = "stages"
 # Options of export_model that stages do not support, with the reason.
 _REFUSED = {
     "strategy": "the stages are exported with strategy 'fx'",
@@ -44,6 +53,7 @@ class _StageStrategy(Strategy):
 
     name: ClassVar[str] = FxStrategy.name
     dynamic: bool
+    rename: Callable[[str, bool], str] | None
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
@@ -51,8 +61,19 @@ class _StageStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
-        options = {**request.options, "dynamic": self.dynamic}
+        names = {} if self.rename is None else {"rename": self.rename}
+        options = {**request.options, "dynamic": self.dynamic, **names}
         return FxStrategy().capture(dataclasses.replace(request, options=options))
+
+
+def runtime_name(name: str, is_output: bool) -> str:
+    """The name that optimum and onnxruntime-genai use for a tensor of the cache; other names stay as they are."""
+    match = _CACHE.fullmatch(name)
+    if match is None:
+        return name
+    side = {"self": "decoder.", "cross": "encoder.", None: ""}[match["side"]]
+    kind = "present" if is_output else "past_key_values"
+    return f"{kind}.{match['layer']}.{side}{match['part'].removesuffix('s')}"
 
 
 def stage_path(output_path: Path, stage: str) -> Path:
@@ -66,6 +87,7 @@ def export_stages(
     output_path: str | Path,
     *,
     dynamic: bool = True,
+    transformers_names: bool = False,
     overwrite: bool = False,
     progress: Observer | None = None,
     **options: Any,
@@ -74,7 +96,7 @@ def export_stages(
 
     The stages are those of transformers' own decomposition (the forward pass over the prompt, and one with a cache),
     and what `generate` runs before them, such as an encoder. Each graph is the one that `transformers.exporters`
-    writes for that stage. All files are written, or none.
+    writes for that stage. All files are written, or none. Weights in a separate file (`external_data`) are shared.
 
     Args:
         model: A transformers model that generates.
@@ -82,6 +104,8 @@ def export_stages(
         output_path: ``model.onnx`` writes ``model_prefill.onnx`` and so on, each with its sidecar.
         dynamic: Make every axis dynamic that can be; an axis of size 1 in the example inputs cannot. Otherwise all
             sizes are those of the example inputs, and the cache cannot grow.
+        transformers_names: Keep the names of transformers' exporter for the tensors of the cache, instead of
+            ``past_key_values.0.key`` and ``present.0.key``, which optimum and onnxruntime-genai use.
         overwrite: Replace existing files.
         progress: Called with a `ProgressEvent` when a step of a stage begins and ends.
         **options: Other options of `export_model`: `optimize`, `opset_version`, `torch_nn_exceptions`, `private`, …
@@ -97,6 +121,7 @@ def export_stages(
     # Imported here so that other exports load faster.
     from modelexport.capture.fx import decompose
 
+    check_observer(progress)
     for name in options:
         if name in _REFUSED:
             raise InputError(f"option {name!r} is not supported for stages: {_REFUSED[name]}")
@@ -107,15 +132,18 @@ def export_stages(
     with TORCH_LOCK, preserved_state(model), evaluation_mode(model), buffers_restored(model):
         stages = decompose(model, _generate_inputs(model, example_inputs))
     targets = [check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
-    registry = StrategyRegistry((_StageStrategy(dynamic),))
+    registry = StrategyRegistry((_StageStrategy(dynamic, None if transformers_names else runtime_name),))
     with stage_files(targets[-1], force=overwrite) as staging:
         staged = {}
         for number, (stage, final_path) in enumerate(zip(stages, targets, strict=True)):
             observer = _stage_observer(progress, stage.name, number, len(stages)) if progress is not None else None
             path = staging.path(final_path.name)
             staged[stage.name] = _export_stage(stage, path, registry=registry, progress=observer, **options)
-        results = {name: _moved(result, target.parent) for name, result in staged.items()}
-        _commit(staging, targets, [file for result in results.values() for file in result.files])
+        models = [final_path.name for final_path in targets]
+        shared = share_data_file(staging.path(models[0]).parent, models, stage_path(target, _SHARED))
+        results = {name: _moved(result, target.parent, shared) for name, result in staged.items()}
+        files = {file for result in results.values() for file in result.files}
+        _commit(staging, targets, sorted(files), data_files(stage_path(target, _SHARED)))
     return results
 
 
@@ -138,23 +166,24 @@ def _export_stage(stage: Stage, path: Path, **options: Any) -> ExportResult:
         raise
 
 
-def _commit(staging: Staging, targets: list[Path], files: list[Path]) -> None:
+def _commit(staging: Staging, targets: list[Path], files: list[Path], shared: list[Path]) -> None:
     """Move all files to their targets at once, and remove the weights of earlier exports."""
     model = targets[-1]
     # Weights before the graphs that refer to them.
     files.sort(key=lambda file: file.suffix != ".data")
-    outdated = {file for target in targets for file in data_files(target)}.difference(files)
+    outdated = {*shared, *(file for target in targets for file in data_files(target))}.difference(files)
     others = {file.name: file for file in files if file != model}
     staging.commit(model.name, None, others, obsolete=sorted(outdated))
 
 
-def _moved(result: ExportResult, folder: Path) -> ExportResult:
-    """The result with the final paths of its files."""
+def _moved(result: ExportResult, folder: Path, shared: str | None) -> ExportResult:
+    """The result with the final paths of its files; `shared` is the data file of all stages."""
+    files = [file.name for file in result.files if file.suffix != ".data"]
     return dataclasses.replace(
         result,
         onnx_path=folder / result.onnx_path.name,
         sidecar_path=folder / result.sidecar_path.name,
-        files=tuple(folder / file.name for file in result.files),
+        files=tuple(folder / name for name in (*files, *([shared] if shared else ()))),
     )
 
 

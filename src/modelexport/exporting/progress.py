@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from modelexport.errors import InputError
 from modelexport.exporting.result import ProgressEvent, StepReport
 
 Observer = Callable[[ProgressEvent], object]
@@ -22,6 +23,16 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def check_observer(observer: object) -> None:
+    """Check that an observer can be called.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if observer is not None and not callable(observer):
+        raise InputError(f"progress={observer!r} cannot be called: give a function that takes a ProgressEvent")
+
+
 class RunningStep:
     """The step that runs now; it may set a `detail` about its result."""
 
@@ -33,6 +44,7 @@ class Pipeline:
     """A fixed sequence of steps. Enter `step` once for each, in order."""
 
     def __init__(self, steps: tuple[str, ...], observer: Observer | None) -> None:
+        check_observer(observer)
         self._names = steps
         self._observer = observer
         self.reports: list[StepReport] = []

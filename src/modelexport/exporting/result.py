@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from modelexport.attempt_report import AttemptReport
 from modelexport.display import Summary, summarized
 from modelexport.hierarchy import HierarchyDocument, json_schema
-from modelexport.strategies import AttemptReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ExportResult(Mapping[str, Any]):
         sidecar_path: The sidecar next to it.
         files: All written files.
         document: The hierarchy document.
-        attempts: The strategies that were tried.
+        attempts: What was tried, in order: strategy, exporter, variant, time and reason; the last one succeeded.
         steps: Time and memory of each step.
         dynamic_axes: The dynamic axes of the file: for each input the dimension names by axis index.
         notes: Warnings and fallbacks that the user should know.

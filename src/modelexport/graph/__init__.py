@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from modelexport.graph.constants import same_constant
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
+from modelexport.graph.element_types import ELEMENT_TYPES
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.graph.flow_graph import NO_NODE, FlowGraph, InferredTypes, TensorType, read_flow_graph, value_types
 from modelexport.graph.node_ids import nodes_with_ids, operation, proto_nodes_with_ids
 from modelexport.graph.tensors import GraphTensor, tensors_with_ids, weight_bytes
-from modelexport.graph.traversal import named_values, nodes_of, proto_subgraphs_of, subgraphs_of
+from modelexport.graph.traversal import consumed_values, named_values, nodes_of, proto_subgraphs_of, subgraphs_of
 from modelexport.graph.value_numbering import ValueNumbers, attributes_key
 
 __all__ = [
+    "ELEMENT_TYPES",
     "NO_NODE",
     "SMALL_TENSOR_BYTES",
     "Array",
@@ -23,6 +25,7 @@ __all__ = [
     "ValueIndex",
     "ValueNumbers",
     "attributes_key",
+    "consumed_values",
     "graph_hash",
     "named_values",
     "nodes_of",

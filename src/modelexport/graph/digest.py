@@ -21,6 +21,7 @@ SMALL_TENSOR_BYTES = 1024
 _KINDS = {kind: f"{kind}" for kind in ir.AttributeType}
 
 
+_PART = 10_000
 _INT, _INTS = _KINDS[ir.AttributeType.INT], _KINDS[ir.AttributeType.INTS]
 
 
@@ -124,7 +125,10 @@ def _proto_attribute_text(attribute: onnx.AttributeProto) -> str:
     if kind == onnx.AttributeProto.INT:
         return f"{_INT} {attribute.i}"
     if kind == onnx.AttributeProto.INTS:
-        return f"{_INTS} {list(attribute.ints)}"
+        numbers = attribute.ints
+        # In parts: a list of all takes ten times the memory of the file.
+        parts = (f"{numbers[start : start + _PART]}"[1:-1] for start in range(0, len(numbers), _PART))
+        return f"{_INTS} [{', '.join(parts)}]"
     if kind in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
         return f"{ir.AttributeType(kind)}"
     return attribute_text(ir.serde.deserialize_attribute(attribute))

@@ -41,6 +41,22 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     return {value.name: value for value in values if value.name}
 
 
+def consumed_values(node: ir.Node) -> list[ir.Value]:
+    """The values a node consumes: its inputs, and what its subgraphs consume from the graphs around them."""
+    values = [value for value in node.inputs if value is not None]
+    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
+    inside: set[ir.Graph | ir.Function | None] = set()
+    consumed: list[ir.Value] = []
+    while subgraphs:
+        subgraph = subgraphs.pop()
+        inside.add(subgraph)
+        for inner in subgraph:
+            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
+            consumed.extend(value for value in inner.inputs if value is not None)
+        consumed.extend(subgraph.outputs)
+    return values + [value for value in consumed if value.graph not in inside]
+
+
 def proto_subgraph_nodes(node: onnx.NodeProto) -> Iterable[tuple[str, Iterable[onnx.NodeProto]]]:
     return [(name, graph.node) for name, graph in proto_subgraphs_of(node)] if node.attribute else ()
 

@@ -18,6 +18,8 @@ from modelexport.hierarchy.document_codec import decode_document, document_schem
 from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
 from modelexport.hierarchy.modules import (
     MAX_DEPTH,
+    MAX_RANK,
+    MAX_SIZE,
     ROOT_PATH,
     ForwardArgument,
     ModuleInfo,
@@ -32,6 +34,8 @@ from modelexport.hierarchy.tags import TagScheme, TagView
 
 __all__ = [
     "MAX_DEPTH",
+    "MAX_RANK",
+    "MAX_SIZE",
     "ROOT_CALL",
     "ROOT_PATH",
     "SCHEMA_VERSION",

@@ -120,6 +120,13 @@ def consumers_only(owner: CallId) -> Attribution:
     return Attribution(owner, Kind.INFERRED, ONE_SIDE, "not recorded; its known consumers belong to this call")
 
 
+def returned_by(owner: CallId) -> Attribution:
+    """A call returns the output of the node, and did not receive it."""
+    return Attribution(
+        owner, Kind.INFERRED, AGREEING_NEIGHBOURS, "not recorded; this call returns its output and did not receive it"
+    )
+
+
 def agreeing_neighbours(owner: CallId) -> Attribution:
     """All known producers and consumers belong to one call."""
     reason = "not recorded; all its known producers and consumers belong to this call"

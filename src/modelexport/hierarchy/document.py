@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,12 +11,7 @@ from modelexport._version import __version__
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy.calls import BoundaryTensor
-from modelexport.hierarchy.modules import (
-    ForwardArgument,
-    ModuleInfo,
-    ModuleTree,
-    TensorInfo,
-)
+from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
 
 SCHEMA_VERSION = 1
@@ -29,24 +24,11 @@ class Producer(msgspec.Struct, frozen=True):
     version: str = __version__
 
 
-class ModuleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A module, its place in the tree, and the tag of its first call, whether or not it was called.
+class ModuleRecord(ModuleInfo, frozen=True, omit_defaults=True, kw_only=True):
+    """A module, the tag of its first call, whether or not it was called, and whether it has a segment in tags."""
 
-    `parameters` are the module's own; those of its children are in their records. `visible` says whether the
-    module has a segment of its own in tags.
-    """
-
-    path: str
-    class_name: str
-    qualified_class: str
     tag: str
     visible: bool
-    aliases: tuple[str, ...] = ()
-    forward_arguments: tuple[ForwardArgument, ...] = ()
-    parameters: dict[str, TensorInfo] = {}
-    buffers: dict[str, TensorInfo] = {}
-    children: dict[str, str] = {}
-    tied_parameters: dict[str, str] = {}
 
 
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,7 +54,7 @@ class NodeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     module: str
     tag: str
     kind: Literal["exact", "fused", "merged", "folded", "inferred"]
-    confidence: float
+    confidence: Annotated[float, msgspec.Meta(ge=0, le=1)]
     reason: str
     contributors: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
@@ -140,6 +122,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         nodes: The nodes in graph order, subgraphs and local functions included.
         tensors: The tensors: inputs and weights first, then in graph order; those of subgraphs and functions after.
         extracted: For a submodel: what it was extracted from.
+        notes: What the user of the file should know of its export: fallbacks, lost evidence, warnings of exporters.
     """
 
     schema_version: int
@@ -153,6 +136,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     nodes: tuple[NodeRecord, ...]
     tensors: tuple[TensorRecord, ...]
     extracted: ExtractionRecord | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -167,22 +151,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
 
     def tree(self) -> ModuleTree:
         """The modules as a tree, with aliases."""
-        return ModuleTree(
-            {
-                m.path: ModuleInfo(
-                    m.path,
-                    m.class_name,
-                    m.qualified_class,
-                    m.aliases,
-                    m.forward_arguments,
-                    m.parameters,
-                    m.buffers,
-                    m.children,
-                    m.tied_parameters,
-                )
-                for m in self.modules
-            }
-        )
+        return ModuleTree({module.path: module for module in self.modules})
 
     def module_information(self, path: str) -> dict[str, Any]:
         """One module as JSON, with the parameters of its descendants beside its own."""

@@ -26,10 +26,12 @@ def boundary_paths(tree: ModuleTree, boundaries: Boundaries) -> frozenset[str]:
     """
     if callable(boundaries):
         return frozenset(module.path for module in tree if boundaries(module))
-    if isinstance(boundaries, str):
-        raise InputError(f"boundaries={boundaries!r} is a single string: give a list of module paths or classes")
+    if isinstance(boundaries, str) or not isinstance(boundaries, Iterable):
+        raise InputError(f"boundaries={boundaries!r} is not a list: give a list of module paths or classes")
     found: set[str] = set()
     for boundary in boundaries:
+        if not isinstance(boundary, str | type):
+            raise InputError(f"boundary {boundary!r} is neither a module path nor a class: give one of them")
         named = {module.path for module in tree if _is_named(module, boundary)}
         if not named:
             raise InputError(

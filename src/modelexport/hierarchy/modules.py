@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import msgspec
 
 ROOT_PATH = ""
 # The deepest nesting of modules and of calls; Python's own stack is less deep.
 MAX_DEPTH = 500
+# The most axes of a tensor, as in numpy, and the most elements.
+MAX_RANK = 64
+MAX_SIZE = 2**63 - 1
+
+Axis = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)] | str
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
     """Shape and element type of a tensor; an axis is a number or the name of a dynamic dimension."""
 
-    shape: tuple[int | str, ...]
+    shape: Annotated[tuple[Axis, ...], msgspec.Meta(max_length=MAX_RANK)]
     dtype: str
 
 

@@ -6,7 +6,6 @@ the call, so they are the same in every run.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -159,15 +158,22 @@ def _segments(tree: ModuleTree, view: TagView) -> dict[str, str]:
 
 def _distinctive_suffixes(names: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """For each name its shortest suffix that no other name ends with; a trailing number is always kept."""
-    endings = Counter(name[-length:] for name in names for length in range(1, len(name) + 1))
-    suffixes: list[tuple[str, ...]] = []
-    for name in names:
-        shortest = 1 if len(names) > 1 or name[-1].isdigit() else 0
-        length = next(
-            (n for n in range(shortest, len(name)) if n == 0 or endings[name[-n:]] == 1),
-            len(name),
-        )
-        suffixes.append(name[-length:] if length else ())
+    if len(names) == 1:
+        return [names[0][-1:] if names[0][-1].isdigit() else ()]
+    suffixes: list[tuple[str, ...]] = [()] * len(names)
+    # Names that share their last parts, and how many. A name can have hundreds of parts, so no suffix is built twice.
+    waiting: list[tuple[int, list[int]]] = [(0, list(range(len(names))))]
+    while waiting:
+        shared, members = waiting.pop()
+        groups: dict[str | None, list[int]] = {}
+        for member in members:
+            name = names[member]
+            groups.setdefault(name[-shared - 1] if shared < len(name) else None, []).append(member)
+        for part, group in groups.items():
+            if part is not None and len(group) > 1:
+                waiting.append((shared + 1, group))
+            else:
+                suffixes[group[0]] = names[group[0]][-shared - 1 :]
     return suffixes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.ort.model_checks import ModelChecks, check_file
+from modelexport.ort.model_checks import ModelChecks, check_file, infer_types
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
 from modelexport.ort.runner import Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
@@ -15,6 +15,7 @@ __all__ = [
     "SubgraphReceiver",
     "check_file",
     "external_folder",
+    "infer_types",
     "numpy_type",
     "prepared",
     "require_onnxruntime",

@@ -50,15 +50,26 @@ def check_file(path: Path, model: onnx.ModelProto) -> ModelChecks:
         light, unwritable = b"", f"the model cannot be sent to shape inference: {error}"
     else:
         unwritable = ""
-    size = path.stat().st_size + len(light)
-    limits = RunLimits(_SECONDS + size // _BYTES_PER_SECOND, _MEMORY_BYTES + _MEMORY_PER_BYTE * size)
-    with Runner(limits) as runner:
+    with Runner(_limits(path.stat().st_size + len(light))) as runner:
         checker = _problem(runner, "check", "the ONNX checker", {"path": str(path)})
         if unwritable:
             return ModelChecks(checker, unwritable, None)
         graph = np.frombuffer(light, np.uint8)
         shapes = _problem(runner, "infer_strictly", "shape inference", {}, graph)
         return ModelChecks(checker, shapes, _types(runner, graph))
+
+
+def infer_types(model: onnx.ModelProto) -> onnx.GraphProto | None:
+    """The graph's tensors with the types that shape inference finds without `value_info`; None if it fails."""
+    light = without_large_weights(model)
+    del light.graph.value_info[:]
+    graph = np.frombuffer(light.SerializeToString(), np.uint8)
+    with Runner(_limits(graph.size)) as runner:
+        return _types(runner, graph)
+
+
+def _limits(size: int) -> RunLimits:
+    return RunLimits(_SECONDS + size // _BYTES_PER_SECOND, _MEMORY_BYTES + _MEMORY_PER_BYTE * size)
 
 
 def _problem(runner: Runner, task: str, name: str, header: dict[str, str], *arrays: np.ndarray) -> str:

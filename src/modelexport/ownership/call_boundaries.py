@@ -24,13 +24,8 @@ _MAX_CONSTANT_BYTES = 1024
 Use = tuple[ir.Node, int]
 
 
-def project_calls(
-    calls: CallTree,
-    values: ValueCorrespondence,
-    original_owners: Mapping[ir.Node, Attribution],
-    owners: Mapping[ir.Node, Attribution],
-) -> CallTree:
-    """The calls with their boundary in the rewritten graph.
+class BoundaryProjector:
+    """Projects the boundaries of module calls.
 
     Args:
         calls: The module calls, with boundary tensors of the original graph.
@@ -38,11 +33,7 @@ def project_calls(
         original_owners: The attributions of the original graph's nodes.
         owners: The attributions of the rewritten graph's nodes.
     """
-    finder = _BoundaryFinder(calls, values, original_owners, owners)
-    return CallTree({call.id: finder.projected(call) for call in calls})
 
-
-class _BoundaryFinder:
     def __init__(
         self,
         calls: CallTree,

@@ -92,9 +92,14 @@ class RemovedNoOps:
         if group is None:
             return None
         group.nodes.sort(key=lambda node: self._positions.get(node, 0))
-        types = {name: self._rewritten.get(self._tensors[name]) or self._original[name] for name in group.inputs}
+        types = {name: self._typed(name) for name in group.inputs}
         source = _returned_input(group, types, self._opsets)
         return self._tensors[source] if source is not None else None
+
+    def _typed(self, name: str) -> ir.Value:
+        """A surviving tensor as one of the two graphs has it: the one that knows its shape."""
+        rewritten = self._rewritten.get(self._tensors[name])
+        return rewritten if rewritten is not None and rewritten.shape is not None else self._original[name]
 
     def _removed_with(self, result: ir.Value) -> _NodeGroup | None:
         """The nodes that compute a removed tensor from surviving ones; None where they are too many."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph import named_values, subgraphs_of
+from modelexport.graph import consumed_values
 from modelexport.hierarchy import Attribution, CallId, CallTree, Kind, confidence
 from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
 from modelexport.ownership.value_correspondence import ValueCorrespondence, same_operation
@@ -87,26 +87,36 @@ class NodeProjector:
                 continue
             if not node.inputs and producer.inputs:
                 return confidence.folded(self._owners[producer])
-            replaced = [producer]
-            if not self._is_same_operation(node, producer):
-                replaced = self._region([producer], [node], node.op_identifier())
+            replaced = self._region([producer], [node], node.op_identifier())
+            if len(replaced) > 1 and self._is_kept(producer, node):
+                replaced = [other for other in replaced if other is producer or self._is_equal(other, producer)]
             return self._combine(self._owners[producer], replaced, original)
         names = (self._values.original_name(value) for value in node.outputs)
         return next((self._by_output[name] for name in names if name and name in self._by_output), None)
 
-    def _is_same_operation(self, node: ir.Node, producer: ir.Node) -> bool:
-        """Whether `node` does the same as `producer`: then removed inputs were computed by no-ops."""
-        if not same_operation(node, producer):
+    def _is_kept(self, original: ir.Node, node: ir.Node) -> bool:
+        """Whether `node` is a node of the original graph: the same operation, but for removed no-ops, on its inputs."""
+        if not same_operation(node, original):
             return False
-        for own, original in zip(node.inputs, producer.inputs, strict=True):
-            if original is None or own is None:
-                if original is not own:
-                    return False
-            elif not self._values.is_dynamic(original):
-                known = self._values.original_of(own)
-                if known is None or self._values.number(known) != self._values.number(original):
-                    return False
-        return True
+        return all(
+            own is before if own is None or before is None else self._is_same_input(own, before)
+            for own, before in zip(node.inputs, original.inputs, strict=True)
+        )
+
+    def _is_same_input(self, own: ir.Value, original: ir.Value) -> bool:
+        if self._values.number(original) in self._values.numbers_of(own):
+            return True
+        # No-ops between the two may have been removed.
+        return self._values.is_dynamic(original) and self._values.tensor(original.name or "") == own.name
+
+    def _is_equal(self, one: ir.Node, other: ir.Node) -> bool:
+        """Whether two nodes of the original graph do the same on any data: either may be the one that was kept."""
+        return same_operation(one, other) and all(
+            a is b
+            if a is None or b is None
+            else self._values.is_dynamic(a) or self._values.number(a) == self._values.number(b)
+            for a, b in zip(one.inputs, other.inputs, strict=True)
+        )
 
     def _project_unmatched(self, node: ir.Node) -> Attribution | None:
         """The owner of a node whose outputs are new, from the matched tensors downstream of it.
@@ -147,7 +157,7 @@ class NodeProjector:
         """
         values = self._values
         members = set(group)
-        consumed = [value for node in members for value in _consumed_values(node) if value.producer() not in members]
+        consumed = [value for node in members for value in consumed_values(node) if value.producer() not in members]
         stops = {number for value in consumed for number in values.numbers_of(value)}
 
         def producers_of(node: ir.Node, value: ir.Value) -> tuple[ir.Node, ...] | None:
@@ -161,7 +171,7 @@ class NodeProjector:
                 return ()
             return (producer,)
 
-        return region(producers, _consumed_values, producers_of, self._budget)
+        return region(producers, consumed_values, producers_of, self._budget)
 
     def _callers_of_removed_equals(self, original: ir.Value) -> frozenset[CallId]:
         """The calls that computed an equal value which the rewritten graph no longer has."""
@@ -191,19 +201,3 @@ def _working_calls(found: Attribution) -> set[CallId]:
     if found.kind is Kind.INFERRED:
         return {found.owner}
     return {found.owner, *found.contributors}
-
-
-def _consumed_values(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a node, and what its subgraphs consume from the graphs around them."""
-    values = [value for value in node.inputs if value is not None]
-    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
-    inside: set[ir.Value] = set()
-    consumed: list[ir.Value] = []
-    while subgraphs:
-        subgraph = subgraphs.pop()
-        inside.update(named_values(subgraph).values())
-        for inner in subgraph:
-            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
-            consumed.extend(value for value in inner.inputs if value is not None)
-        consumed.extend(subgraph.outputs)
-    return values + [value for value in consumed if value not in inside]

@@ -9,7 +9,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from modelexport.hierarchy import Attribution, CallTree
-from modelexport.ownership.call_boundaries import project_calls
+from modelexport.ownership.call_boundaries import BoundaryProjector
 from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add_contexts, infer_missing
 from modelexport.ownership.projected_nodes import NodeProjector
 from modelexport.ownership.value_correspondence import ValueCorrespondence
@@ -69,5 +69,6 @@ def project(
     attributions = infer_missing(rewritten, projector.attributions(), calls, policy)
     if policy.advanced:
         attributions = add_contexts(rewritten, attributions)
-    projected_calls = project_calls(calls, values, owners, attributions)
+    boundaries = BoundaryProjector(calls, values, owners, attributions)
+    projected_calls = CallTree({call.id: boundaries.projected(call) for call in calls})
     return Projection(attributions, projected_calls, projector.folded_constants(), values)

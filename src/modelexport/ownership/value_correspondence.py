@@ -261,7 +261,7 @@ class ValueCorrespondence:
         by_number: dict[int, str] = {}
         itself: dict[ir.Value, str] = {}
         for value, original in (*self._originals.items(), *self._also.items()):
-            if value.name and value.graph is self.rewritten.graph and _may_have_same_rank(value, original):
+            if value.name and value.graph is self.rewritten.graph and self._may_have_same_rank(value, original):
                 itself.setdefault(original, value.name)
                 by_number.setdefault(self._numbers.of(original), value.name)
         for name, original in self.original_values.items():
@@ -271,17 +271,22 @@ class ValueCorrespondence:
                 found[name] = tensor
         return found
 
+    def _may_have_same_rank(self, value: ir.Value, original: ir.Value) -> bool:
+        """Whether two values may be equal as far as their ranks are known: a reshape may have moved past the value."""
+        if value.shape is not None and original.shape is not None:
+            return len(value.shape) == len(original.shape)
+        node, before = value.producer(), self.producer(original)
+        # A file may have lost its shapes. Then only the same operator returns the same rank.
+        return (
+            original.shape is None or node is None or before is None or node.op_identifier() == before.op_identifier()
+        )
+
 
 def same_operation(node: ir.Node, other: ir.Node) -> bool:
     """Whether two nodes do the same operation, whatever their inputs."""
     if node.op_identifier() != other.op_identifier() or len(node.inputs) != len(other.inputs):
         return False
     return attributes_key(node) == attributes_key(other)
-
-
-def _may_have_same_rank(value: ir.Value, original: ir.Value) -> bool:
-    """Whether two values may be equal as far as their ranks are known: a reshape may have moved past a kept name."""
-    return value.shape is None or original.shape is None or len(value.shape) == len(original.shape)
 
 
 def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool:

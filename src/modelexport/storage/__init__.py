@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelexport.storage.atomic_text import check_text_target, staged_text, write_text
 from modelexport.storage.document_builder import build_document, tensor_records
 from modelexport.storage.exporter_scopes import read_name_scope
-from modelexport.storage.inline_writer import save_inline
+from modelexport.storage.inline_writer import save_inline, write_tensor
 from modelexport.storage.metadata_stores import (
     NodeStores,
     has_node_properties,
@@ -64,5 +64,6 @@ __all__ = [
     "tensor_records",
     "write_stores",
     "write_tagged",
+    "write_tensor",
     "write_text",
 ]

@@ -39,6 +39,7 @@ def build_document(
     graph_tensors: Iterable[GraphTensor] = (),
     axes: Mapping[str, str] | None = None,
     folded: Mapping[str, CallId] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> HierarchyDocument:
     """The document of one export.
 
@@ -53,6 +54,7 @@ def build_document(
         graph_tensors: The tensors of the graph.
         axes: The dynamic axis whose size a tensor is, by the tensor's id.
         folded: The calls whose nodes computed a folded constant of the graph, by its name.
+        notes: Fallbacks and lost evidence of the export.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
@@ -64,10 +66,11 @@ def build_document(
         exporter=exporter,
         graph_hash=graph_hash,
         tag_view=view,
-        modules=tuple(_module_record(module, scheme) for module in tree),
-        calls=tuple(_call_record(call, tags[call.id]) for call in calls),
+        modules=tuple(module_record(m, scheme.module_tag(m.path), scheme.is_visible(m.path)) for m in tree),
+        calls=tuple(call_record(call, tags[call.id]) for call in calls),
         nodes=records,
         tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
+        notes=notes,
     )
 
 
@@ -108,23 +111,14 @@ def _is_weight(value: ir.Value, info: TensorInfo | None) -> bool:
     return info is not None and value.shape is not None and tuple(value.shape) == info.shape
 
 
-def _module_record(module: ModuleInfo, scheme: TagScheme) -> ModuleRecord:
-    return ModuleRecord(
-        path=module.path,
-        class_name=module.class_name,
-        qualified_class=module.qualified_class,
-        tag=scheme.module_tag(module.path),
-        visible=scheme.is_visible(module.path),
-        aliases=module.aliases,
-        forward_arguments=module.forward_arguments,
-        parameters=module.parameters,
-        buffers=module.buffers,
-        children=module.children,
-        tied_parameters=module.tied_parameters,
-    )
+def module_record(module: ModuleInfo, tag: str, visible: bool) -> ModuleRecord:
+    """The record of a module with its tag."""
+    fields = {name: getattr(module, name) for name in ModuleInfo.__struct_fields__}
+    return ModuleRecord(**fields, tag=tag, visible=visible)
 
 
-def _call_record(call: ModuleCall, tag: str) -> CallRecord:
+def call_record(call: ModuleCall, tag: str) -> CallRecord:
+    """The record of a call with its tag."""
     return CallRecord(
         id=str(call.id),
         path=call.path,

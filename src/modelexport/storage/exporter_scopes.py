@@ -18,6 +18,8 @@ CLASS_HIERARCHY_KEY = "pkg.torch.onnx.class_hierarchy"
 # No exporter writes longer texts or deeper scopes.
 _MAX_TEXT = 100_000
 _MAX_DEPTH = 200
+# Matching a tag takes time in proportion to the square of the depth.
+_MAX_ALIGNED = 64
 _QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
 _LIST = re.compile(rf"""\[\s*(?:(?:{_QUOTED.pattern})\s*(?:,\s*(?:{_QUOTED.pattern})\s*)*)?\]""")
 _REPEATED = re.compile(r"(.+)_(\d+)")
@@ -122,7 +124,7 @@ def align_tag(path: str, tag: str, lengths: Mapping[str, int], classes: Mapping[
     segments = [_Segment.parse(text) for text in tag.split("/")[1:]]
     prefixes = [*reversed(list(ancestor_paths(path))), path] if path else [ROOT_PATH]
     root = TagStep(ROOT_PATH, segments[0].index, segments[0].class_name, f"/{segments[0].text}") if segments else None
-    if root is None or len(prefixes) > _MAX_DEPTH:
+    if root is None or len(prefixes) > _MAX_ALIGNED or len(tag) > _MAX_TEXT:
         return []
     # For each prefix, how many segments may be matched up to it: computed from the innermost outwards.
     possible: list[set[int]] = [set() for _ in prefixes]

@@ -41,7 +41,7 @@ def save_inline(model: ir.Model, path: Path) -> None:
     with path.open("wb") as file:
         for piece in fill_initializers(memoryview(head), {name: tensor.nbytes for name, tensor in weights.items()}):
             if isinstance(piece, str):
-                _write_tensor(weights[piece], file)
+                write_tensor(weights[piece], file)
             else:
                 file.write(piece)
 
@@ -64,8 +64,9 @@ def _with_placeholders(model: ir.Model) -> Iterator[dict[str, ir.TensorProtocol]
             model.graph.initializers[name].const_value = tensor
 
 
-def _write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
-    if isinstance(tensor, ir.Tensor):
+def write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    """Write the content of a tensor; that of a tensor in another file is not read into memory."""
+    if isinstance(tensor, ir.Tensor | ir.ExternalTensor | ir.LazyTensor):
         tensor.tofile(file)
     else:
         file.write(tensor.tobytes())

@@ -1,7 +1,8 @@
 """Write the document to an ONNX model and read it back. No other module knows our metadata keys.
 
-The document has three stores: each node's `doc_string` (JSON, for every IR version), each node's `metadata_props`
-(for tools that group by them), and the sidecar beside the file (the whole document).
+The document has three stores: each node's `doc_string` (JSON, for every IR version), each node's `metadata_props`, and
+the sidecar beside the file (the whole document). Viewers group nodes by torch's `namespace` property, so a node without
+one gets one too.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ MODULE_KEY = f"{PREFIX}module"
 KIND_KEY = f"{PREFIX}kind"
 VERSION_KEY = f"{PREFIX}version"
 STRATEGY_KEY = f"{PREFIX}strategy"
+# Written by torch's exporter too; Model Explorer groups nodes by it. It repeats the path of every enclosing call, so it
+# has a limit: an untrusted file can have deep paths and many nodes.
+NAMESPACE_KEY = "namespace"
+_MAX_NAMESPACE = 4096
 
 # The first IR version whose nodes have metadata_props.
 _NODE_METADATA_IR_VERSION = 10
+# Where `encode_document` writes the hash.
+_GRAPH_HASH = re.compile(rb'"graph_hash": *"([0-9a-f]{32})"')
+_HEAD_BYTES = 4096
 # A stack trace: a Python source file, or generated code.
 _SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
 
 
 class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of a node's `doc_string`; its own `doc_string` field keeps the exporter's text."""
+    """The content of a node's `doc_string`; its own `doc_string` field keeps the exporter's text.
+
+    `namespace` says that the node's `namespace` property is ours too.
+    """
 
     hierarchy_tags: tuple[str, ...]
     hierarchy_path: str
@@ -44,6 +55,7 @@ class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
     module: str
     kind: str
     doc_string: str | None = None
+    namespace: bool = False
 
 
 def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument) -> None:
@@ -51,29 +63,64 @@ def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument)
     tags = {call.id: call.tag for call in document.calls}
     records = {record.id: record for record in document.nodes}
     properties = {VERSION_KEY: __version__, STRATEGY_KEY: document.strategy}
+    namespaces = _Namespaces(document)
+    has_properties = model.ir_version >= _NODE_METADATA_IR_VERSION
     if isinstance(model, ir.Model):
         for node_id, node in nodes_with_ids(model):
             record = records[node_id]
-            node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string)
-            if model.ir_version >= _NODE_METADATA_IR_VERSION:
-                node.metadata_props.update(_properties(record))
+            own = _properties(record)
+            if NAMESPACE_KEY not in node.metadata_props:
+                own |= namespaces.of(record)
+            ours = has_properties and NAMESPACE_KEY in own
+            node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string, namespace=ours)
+            if has_properties:
+                node.metadata_props.update(own)
         model.metadata_props.update(properties)
         return
     for node_id, proto in proto_nodes_with_ids(model):
         record = records[node_id]
-        proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string)
-        if model.ir_version >= _NODE_METADATA_IR_VERSION:
-            for key, value in _properties(record).items():
+        own = _properties(record)
+        if all(entry.key != NAMESPACE_KEY for entry in proto.metadata_props):
+            own |= namespaces.of(record)
+        ours = has_properties and NAMESPACE_KEY in own
+        proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string, namespace=ours)
+        if has_properties:
+            for key, value in own.items():
                 proto.metadata_props.add(key=key, value=value)
     for key, value in properties.items():
         model.metadata_props.add(key=key, value=value)
+
+
+class _Namespaces:
+    """The `namespace` property of nodes, as torch's exporter writes it: ``: Net/blk: my.Block/node: operator``."""
+
+    def __init__(self, document: HierarchyDocument) -> None:
+        self._calls = {call.id: call for call in document.calls}
+        self._classes = {module.path: module.qualified_class for module in document.modules}
+        self._known: dict[str, str] = {}
+
+    def of(self, record: NodeRecord) -> dict[str, str]:
+        """The property of a node; none if it would be very long."""
+        # Each slash begins a group, and ids have some: those of subgraph nodes, and of TorchScript's exporter.
+        found = f"{self._of_call(record.module)}{record.id.replace('/', '.')}: {record.op}"
+        return {NAMESPACE_KEY: found} if len(found) <= _MAX_NAMESPACE else {}
+
+    def _of_call(self, call_id: str) -> str:
+        if call_id not in self._known:
+            call = self._calls[call_id]
+            parent = self._of_call(call.parent) if call.parent is not None else ""
+            found = f"{parent}{call.path}: {self._classes.get(call.path, '')}/"
+            self._known[call_id] = found[: _MAX_NAMESPACE + 1]
+        return self._known[call_id]
 
 
 def _properties(record: NodeRecord) -> dict[str, str]:
     return {TAG_KEY: record.tag, MODULE_KEY: record.module, KIND_KEY: record.kind}
 
 
-def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, before: str | None) -> str:
+def _doc_string(
+    record: NodeRecord, tags: Mapping[str, str], strategy: str, before: str | None, *, namespace: bool
+) -> str:
     hierarchy_tags = (record.tag, *(tags[call] for call in record.contributors))
     stored = StoredHierarchy(
         hierarchy_tags=hierarchy_tags,
@@ -83,6 +130,7 @@ def _doc_string(record: NodeRecord, tags: Mapping[str, str], strategy: str, befo
         module=record.module,
         kind=record.kind,
         doc_string=before or None,
+        namespace=namespace,
     )
     return msgspec.json.encode(stored).decode()
 
@@ -163,6 +211,16 @@ def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDo
     return decode_document(data, str(path))
 
 
+def named_graph(sidecar: Path) -> str | None:
+    """The hash of the graph that a sidecar describes, from its first lines; None where they do not name one."""
+    try:
+        with sidecar.open("rb") as file:
+            found = _GRAPH_HASH.search(file.read(_HEAD_BYTES))
+    except OSError:
+        return None
+    return found[1].decode() if found else None
+
+
 @overload
 def strip_hierarchy(model: onnx.ModelProto) -> onnx.ModelProto: ...
 @overload
@@ -184,6 +242,8 @@ def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelP
             stored = read_doc_string(node.doc_string)
             if stored is not None:
                 node.doc_string = stored.doc_string
+                if stored.namespace:
+                    node.metadata_props.pop(NAMESPACE_KEY, None)
         return copy
     if isinstance(model, onnx.ModelProto):
         copied = onnx.ModelProto()
@@ -205,17 +265,18 @@ def _strip_mapping(properties: object) -> None:
 def _strip_proto(model: onnx.ModelProto) -> None:
     _strip_entries(model.metadata_props)
     for _, node in proto_nodes_with_ids(model):
-        _strip_entries(node.metadata_props)
         stored = read_doc_string(node.doc_string)
+        _strip_entries(node.metadata_props, namespace=stored is not None and stored.namespace)
         if stored is not None:
             node.ClearField("doc_string")
             if stored.doc_string is not None:
                 node.doc_string = stored.doc_string
 
 
-def _strip_entries(entries: Any) -> None:
+def _strip_entries(entries: Any, *, namespace: bool = False) -> None:
+    ours = [p for p, entry in enumerate(entries) if _is_ours(entry.key) or (namespace and entry.key == NAMESPACE_KEY)]
     # Deleted in place: protobuf can read entries that are not UTF-8, but not create them.
-    for position in reversed([position for position, entry in enumerate(entries) if _is_ours(entry.key)]):
+    for position in reversed(ours):
         del entries[position]
 
 

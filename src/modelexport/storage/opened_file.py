@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import mmap
 import os
 from collections import Counter
 from pathlib import Path
@@ -12,23 +12,26 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.display import Summary, summarized
-from modelexport.errors import FileFormatError, InputError
+from modelexport.errors import FileFormatError, InputError, StorageError
 from modelexport.graph import graph_hash, proto_nodes_with_ids
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.metadata_stores import (
     NodeStores,
     StoredHierarchy,
+    named_graph,
     read_doc_string,
     read_node_stores,
     read_sidecar,
 )
-from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.transaction import roll_back_killed_commit, sidecar_path
 from modelexport.storage.untrusted_checks import DataFolder, cache_repository, check_model
 from modelexport.storage.wire_format import read_skeleton, scan
 
-# A file whose weights are smaller than this in total is parsed whole.
-_SKIPPED_BYTES = 2**20
+# A smaller file is read whole.
+_WHOLE_BYTES = 2**20
+# How many sidecars of other names are looked at.
+_MOST_SIDECARS = 200
 
 
 def _summary(file: ModelFile) -> Summary:
@@ -56,7 +59,6 @@ class ModelFile:
 
     Attributes:
         path: The absolute path of the file.
-        sidecar: The path of its sidecar, which may not exist.
     """
 
     def __init__(self, path: str | Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool = False) -> None:
@@ -70,8 +72,9 @@ class ModelFile:
         Raises:
             InputError: The file does not exist.
         """
+        if not isinstance(limits, ReadLimits):
+            raise InputError(f"limits are modelexport.ReadLimits, not {type(limits).__name__}")
         self.path = existing_file(path)
-        self.sidecar = sidecar_path(self.path)
         self._limits = limits
         self._has_weights = weights
 
@@ -99,6 +102,21 @@ class ModelFile:
         if _hash_graph(self.path, proto, proto_nodes_with_ids(proto)) != self.graph_hash:
             raise FileFormatError(f"{self.path} was changed after it was opened: open it again")
         return build_ir(self.path, proto)
+
+    @functools.cached_property
+    def sidecar(self) -> Path:
+        """The path of its sidecar, which may not exist.
+
+        If the file has no sidecar of its own name, the one in its folder that names the hash of its graph: files get
+        renamed.
+        """
+        own = sidecar_path(self.path)
+        if own.exists():
+            return own
+        others = sorted(path for path in self.path.parent.glob("*_hierarchy.json") if path.is_file())
+        with contextlib.suppress(FileFormatError):
+            return next((path for path in others[:_MOST_SIDECARS] if named_graph(path) == self.graph_hash), own)
+        return own
 
     @functools.cached_property
     def sidecar_document(self) -> HierarchyDocument | None:
@@ -191,7 +209,8 @@ def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
 def existing_file(path: str | Path) -> Path:
     """The absolute path of a regular file with links resolved, except the links of a HuggingFace cache.
 
-    In such a cache only the links have the names of a model, its weights and its sidecar.
+    A commit to it that was killed is rolled back first, as the next export would do: the file and its sidecar are one
+    set. In a cache only the links have the names of a model, its weights and its sidecar.
 
     Raises:
         InputError: The file does not exist.
@@ -199,7 +218,14 @@ def existing_file(path: str | Path) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"an ONNX file is given by its path, not by {type(path).__name__}")
     file = Path(path)
-    if not file.is_file():
+    # What cannot be rolled back, in a folder that is not ours for example, is read as it is.
+    with contextlib.suppress(StorageError):
+        roll_back_killed_commit(file)
+    try:
+        exists = file.is_file()
+    except OSError:  # a name that is too long
+        exists = False
+    if not exists:
         raise InputError(f"{path} is not a file: give the path of an ONNX model")
     named = DataFolder(file, DEFAULT_LIMITS).path / file.name
     return named if cache_repository(named) is not None else named.resolve()
@@ -222,10 +248,12 @@ def read_proto(file: Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool
             raise FileFormatError(f"{file} is empty: it is not an ONNX model")
         if size > limits.model_bytes:
             raise FileFormatError(f"{file} has {size} bytes, more than the limit of {limits.model_bytes}")
-        with file.open("rb") as opened:
-            # Closed when its last view is deleted.
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        proto = _parse(file, data, limits, weights)
+        # Not mapped into memory: another process may truncate the file meanwhile, which would end this one.
+        with file.open("rb") as stream:
+            data = stream.read(size) if weights or size <= _WHOLE_BYTES else read_skeleton(stream, size)
+        proto = _parse(file, data, limits)
+    except ValueError as error:
+        raise FileFormatError(f"{file} cannot be read as an ONNX model: {error}") from error
     except OSError as error:
         raise FileFormatError(f"{file} cannot be read: {error.strerror or error}") from error
     if not proto.HasField("graph"):
@@ -234,19 +262,16 @@ def read_proto(file: Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool
     return proto
 
 
-def _parse(file: Path, data: mmap.mmap, limits: ReadLimits, weights: bool) -> onnx.ModelProto:
-    try:
-        found = scan(data, limits.nodes, limits.nesting)
-    except ValueError as error:
-        raise FileFormatError(f"{file} cannot be read as an ONNX model: {error}") from error
+def _parse(file: Path, data: bytes, limits: ReadLimits) -> onnx.ModelProto:
+    found = scan(data, limits.nodes, limits.nesting)
     if found.nodes > limits.nodes:
-        raise FileFormatError(f"{file} has more nodes than the limit of {limits.nodes}")
+        raise FileFormatError(
+            f"{file} has more nodes than the limit of {limits.nodes} (ReadLimits.nodes in Python raises it)"
+        )
     if found.nesting > limits.nesting:
         raise FileFormatError(f"{file} has subgraphs nested deeper than the limit of {limits.nesting}")
     try:
-        if not weights and found.weight_bytes > _SKIPPED_BYTES:
-            return read_skeleton(memoryview(data))
-        return onnx.load_model_from_string(data[:])
+        return onnx.load_model_from_string(data)
     except Exception as error:
         raise _not_onnx(file, error) from error
 

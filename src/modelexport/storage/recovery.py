@@ -6,6 +6,7 @@ The result is an ordinary document, with its origin and with notes on what it la
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -35,7 +36,7 @@ from modelexport.hierarchy import (
     confidence,
     parent_path,
 )
-from modelexport.storage.document_builder import tensor_records
+from modelexport.storage.document_builder import call_record, module_record, tensor_records
 from modelexport.storage.exporter_scopes import TagStep, align_tag
 from modelexport.storage.node_evidence import NodeEvidence, Origin, named_weights, read_evidence
 from modelexport.storage.opened_file import ModelFile
@@ -44,6 +45,10 @@ UNKNOWN_CLASS = "unknown"
 # A module that no node names: a container, or one whose nodes were all optimized away. It has no segment in tags.
 _UNNAMED_CLASS = "silent.unknown"
 _VIEW = TagView(exclude=(_UNNAMED_CLASS,))
+# How many modules the nodes and weights of a file can name: one path names every module that encloses its own.
+_FEW_MODULES = 10_000
+_MODULES_PER_NAME = 4
+_MOST_PATH_CHARACTERS = 2**26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +141,7 @@ class _RecoveredTree:
     def __init__(self, evidence: Iterable[NodeEvidence | None], weights: Mapping[str, TensorInfo]) -> None:
         entries = list(dict.fromkeys(entry for entry in evidence if entry is not None))
         self._classes: dict[str, str] = {}
+        self._class_names: dict[str, str] = {}
         # The number of segments in the tag of a path, where known.
         self._lengths: dict[str, int] = {}
         for entry in entries:
@@ -143,18 +149,32 @@ class _RecoveredTree:
                 for call, qualified in zip(entry.scope.calls, entry.scope.classes, strict=True):
                     if qualified is not None:
                         self._classes.setdefault(call.path, qualified)
+                        self._class_names.setdefault(call.path, qualified.rpartition(".")[2])
             if entry.tag:
                 self._lengths[entry.owner.path] = entry.tag.count("/")
         self._steps: dict[str, TagStep] = {}
         self._tags: dict[CallId, str] = {}
+        self._module_tags: dict[str, str] = {}
         self._parents: dict[CallId, CallId | None] = {ROOT_CALL: None}
         for entry in entries:
             self._add(entry)
         self._pair_repeated_calls(entries)
-        self.modules = self._module_tree(weights)
+        self.modules = self._module_tree(weights, _FEW_MODULES + _MODULES_PER_NAME * (len(entries) + len(weights)))
         self.calls = CallTree({call: ModuleCall(call.path, call.index, above) for call, above in self._parents.items()})
-        self._tagged = bool(self._tags)
-        self._scheme = TagScheme(self.modules, _VIEW)
+        self._scheme = None if self._tags else TagScheme(self.modules, _VIEW)
+        if self._scheme is None:
+            # Enclosing modules and callers come first.
+            for path in (module.path for module in self.modules):
+                self._module_tags[path] = (
+                    self._steps[path].tag
+                    if path in self._steps
+                    else self._module_tags.get(parent_path(path) or "", "/")
+                )
+            for each in self.calls:
+                outer = each
+                while outer.id not in self._tags and outer.parent is not None:
+                    outer = self.calls[outer.parent]
+                self._tags.setdefault(each.id, self._tags.get(outer.id, "/"))
         self._by_tag = {self.tag(call.id): call.id for call in self.calls if self._is_visible(call.path)}
         self.lost_contributors = 0
 
@@ -166,9 +186,9 @@ class _RecoveredTree:
     def _add(self, entry: NodeEvidence) -> None:
         chain = list(entry.scope.calls) if entry.scope is not None else []
         if entry.tag:
-            names = {path: qualified.rpartition(".")[2] for path, qualified in self._classes.items()}
-            steps = {s.path: s for s in align_tag(entry.owner.path, entry.tag, self._lengths, names)}
-            self._steps = {**steps, **self._steps}
+            steps = {s.path: s for s in align_tag(entry.owner.path, entry.tag, self._lengths, self._class_names)}
+            for path, step in steps.items():
+                self._steps.setdefault(path, step)
             inside = [*reversed(list(ancestor_paths(entry.owner.path)))]
             chain = chain[:-1] or [CallId(path) for path in inside if path in steps or path in self._lengths]
             chain = [CallId(call.path, steps[call.path].index if call.path in steps else 0) for call in chain]
@@ -190,10 +210,19 @@ class _RecoveredTree:
                 if around in self._parents:
                     self._parents[call] = around
 
-    def _module_tree(self, weights: Mapping[str, TensorInfo]) -> ModuleTree:
+    def _module_tree(self, weights: Mapping[str, TensorInfo], most: int) -> ModuleTree:
         called = {call.path for call in self._parents}
-        named = [*(call.path for call in self._parents), *(name.rpartition(".")[0] for name in weights)]
-        paths = dict.fromkeys(path for name in named for path in (*reversed(list(ancestor_paths(name))), name))
+        paths: dict[str, None] = {}
+        characters = 0
+        for name in (*(call.path for call in self._parents), *(name.rpartition(".")[0] for name in weights)):
+            missing = list(itertools.takewhile(lambda path: path not in paths, (name, *ancestor_paths(name))))
+            paths.update(dict.fromkeys(reversed(missing)))
+            characters += sum(map(len, missing))
+            if len(paths) > most or characters > _MOST_PATH_CHARACTERS:
+                raise FileFormatError(
+                    f"its nodes name more than {most:,} modules, or modules whose paths have more than "
+                    f"{_MOST_PATH_CHARACTERS:,} characters: far more than they can belong to"
+                )
         parameters: dict[str, dict[str, TensorInfo]] = {}
         for name, info in weights.items():
             above, _, local = name.rpartition(".")
@@ -216,52 +245,27 @@ class _RecoveredTree:
         )
 
     def _class(self, path: str) -> str:
-        if path in self._classes:
-            return self._classes[path].rpartition(".")[2]
+        if path in self._class_names:
+            return self._class_names[path]
         return self._steps[path].class_name if path in self._steps else UNKNOWN_CLASS
 
     def _is_visible(self, path: str) -> bool:
-        return path in self._steps if self._tagged else self._scheme.is_visible(path)
+        return path in self._steps if self._scheme is None else self._scheme.is_visible(path)
 
     def tag(self, call: CallId) -> str:
         """The tag of a call: as stored in the file, or computed from the tree where it has none."""
-        if not self._tagged:
-            return self._scheme.tag(call, self.calls)
-        return next((self._tags[outer] for outer in self.calls.chain(call) if outer in self._tags), "/")
+        return self._tags[call] if self._scheme is None else self._scheme.tag(call, self.calls)
 
     def module_records(self) -> tuple[ModuleRecord, ...]:
         """The modules, enclosing ones first."""
-        return tuple(
-            ModuleRecord(
-                path=module.path,
-                class_name=module.class_name,
-                qualified_class=module.qualified_class,
-                tag=self._module_tag(module.path),
-                visible=self._is_visible(module.path),
-                parameters=module.parameters,
-                children=module.children,
-            )
-            for module in self.modules
-        )
+        return tuple(module_record(m, self._module_tag(m.path), self._is_visible(m.path)) for m in self.modules)
 
     def _module_tag(self, path: str) -> str:
-        if not self._tagged:
-            return self._scheme.module_tag(path)
-        around = next((p for p in (path, *ancestor_paths(path)) if p in self._steps), None)
-        return self._steps[around].tag if around is not None else "/"
+        return self._module_tags[path] if self._scheme is None else self._scheme.module_tag(path)
 
     def call_records(self) -> tuple[CallRecord, ...]:
         """The calls, callers first."""
-        return tuple(
-            CallRecord(
-                id=str(call.id),
-                path=call.path,
-                index=call.index,
-                tag=self.tag(call.id),
-                parent=str(call.parent) if call.parent is not None else None,
-            )
-            for call in self.calls
-        )
+        return tuple(call_record(call, self.tag(call.id)) for call in self.calls)
 
     def node_record(self, node_id: str, op: str, entry: NodeEvidence | None, inferred: _Inferred | None) -> NodeRecord:
         """The record of a node, from its own evidence or that of its neighbours."""

@@ -65,9 +65,13 @@ _Signature = tuple[int, int]  # size and modification time: both survive a renam
 class _Step(msgspec.Struct, frozen=True):
     """One file of a commit: its signature before and after; None for no file."""
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[^/\0]+$")]  # a bare name: no file outside the folder is touched
+    # A bare name: no file outside the folder is touched.
+    name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[^/\0]+$")]
     old: _Signature | None
     new: _Signature | None
+
+
+_Journal = tuple[str, tuple[int, int], list[_Step]]  # the target, the journal's `_origin`, and the files
 
 
 def sidecar_path(target: Path) -> Path:
@@ -90,7 +94,7 @@ def data_files(target: Path) -> list[Path]:
     return sorted(file for file in found if not file.with_suffix("").exists() and _is_regular(file))
 
 
-def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Sequence[Path] = ()) -> Path:
+def check_target(path: str | Path, *, force: bool, sidecar: bool = True, others: Sequence[Path] = ()) -> Path:
     """Checks, before anything is loaded or traced, that an export to ``path`` can be written.
 
     Args:
@@ -105,6 +109,9 @@ def check_target(path: Path, *, force: bool, sidecar: bool = True, others: Seque
     Raises:
         InputError: The path cannot be used; names the problem and the next step.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a file to write is given by its path, not by {type(path).__name__}")
+    path = Path(path)
     problem = _problem_with_name(path)
     if problem is not None:
         raise InputError(f"Cannot write {str(path)!r}: {problem}")
@@ -187,7 +194,7 @@ class Staging:
                     if step.old is not None:
                         _back_up(folder / step.name, backups / step.name)
                 _sync(backups)
-            journal.write_bytes(msgspec.json.encode((self._target.name, steps)))
+            journal.write_bytes(msgspec.json.encode((self._target.name, _origin(self._folder), steps)))
             for path in (journal, self._folder, folder):
                 _sync(path)
             for name, final in moves:
@@ -385,17 +392,28 @@ def _sweep(target: Path) -> bool:
             try:
                 with journal.open("rb") as file:
                     text = file.read(_JOURNAL_LIMIT)
-                name, steps = msgspec.json.decode(text, type=tuple[str, list[_Step]])
+                name, origin, steps = msgspec.json.decode(text, type=_Journal)
             except msgspec.ValidationError:
                 continue  # written by another version: neither rolled back nor removed
             except msgspec.DecodeError:
-                name, steps = target.name, []  # truncated, so no file was moved yet
+                name, origin, steps = target.name, None, []  # truncated, so no file was moved yet
+            if origin not in (None, _origin(folder)):
+                continue  # copied or unpacked here: it would remove and replace files that no killed commit wrote
             if target.name not in (name, *(step.name for step in steps)):
                 continue  # left to the next run that writes or reads one of those files
             _roll_back(folder, steps)
             rolled_back = True
         shutil.rmtree(folder, ignore_errors=True)
     return rolled_back
+
+
+def _origin(folder: Path) -> tuple[int, int] | None:
+    """What an archive cannot contain and a copy does not have: inode and change time of a temporary folder's lock."""
+    try:
+        info = (folder / _LOCK).lstat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_ctime_ns
 
 
 def _roll_back(staging: Path, steps: Sequence[_Step]) -> None:

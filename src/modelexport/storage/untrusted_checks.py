@@ -17,12 +17,18 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
+from modelexport.hierarchy import MAX_RANK, MAX_SIZE
 from modelexport.limits import ReadLimits
 
 _FunctionKey = tuple[str, str, str]
 _TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
 # How many nodes of a cycle an error names.
 _NAMED = 8
+# Reports name the operators of each module.
+_MOST_OPERATOR_CHARACTERS = 1000
+# The id of a node or tensor in a subgraph or function begins with the ids of all owning nodes. Together these take
+# this much memory; a file can repeat a name of a megabyte in the id of every node.
+_MOST_PREFIX_CHARACTERS = 2**26
 
 
 def check_model(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
@@ -37,43 +43,63 @@ def check_model(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
         FileFormatError: Names the problem and its place.
     """
     _check_names(file, "the model", (), _model_names(proto))
-    for where, nodes, names in _graphs(proto, file):
+    prefixes = 0
+    for where, nodes, names, prefix in _graphs(proto, file):
         _check_names(file, where, nodes, names)
         _check_order(file, where, nodes)
+        if prefix:
+            prefixes += prefix * (len(names) + sum(len(node.input) + len(node.output) + 1 for node in nodes))
+            if prefixes > _MOST_PREFIX_CHARACTERS:
+                raise FileFormatError(
+                    f"{file} has ids of more than {_MOST_PREFIX_CHARACTERS:,} characters: the names of owning nodes or "
+                    f"functions, which the ids of the nodes in {where} begin with, are too long"
+                )
     _check_functions(proto, file, limits)
     folder = DataFolder(file, limits)
     for owner, tensor in _tensors(proto):
         if tensor.data_type not in _TYPES:
             raise FileFormatError(f"{file} has a tensor of unknown type {tensor.data_type} in {owner}")
+        # The number of axes first: the product of many large ones takes long.
+        if len(tensor.dims) > MAX_RANK or any(size < 0 for size in tensor.dims) or math.prod(tensor.dims) > MAX_SIZE:
+            raise FileFormatError(
+                f"{file} has a tensor with an impossible shape in {owner}: more than {MAX_RANK} axes, an axis of "
+                "negative size, or more than 2^63 elements"
+            )
         if _is_external(tensor):
             folder.check(owner, tensor)
 
 
 # --- names and order -------------------------------------------------------------------------------------------
 
-_Graph = tuple[str, Sequence[onnx.NodeProto], Iterable[str]]
+# A list of nodes: a description of its place, the nodes, names declared beside it, and the length of the ids' prefix.
+_Graph = tuple[str, Sequence[onnx.NodeProto], Sequence[str], int]
 
 
 def _graphs(proto: onnx.ModelProto, file: Path) -> Iterator[_Graph]:
-    """Every list of nodes of the file, with a description of its place and the names declared beside it."""
+    """Every list of nodes of the file."""
     waiting: list[_Graph] = [
-        (f"function {_text(function.name)}", function.node, [*function.input, *function.output])
+        (
+            f"function {_text(function.name)}",
+            function.node,
+            [*function.input, *function.output],
+            len(function.domain) + len(function.name) + len(function.overload) + 5,
+        )
         for function in reversed(proto.functions)
     ]
-    waiting.append(("the main graph", proto.graph.node, _declared(proto.graph)))
+    waiting.append(("the main graph", proto.graph.node, _declared(proto.graph), 0))
     while waiting:
         current = waiting.pop()
         yield current
         for node in current[1]:
             for attribute in node.attribute:
                 subgraphs = _subgraphs(attribute)
-                if subgraphs and not _has_graph_type(attribute):
-                    raise FileFormatError(
-                        f"{file} has a subgraph in {_text(attribute.name)} of {_label(node)}, "
-                        "an attribute of another type"
-                    )
-                where = f"{_text(attribute.name)} of {_label(node)}" if subgraphs else ""
-                waiting.extend((where, subgraph.node, _declared(subgraph)) for subgraph in subgraphs)
+                if not subgraphs:
+                    continue
+                where = f"{_text(attribute.name)} of {_label(node)}"
+                if not _has_graph_type(attribute):
+                    raise FileFormatError(f"{file} has a subgraph in {where}, an attribute of another type")
+                prefix = current[3] + len(next(filter(None, node.output), "")) + len(attribute.name) + 2
+                waiting.extend((where, subgraph.node, _declared(subgraph), prefix) for subgraph in subgraphs)
 
 
 def _declared(graph: onnx.GraphProto) -> list[str]:
@@ -104,6 +130,8 @@ def _check_names(file: Path, where: str, nodes: Iterable[onnx.NodeProto], names:
             "".join((*node.input, *node.output, node.op_type, node.domain, node.overload, node.name))
             for attribute in node.attribute:
                 "".join((attribute.name, attribute.ref_attr_name))
+            if len(node.op_type) > _MOST_OPERATOR_CHARACTERS:
+                raise FileFormatError(f"{file} has an operator name of {len(node.op_type)} characters in {where}")
             if len(node.attribute) > 1 and len({attribute.name for attribute in node.attribute}) < len(node.attribute):
                 raise FileFormatError(f"{file} has an attribute twice in {_label(node)}: which one counts is undefined")
         "".join(names)

@@ -7,8 +7,10 @@ are found by their headers alone, and whatever is not a node is copied unchanged
 from __future__ import annotations
 
 import dataclasses
-import mmap
+import io
+import re
 from collections.abc import Iterator, Mapping
+from typing import BinaryIO
 
 import onnx
 
@@ -34,45 +36,55 @@ _ATTRIBUTE_GRAPHS = onnx.AttributeProto.DESCRIPTOR.fields_by_name["graphs"].numb
 # For each kind of message, its fields that can contain nodes, and their kinds.
 _CONTAINERS = {
     "model": {_MODEL_GRAPH: "graph", _MODEL_FUNCTION: "function"},
-    "graph": {_GRAPH_NODE: "node", _GRAPH_INITIALIZER: "weight"},
+    "graph": {_GRAPH_NODE: "node"},
     "function": {_FUNCTION_NODE: "node"},
     "node": {_NODE_ATTRIBUTE: "attribute"},
     "attribute": {_ATTRIBUTE_GRAPH: "graph", _ATTRIBUTE_GRAPHS: "graph"},
 }
 # The byte that every attribute of a node begins with.
 _ATTRIBUTE_MARK = bytes([_NODE_ATTRIBUTE << 3 | _LENGTH_DELIMITED])
+_VARINT_BYTES = 10
+# How many fields are looked at: some for each node, and for the weights and types of tensors beside them.
+_FIELDS_PER_NODE, _OTHER_FIELDS = 20, 2_000_000
+# Fields of numbers, which a list of numbers in an attribute has by the million: a varint, or four or eight bytes.
+_NUMBERS = re.compile(
+    rb"(?:[%b][\x80-\xff]{0,9}+[\x00-\x7f]|[%b].{4}|[%b].{8})*+"
+    % tuple(re.escape(bytes(tag for tag in range(8, 0x80) if tag & 7 == kind)) for kind in (0, 5, 1)),
+    re.DOTALL,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """The size of a file, found without parsing it: nodes in all graphs, nesting depth of subgraphs, weight bytes."""
+    """The size of a file, found without parsing it: nodes in all graphs, nesting depth of subgraphs."""
 
     nodes: int
     nesting: int
-    weight_bytes: int
 
 
-def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
+def scan(data: bytes, most_nodes: int, deepest: int) -> Scan:
     """Walk over the headers of a file's fields, and stop as soon as a limit is passed.
 
     A parser would create an object for every two bytes of a hostile file; this creates none.
 
     Raises:
-        ValueError: The bytes are not a protobuf message.
+        ValueError: The bytes are not a protobuf message, or have far more fields than that many nodes need.
     """
-    nodes = nesting = weight_bytes = 0
+    nodes = nesting = 0
+    fields = _FIELDS_PER_NODE * most_nodes + _OTHER_FIELDS
     # Begin, end, kind, and the number of enclosing subgraphs.
     waiting = [(0, len(data), "model", 0)]
     while waiting and nodes <= most_nodes and nesting <= deepest:
         start, end, kind, depth = waiting.pop()
         containers = _CONTAINERS[kind]
-        for number, _, begin, finish in _spans(data, start, end):
+        for number, _, begin, finish in _spans(data, start, end, skip=kind == "attribute"):
+            fields -= 1
+            if fields < 0:
+                raise ValueError(f"it has more fields than {most_nodes} nodes can have")
             inner = containers.get(number)
             if inner is None:
                 continue
-            if inner == "weight":
-                weight_bytes += finish - begin
-            elif inner == "node":
+            if inner == "node":
                 nodes += 1
                 if nodes > most_nodes:
                     break
@@ -83,7 +95,7 @@ def scan(data: bytes | mmap.mmap, most_nodes: int, deepest: int) -> Scan:
                 deeper = depth + (kind == "attribute")
                 nesting = max(nesting, deeper)
                 waiting.append((begin, finish, inner, deeper))
-    return Scan(nodes, nesting, weight_bytes)
+    return Scan(nodes, nesting)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +117,7 @@ class ExporterFile:
 
     def skeleton(self) -> onnx.ModelProto:
         """The model with everything but the content of its large weights."""
-        model = read_skeleton(memoryview(self.data))
+        model = onnx.load_model_from_string(read_skeleton(io.BytesIO(self.data), len(self.data)))
         for tensor in model.graph.initializer:
             content = self.weights.get(tensor.name)
             if content is not None:
@@ -146,26 +158,61 @@ class ExporterFile:
                 yield field
 
 
-def read_skeleton(data: memoryview) -> onnx.ModelProto:
-    """The model with everything but the content of its large weights."""
-    model = bytearray()
-    for number, field, content in _fields(data):
-        model += _delimited(number, _without_weights(content)) if number == _MODEL_GRAPH else field
-    return onnx.load_model_from_string(bytes(model))
+def read_skeleton(stream: BinaryIO, size: int) -> bytes:
+    """A file without the content of its large weights, which is not read.
+
+    Args:
+        stream: The file, at its beginning.
+        size: Its size in bytes.
+
+    Raises:
+        ValueError: The bytes are not a protobuf message, or the file ends before that size.
+    """
+    return b"".join(_without_weights(stream, size, _MODEL_GRAPH, 0))
 
 
-def _without_weights(graph: memoryview) -> bytearray:
-    kept = bytearray()
-    for number, field, content in _fields(graph):
-        if number == _GRAPH_INITIALIZER and len(content) > _SMALL_BYTES:
-            head = bytearray()
-            for part, part_field, _ in _fields(content):
-                if part not in _TENSOR_CONTENT:
-                    head += part_field
-            kept += _delimited(number, head)
+# The field to look into, from the model down to a weight.
+_INNER = {_MODEL_GRAPH: _GRAPH_INITIALIZER, _GRAPH_INITIALIZER: None}
+
+
+def _without_weights(stream: BinaryIO, size: int, inner: int | None, smallest: int) -> Iterator[bytes]:
+    """The fields of a message; those of number `inner` without weights, and of a weight without its content."""
+    while size > 0:
+        number, header, length = _read_header(stream)
+        size -= len(header) + length
+        if size < 0:
+            raise ValueError("a field ends beyond its message")
+        if inner is None and number in _TENSOR_CONTENT:
+            stream.seek(length, io.SEEK_CUR)
+        elif number == inner and length > smallest:
+            pieces = b"".join(_without_weights(stream, length, _INNER[number], _SMALL_BYTES))
+            yield _delimited(number, pieces)
         else:
-            kept += field
-    return kept
+            content = stream.read(length)
+            if len(content) < length:
+                raise ValueError("it ends within a field")
+            yield header + content
+
+
+def _read_header(stream: BinaryIO) -> tuple[int, bytes, int]:
+    """The number, header and length of the next field; a number is part of the header."""
+    tag, header = _read_varint(stream)
+    kind = tag & 7
+    if kind == _LENGTH_DELIMITED:
+        length, encoded = _read_varint(stream)
+        return tag >> 3, header + encoded, length
+    if kind == 0:
+        return tag >> 3, header + _read_varint(stream)[1], 0
+    if kind not in (1, 5):
+        raise ValueError(f"wire type {kind} is not used by ONNX")
+    return tag >> 3, header, 8 if kind == 1 else 4
+
+
+def _read_varint(stream: BinaryIO) -> tuple[int, bytes]:
+    encoded = stream.read(1)
+    while encoded and encoded[-1] >= 0x80 and len(encoded) < _VARINT_BYTES and (byte := stream.read(1)):
+        encoded += byte
+    return _varint(encoded, 0, len(encoded))[0], encoded
 
 
 def fill_initializers(data: memoryview, sizes: Mapping[str, int]) -> Iterator[bytes | memoryview | str]:
@@ -207,9 +254,18 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
         yield number, data[start:end], data[begin:end]
 
 
-def _spans(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """For each field of the message between two offsets: its number, start, start of its content, and end."""
+def _spans(
+    data: bytes | memoryview, position: int, end: int, *, skip: bool = False
+) -> Iterator[tuple[int, int, int, int]]:
+    """For each field of the message between two offsets: its number, start, start of its content, and end.
+
+    With `skip`, fields of numbers are skipped.
+    """
     while position < end:
+        if skip and (found := _NUMBERS.match(data, position, end)):
+            position = found.end()
+            if position == end:
+                return
         start = position
         tag = data[position]
         position += 1
@@ -231,7 +287,7 @@ def _spans(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> Ite
         yield tag >> 3, start, begin, position
 
 
-def _varint(data: bytes | memoryview | mmap.mmap, position: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while position < end and shift <= 63:
         byte = data[position]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from modelexport.strategies.attempts import AttemptReport
+from modelexport.strategies.attempts import DEFAULT_TIMEOUT, Attempts
 from modelexport.strategies.base import CaptureRequest, Strategy
 from modelexport.strategies.characteristics import ModelCharacteristics
-from modelexport.strategies.dynamic_capture import Captured, capture_dynamic
+from modelexport.strategies.dynamic_capture import Captured, capture_model
 from modelexport.strategies.fx import FxStrategy
 from modelexport.strategies.htp import HtpStrategy
 from modelexport.strategies.overview import describe_model, overview_schema
 from modelexport.strategies.registry import AUTO, StrategyRegistry, register_strategy
-from modelexport.strategies.selection import Candidate, StrategySelector, capture_with_first
+from modelexport.strategies.selection import Candidate, StrategySelector
 from modelexport.strategies.usage_based import UsageBasedStrategy
 
 __all__ = [
     "AUTO",
-    "AttemptReport",
+    "DEFAULT_TIMEOUT",
+    "Attempts",
     "Candidate",
     "CaptureRequest",
     "Captured",
@@ -26,8 +27,7 @@ __all__ = [
     "StrategyRegistry",
     "StrategySelector",
     "UsageBasedStrategy",
-    "capture_dynamic",
-    "capture_with_first",
+    "capture_model",
     "describe_model",
     "overview_schema",
     "register_strategy",

@@ -1,15 +1,246 @@
-"""Attempts: which strategy was tried with which exporter, and why it failed."""
+"""Attempts: try candidates in order, each in its variants, until one succeeds or the time is used up."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from modelexport.attempt_report import PLAIN, AttemptReport
+from modelexport.capture import TORCHSCRIPT, Capture, Specialization, find_data_reads, recorded_warnings
+from modelexport.errors import (
+    AllStrategiesFailedError,
+    DataDependentError,
+    ExportError,
+    InputError,
+    ModelExportError,
+    SpecializationError,
+    StrategyIncompatibleError,
+)
+from modelexport.strategies.base import CaptureRequest
+from modelexport.strategies.selection import Candidate
+from modelexport.torch_support import TORCH_LOCK, evaluation_mode, preserved_state
+
+DEFAULT_TIMEOUT = 1800.0
+_MAX_PLACES = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class AttemptReport:
-    """A strategy that was tried with an exporter; `error` is None for the one that succeeded."""
+class _Failure(NamedTuple):
+    report: AttemptReport
+    error: ModelExportError
 
-    strategy: str
-    exporter: str
-    reason: str
-    error: str | None = None
+
+class Attempts:
+    """The attempts of one export.
+
+    Args:
+        timeout: Seconds for all attempts together, None for no limit. When they are used up, no further attempt begins;
+            a running one is not interrupted.
+
+    Attributes:
+        reports: All attempts so far, in order.
+
+    Raises:
+        InputError: The timeout is not a positive number.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        given: object = timeout  # untyped callers pass anything
+        if given is not None and not (isinstance(given, int | float) and given > 0):
+            raise InputError(f"timeout is {timeout!r}: give a positive number of seconds, or None for no limit")
+        self.reports: list[AttemptReport] = []
+        self._timeout = math.inf if timeout is None else timeout
+        self._started = time.perf_counter()
+
+    @property
+    def is_time_up(self) -> bool:
+        """Whether no further attempt may begin; the first one always may."""
+        return bool(self.reports) and time.perf_counter() - self._started > self._timeout
+
+    def capture(self, candidates: Iterable[Candidate], request: CaptureRequest, axes: str = "") -> Capture:
+        """The capture of the first candidate that succeeds; the last of `reports` is that attempt.
+
+        A trace that turns values which depend on the inputs into constants is accepted as the first choice, or with
+        `allow_specialization`; it is not a fallback for an exporter that would have kept them.
+
+        Args:
+            candidates: The strategies to try, in order.
+            request: The model to capture.
+            axes: The dynamic axes of the request, for the description of each attempt.
+
+        Raises:
+            SpecializationError: Only such a trace succeeded.
+            AllStrategiesFailedError: All of several strategies failed.
+            StrategyIncompatibleError: The only strategy failed with each of its exporters.
+            InputError: The inputs do not fit the model, so no other candidate can succeed.
+        """
+        failures: list[_Failure] = []
+        refused: Specialization | None = None
+        pending = [(candidate, PLAIN) for candidate in candidates][::-1]
+        while pending:
+            candidate, variant = pending.pop()
+            described = _joined(str(variant), axes)
+            obstacle = self._obstacle(candidate, refused)
+            if obstacle is not None:
+                failures.append(_Failure(self.record(candidate, described, obstacle, tried=False), obstacle))
+                continue
+            started = time.perf_counter()
+            outcome = _try(candidate, dataclasses.replace(request, exporter=candidate.exporter, variant=variant))
+            seconds = time.perf_counter() - started
+            if isinstance(outcome, ModelExportError):
+                error = outcome
+            else:
+                capture, fixed = outcome
+                if candidate.exporter != TORCHSCRIPT or request.allow_specialization or _is_safe(fixed, failures):
+                    used = dataclasses.replace(candidate, exporter=capture.exporter)
+                    self.record(used, _joined(described, capture.variant), None, seconds)
+                    return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
+                refused, error = fixed, _refusal(candidate, fixed)
+            failures.append(_Failure(self.record(candidate, described, error, seconds), error))
+            if isinstance(error, StrategyIncompatibleError) and error.retry is not None:
+                pending.append((candidate, error.retry))
+        found = _combined_error(failures, refused)
+        if isinstance(found, ExportError):
+            found.attempts = tuple(self.reports)
+        raise found from failures[0].error.__cause__
+
+    def reject_last(self, reason: str) -> None:
+        """Record that the graph of the last attempt, which succeeded, cannot be used."""
+        self.reports[-1] = dataclasses.replace(self.reports[-1], error=reason)
+
+    def skip(self, candidates: Iterable[Candidate], variant: str) -> None:
+        """Record attempts for which no time is left."""
+        for candidate in candidates:
+            self.record(candidate, variant, self._time_used_up(candidate), tried=False)
+
+    def record(
+        self,
+        candidate: Candidate,
+        variant: str,
+        error: ModelExportError | str | None,
+        seconds: float = 0.0,
+        *,
+        tried: bool = True,
+    ) -> AttemptReport:
+        """Add an attempt to the list; `error` says why its graph is not the one to write."""
+        why = None if error is None else str(error)
+        name, exporter, reason = candidate.strategy.name, candidate.exporter, candidate.reason
+        self.reports.append(AttemptReport(name, exporter, reason, why, variant, seconds, tried))
+        return self.reports[-1]
+
+    def _obstacle(self, candidate: Candidate, refused: Specialization | None) -> ModelExportError | None:
+        """Why a candidate is not tried at all; None if it is."""
+        if refused is not None and candidate.exporter == TORCHSCRIPT:
+            return _refusal(candidate, refused)
+        return self._time_used_up(candidate) if self.is_time_up else None
+
+    def _time_used_up(self, candidate: Candidate) -> ModelExportError:
+        return StrategyIncompatibleError(
+            candidate.strategy.name,
+            f"it was not tried, because the {self._timeout:g} s for all attempts were used up.",
+            "Allow more time with timeout (--timeout)",
+        )
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _try(candidate: Candidate, request: CaptureRequest) -> tuple[Capture, Specialization] | ModelExportError:
+    """Return the capture and what tracing fixed in it, or the error."""
+    mode = contextlib.nullcontext() if request.training else evaluation_mode(request.model)
+    try:
+        with TORCH_LOCK, preserved_state(request.model), mode:
+            with recorded_warnings(request.model) as warned:
+                capture = candidate.strategy.capture(request)
+            traces = candidate.exporter == TORCHSCRIPT
+            reads = find_data_reads(request.model, request.args, request.kwargs) if traces else ()
+            return capture, Specialization(tuple(warned), reads)
+    except InputError:
+        raise
+    except ModelExportError as error:
+        _free_local_variables(error)
+        return error
+    finally:
+        if request.written is not None:
+            # An exporter that traces runs the model on its own weights.
+            request.written.restore()
+
+
+def _free_local_variables(error: BaseException | None) -> None:
+    """Keep the tracebacks of a chain of exceptions, but not the graphs and tensors that their frames refer to."""
+    pending, seen = [error], set[int]()
+    while pending:
+        current = pending.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            traceback.clear_frames(current.__traceback__)
+            pending += [current.__cause__, current.__context__]
+
+
+def _is_safe(fixed: Specialization, failures: Sequence[_Failure]) -> bool:
+    """Whether a trace needs no consent of the user: as a fallback it may be wrong for other inputs than the example."""
+    errors = [failure.error for failure in failures if failure.report.exporter != TORCHSCRIPT]
+    if any(isinstance(error, DataDependentError) for error in errors):
+        # The model does depend on values: a trace in which anything became a constant may have fixed them.
+        return fixed.is_empty
+    return not errors or not fixed.by_inputs
+
+
+def _refusal(candidate: Candidate, fixed: Specialization) -> StrategyIncompatibleError:
+    return StrategyIncompatibleError(
+        candidate.strategy.name,
+        f"the {candidate.exporter} exporter traces the model, and values that depend on the inputs become constants: "
+        f"{_shorten([str(place) for place in fixed.all_places])}.",
+        "Allow that with allow_specialization, or name the strategy and exporter",
+    )
+
+
+def _combined_error(failures: Sequence[_Failure], refused: Specialization | None) -> ModelExportError:
+    named = [(failure.report.name, failure.error) for failure in failures]
+    if refused is not None:
+        message, places = _explain_refusal(refused, failures)
+        return SpecializationError(named, message, places)
+    if len({failure.report.strategy for failure in failures}) > 1:
+        return AllStrategiesFailedError(named)
+    if len(failures) == 1:
+        return failures[0].error
+    # One strategy that was requested by name, with each of its exporters and variants.
+    reasons = dict.fromkeys(_reason(failure.error) for failure in failures)
+    first = failures[0].error
+    suggestion = first.suggestion if isinstance(first, StrategyIncompatibleError) else ""
+    return StrategyIncompatibleError(failures[0].report.strategy, " ".join(reasons), suggestion)
+
+
+def _explain_refusal(fixed: Specialization, failures: Sequence[_Failure]) -> tuple[str, list[str]]:
+    """Return the message, and the source lines where values become constants."""
+    errors = [failure.error for failure in failures]
+    reported = [error.place for error in errors if isinstance(error, DataDependentError) and error.place is not None]
+    places = [str(place) for place in fixed.by_inputs] or reported or [str(place) for place in fixed.all_places]
+    places = list(dict.fromkeys(places))
+    others = dict.fromkeys(
+        f"{failure.report.exporter}: {_reason(failure.error).removesuffix('.')}"
+        for failure in failures
+        if failure.report.exporter != TORCHSCRIPT and not isinstance(failure.error, DataDependentError)
+    )
+    because = f" for other reasons ({_shorten(list(others))})" if others else ""
+    message = (
+        f"this model depends on the values of its inputs at {_shorten(places)}. Tracing would turn them into constants "
+        "of the example inputs, and the file would be wrong for inputs with other values; the exporters that do not "
+        f"trace failed{because}. Rewrite the model with torch.cond or tensor operations, or accept such a file: "
+        "allow_specialization=True (--allow-specialization), or strategy='htp' (--strategy htp)"
+    )
+    return message, places
+
+
+def _reason(error: ModelExportError) -> str:
+    return error.reason if isinstance(error, StrategyIncompatibleError) else str(error)
+
+
+def _shorten(texts: list[str]) -> str:
+    rest = f" and {len(texts) - _MAX_PLACES} more" if len(texts) > _MAX_PLACES else ""
+    return "; ".join(texts[:_MAX_PLACES]) + rest

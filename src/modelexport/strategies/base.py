@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from modelexport.attempt_report import PLAIN, Variant
 from modelexport.capture import Capture
+from modelexport.torch_support import CopyOnWrite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,9 @@ class CaptureRequest:
         exporter: The exporter that creates the graph: one of the strategy's `exporters`.
         training: Whether to keep the mode the model is in; otherwise it is in evaluation mode.
         allow_specialization: Whether to fall back to a trace that turns values of the inputs into constants.
+        written: Copies of the weights that forward overwrites, from the run before the first attempt.
+        variant: How to call the exporter: a failed attempt names the next one (`StrategyIncompatibleError.retry`).
+        result_names: The names of the result's tensors, for exporters that would invent names for the outputs.
     """
 
     model: torch.nn.Module
@@ -33,6 +38,14 @@ class CaptureRequest:
     exporter: str
     training: bool = False
     allow_specialization: bool = False
+    written: CopyOnWrite | None = None
+    variant: Variant = PLAIN
+    result_names: tuple[str, ...] = ()
+
+    @property
+    def named_options(self) -> Mapping[str, Any]:
+        """The options, with the names of the outputs."""
+        return {**self.options, "output_names": list(self.result_names)} if self.result_names else self.options
 
 
 class Strategy(ABC):
@@ -46,9 +59,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def capture(self, request: CaptureRequest) -> Capture:
-        """Export the graph and record the evidence for its nodes.
+        """Export the graph once and record the evidence for its nodes.
 
         Raises:
-            StrategyIncompatibleError: This strategy cannot export the model.
+            StrategyIncompatibleError: This strategy cannot export the model; `retry` is a variant that may succeed.
             InputError: No strategy can: the inputs do not fit the model.
         """

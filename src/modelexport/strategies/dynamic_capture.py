@@ -1,13 +1,15 @@
-"""Capture with dynamic axes: those the user names, or of those found the ones that torch can export."""
+"""Capture a model, with dynamic axes: those the user names, or of those found the ones that torch can export."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from modelexport.attempt_report import AttemptReport
 from modelexport.capture import (
     AUTO,
     BATCH,
@@ -24,14 +26,14 @@ from modelexport.capture import (
     dynamic_shapes,
     find_axes,
     merge_equal_axes,
+    result_axes,
     with_sizes_above_one,
 )
+from modelexport.display import counted
 from modelexport.errors import ExportError, InputError
-from modelexport.strategies.attempts import AttemptReport
+from modelexport.strategies.attempts import Attempts
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
-
-Attempt = Callable[[CaptureRequest], tuple[Capture, tuple[AttemptReport, ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Captured:
 
     Attributes:
         capture: The capture.
-        attempts: The strategies that were tried; the last one succeeded.
+        attempts: The attempts; the last one succeeded.
         dynamic_axes: For each input with dynamic axes the dimension names by axis index.
         notes: Messages to the user about these axes.
     """
@@ -51,42 +53,55 @@ class Captured:
     notes: tuple[str, ...] = ()
 
 
-def capture_dynamic(
-    request: CaptureRequest, dynamic: DynamicAxes, found: Sequence[Candidate], attempt: Attempt
+def capture_model(
+    request: CaptureRequest, candidates: Sequence[Candidate], dynamic: DynamicAxes | None, attempts: Attempts
 ) -> Captured:
-    """Capture a model with dynamic axes.
+    """Capture a model with the first candidate that succeeds.
 
     Args:
         request: The model to capture, with example inputs.
-        dynamic: ``"auto"``, or the dimension names by input and axis index.
-        found: The candidates that `attempt` tries.
-        attempt: Captures a request.
+        candidates: The strategies to try, in order.
+        dynamic: ``"auto"``, the dimension names by input and axis index, or None for fixed sizes.
+        attempts: Makes and records the attempts.
 
     Raises:
         InputError: A named axis does not exist or cannot be dynamic.
         ExportError: No strategy could export the model, with named axes not with all of these.
     """
+    if dynamic is None:
+        return Captured(attempts.capture(candidates, request), tuple(attempts.reports))
     call = ExampleCall(request.model, request.args, dict(request.kwargs))
     # TorchScript accepts any axis, also those that it fixes when it traces: only used where no other exporter is left.
-    by_torchscript = all(candidate.exporter == TORCHSCRIPT for candidate in found)
+    by_torchscript = all(candidate.exporter == TORCHSCRIPT for candidate in candidates)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
         _check_sizes_above_one(call, with_sizes_above_one(call, axes), training=request.training)
     refused: list[Axis] = []
     while True:
         exported = with_sizes_above_one(call, axes)
-        options = {**request.options, **_options(exported, axes, request.options, by_torchscript)}
+        options = {**request.options, **_options(exported, axes, request, by_torchscript)}
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
         try:
-            capture, attempts = attempt(wanted)
-        except ExportError:
+            capture = attempts.capture(candidates, wanted, _described(axes))
+        except ExportError as error:
             if dynamic != AUTO or not axes:
                 raise
-            fewer = _fewer(exported, axes)
-            refused += [axis for axis in axes if axis not in fewer]
-            axes = fewer
-            continue
-        return Captured(capture, attempts, axes_by_input(axes), tuple(_notes(call, axes, refused, capture.model.graph)))
+            if attempts.is_time_up:
+                attempts.skip(candidates, "fewer dynamic axes")
+                error.attempts = tuple(attempts.reports)
+                raise
+        else:
+            notes = tuple(_notes(call, axes, refused, capture.model.graph))
+            return Captured(capture, tuple(attempts.reports), axes_by_input(axes), notes)
+        fewer = _fewer(exported, axes, candidates[0], attempts)
+        refused += [axis for axis in axes if axis not in fewer]
+        axes = fewer
+
+
+def _described(axes: Mapping[Axis, str]) -> str:
+    if not axes:
+        return "no dynamic axes"
+    return f"dynamic axes {', '.join(f'{name}:{axis}={dimension}' for (name, axis), dimension in axes.items())}"
 
 
 def _check_sizes_above_one(call: ExampleCall, exported: ExampleCall, *, training: bool) -> None:
@@ -100,7 +115,7 @@ def _check_sizes_above_one(call: ExampleCall, exported: ExampleCall, *, training
 
 
 def _options(
-    call: ExampleCall, axes: Mapping[Axis, str], options: Mapping[str, Any], by_torchscript: bool
+    call: ExampleCall, axes: Mapping[Axis, str], request: CaptureRequest, by_torchscript: bool
 ) -> dict[str, Any]:
     """The exporter's options for these axes."""
     if not axes:
@@ -109,20 +124,26 @@ def _options(
         return {"dynamic_shapes": dynamic_shapes(call, axes)}
     # TorchScript refers to inputs by `input_names`.
     own = list(call.tensors())
-    given = list(options.get("input_names") or ())
+    given = list(request.options.get("input_names") or ())
     names = dict(zip(own, given + own[len(given) :], strict=False))
-    return {
-        "input_names": list(names.values()),
-        "dynamic_axes": {names[name]: dimensions for name, dimensions in axes_by_input(axes).items()},
-    }
+    dynamic_axes = {names[name]: dimensions for name, dimensions in axes_by_input(axes).items()}
+    outputs = {name.removeprefix("output."): name for name in request.result_names}
+    if outputs:
+        results = result_axes(call, axes)
+        dynamic_axes |= {outputs[name]: dimensions for name, dimensions in results.items() if name in outputs}
+    return {"input_names": list(names.values()), "dynamic_axes": dynamic_axes}
 
 
-def _fewer(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str]:
+def _fewer(call: ExampleCall, axes: Mapping[Axis, str], candidate: Candidate, attempts: Attempts) -> dict[Axis, str]:
     """The axes to try next after torch failed: the same with more of them equal, then a part of them, then none."""
     tied = merge_equal_axes(call, axes)
     if len(set(tied.values())) < len(set(axes.values())):
         return tied
+    started = time.perf_counter()
     kept = axes_kept_by_torch(call, axes)
+    found = "fails" if kept is None else f"keeps {len(kept)} of {counted(len(axes), 'axis', 'axes')}"
+    result = f"a question to torch.export, which {found}: its graph is not written"
+    attempts.record(candidate, "torch.export with Dim.AUTO", result, time.perf_counter() - started)
     if kept is not None and len(kept) < len(axes):
         return kept
     batch = {axis: name for axis, name in axes.items() if name == BATCH}

@@ -13,7 +13,7 @@ from modelexport.capture import (
     Capture,
     ExportedProgramModule,
     can_export,
-    explain_failure,
+    failures_explained,
 )
 from modelexport.strategies.base import CaptureRequest, Strategy
 
@@ -35,17 +35,16 @@ class FxStrategy(Strategy):
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
-        try:
-            return self._capture(request)
-        except Exception as error:
-            raise explain_failure(self.name, request.exporter, request.model, error) from error
-
-    def _capture(self, request: CaptureRequest) -> Capture:
         # Imported here so that the other strategies load faster.
         from modelexport.capture import fx
 
-        model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
-        if isinstance(model, ExportedProgramModule):
-            return fx.capture_program(model, options)
-        captures = {TRANSFORMERS: fx.capture_with_transformers, DYNAMO_WITH_CACHES: fx.capture_with_caches}
-        return captures.get(request.exporter, fx.capture_with_dynamo)(model, args, kwargs, options)
+        model, args, kwargs, options = request.model, request.args, request.kwargs, request.named_options
+        with failures_explained(self.name, request.exporter, model):
+            if isinstance(model, ExportedProgramModule):
+                return fx.capture_program(model, options)
+            if request.exporter == TRANSFORMERS:
+                # It names the outputs itself, after the same fields.
+                capture, options = fx.capture_with_transformers, request.options
+            else:
+                capture = fx.capture_with_caches if request.exporter == DYNAMO_WITH_CACHES else fx.capture_with_dynamo
+            return capture(model, args, kwargs, options, unwatched=request.variant.unwatched)

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 
 import torch
 
-from modelexport.capture import TORCHSCRIPT, Capture, explain_failure, refuse_program
+from modelexport.capture import TORCHSCRIPT, Capture, failures_explained, refuse_program
 from modelexport.strategies.base import CaptureRequest, Strategy
 
 
@@ -27,7 +27,7 @@ class HtpStrategy(Strategy):
 
         refuse_program(self.name, request.model)
         model, args, kwargs = request.model, request.args, request.kwargs
-        try:
-            return capture_with_torchscript(model, args, kwargs, request.options, training=request.training)
-        except Exception as error:
-            raise explain_failure(self.name, request.exporter, request.model, error) from error
+        with failures_explained(self.name, request.exporter, model):
+            return capture_with_torchscript(
+                model, args, kwargs, request.named_options, training=request.training, variant=request.variant
+            )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar, final
 
 import onnx
 import onnx_ir as ir
 import torch
 
-from modelexport.capture import DYNAMO, TORCHSCRIPT, Capture, explain_failure, read_module_tree, refuse_program
+from modelexport.capture import DYNAMO, TORCHSCRIPT, Capture, failures_explained, read_module_tree, refuse_program
 from modelexport.errors import StrategyIncompatibleError
 from modelexport.limits import NO_RUN_LIMITS
 from modelexport.storage import ExporterFile
 from modelexport.strategies.base import CaptureRequest, Strategy
+from modelexport.torch_support import exporter_arguments, preserved_state
+from modelexport.torch_support.private_export import fake_constants_refused
 
 
 @final
@@ -38,14 +41,12 @@ class UsageBasedStrategy(Strategy):
                 "a model in training mode computes different values in each run, so its values cannot be matched.",
                 "Use another strategy, or export in evaluation mode.",
             )
-        model, args, kwargs = request.model, request.args, request.kwargs
-        try:
-            graph, file = _export(request)
-        except Exception as error:
-            raise explain_failure(self.name, request.exporter, request.model, error) from error
-        tree = read_module_tree(model)
+        # The run that is compared begins in the state in which the export began: forward may change modes of torch.
+        with preserved_state(request.model), failures_explained(self.name, request.exporter, request.model):
+            exported = _export(request)
+        tree = read_module_tree(request.model)
         # The graph is exported from the caller's own model, so it is trusted: no limits.
-        match = attribute_by_value(graph, model, tree, args, kwargs, NO_RUN_LIMITS)
+        match = attribute_by_value(exported.graph, request.model, tree, request.args, request.kwargs, NO_RUN_LIMITS)
         if not match.agrees:
             raise StrategyIncompatibleError(
                 self.name,
@@ -54,31 +55,43 @@ class UsageBasedStrategy(Strategy):
                 "Compare its outputs with PyTorch's, or choose another exporter",
             )
         return Capture(
-            exporter=request.exporter,
-            model=graph,
-            file=file,
-            original_graph=graph,
+            exporter=exported.exporter,
+            model=exported.graph,
+            file=exported.file,
+            original_graph=exported.graph,
             recorded=match.known,
             tree=tree,
             calls=match.calls,
             graph_kind="eager",
             graph_text=match.describe,
+            notes=exported.notes,
         )
 
 
-def _export(request: CaptureRequest) -> tuple[ir.Model, ExporterFile | None]:
-    """The graph, and the exporter's own file where its bytes cannot be written from the graph."""
-    model, args, kwargs, options = request.model, request.args, request.kwargs, request.options
+@dataclasses.dataclass(frozen=True)
+class _Exported:
+    """A graph, and the exporter's own file where its bytes cannot be written from the graph."""
+
+    exporter: str
+    graph: ir.Model
+    file: ExporterFile | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _export(request: CaptureRequest) -> _Exported:
+    model, args, kwargs, options = request.model, request.args, request.kwargs, request.named_options
     if request.exporter == TORCHSCRIPT:
         from modelexport.capture.torchscript import capture_with_torchscript
 
         # Its recorded module calls are not used.
-        capture = capture_with_torchscript(model, args, kwargs, options)
-        if capture.file is None:
-            return capture.model, None
-        return ir.from_proto(onnx.load_model_from_string(b"".join(capture.file.pieces()))), capture.file
-    named = dict(kwargs) or None
-    program = torch.onnx.export(model, args, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
+        capture = capture_with_torchscript(model, args, kwargs, options, variant=request.variant, boundaries=False)
+        graph = capture.model
+        if capture.file is not None:
+            graph = ir.from_proto(onnx.load_model_from_string(b"".join(capture.file.pieces())))
+        return _Exported(capture.exporter, graph, capture.file, capture.notes)
+    args, named = exporter_arguments(args, kwargs)
+    with fake_constants_refused(model):
+        program = torch.onnx.export(model, args, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
     if program is None:
         raise RuntimeError("the dynamo exporter returned no program")
-    return program.model, None
+    return _Exported(request.exporter, program.model)

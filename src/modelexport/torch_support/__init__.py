@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from modelexport.torch_support.call_watch import CallWatch, RunningCall, own_calls_through
 from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver, control_flow_depth
-from modelexport.torch_support.example_inputs import copied_inputs, normalize_inputs
+from modelexport.torch_support.example_inputs import copied_inputs, exporter_arguments, normalize_inputs
 from modelexport.torch_support.state_guard import (
     TORCH_LOCK,
     CopyOnWrite,
     buffers_restored,
     evaluation_mode,
+    full_float32_precision,
     mha_fast_path_disabled,
     preserved_state,
 )
-from modelexport.torch_support.tensor_paths import named_arguments, named_results, tensors_in
+from modelexport.torch_support.tensor_paths import flattened_names, named_arguments, named_results, tensors_in
 
 __all__ = [
     "TORCH_LOCK",
@@ -26,6 +27,9 @@ __all__ = [
     "control_flow_depth",
     "copied_inputs",
     "evaluation_mode",
+    "exporter_arguments",
+    "flattened_names",
+    "full_float32_precision",
     "mha_fast_path_disabled",
     "named_arguments",
     "named_results",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +14,13 @@ from modelexport.torch_support.private import map_leaves
 
 
 def normalize_inputs(
-    example_inputs: object, kwargs: Mapping[str, Any] | None
+    example_inputs: object, kwargs: Mapping[str, Any] | None, model: torch.nn.Module | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from a tensor, tuple, list or dict.
 
     A dict contains keyword arguments, a tuple or list positional ones. As in `torch.onnx.export`, a dict at the end of
-    a tuple contains keyword arguments (to pass a dict as the last positional argument, append an empty dict).
+    a tuple contains keyword arguments (to pass a dict as the last positional argument, append an empty dict). Where the
+    arguments of the `model` leave only the other possibility, such a dict is the last positional argument.
 
     Raises:
         InputError: The inputs have another type, or a name is not a string or repeats.
@@ -36,7 +38,7 @@ def normalize_inputs(
         named = {**example_inputs, **named}
     elif isinstance(example_inputs, tuple | list):
         args = tuple(example_inputs)
-        if not named and args and isinstance(args[-1], dict):
+        if not named and args and isinstance(args[-1], dict) and not _takes_only_positional(model, args):
             args, named = args[:-1], dict(args[-1])
     else:
         raise InputError(
@@ -47,6 +49,31 @@ def normalize_inputs(
     if unnamed:
         raise InputError(f"the keyword argument {unnamed[0]!r} of the example inputs is not a string")
     return args, named
+
+
+def _takes_only_positional(model: torch.nn.Module | None, args: tuple[Any, ...]) -> bool:
+    """Whether `forward` accepts these arguments, and not with the dict at the end as keyword arguments."""
+    if model is None:
+        return False
+    try:
+        signature = inspect.signature(model.forward)
+        signature.bind(*args)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(*args[:-1], **args[-1])
+    except TypeError:
+        return True
+    return False
+
+
+def exporter_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    """The arguments as `torch.onnx.export` takes them: to it, a dict at the end of `args` is keyword arguments."""
+    if not kwargs and args and isinstance(args[-1], dict):
+        return (*args, {}), None
+    return args, dict(kwargs) or None
 
 
 def copied_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private_part import Part
 
 _FAKE = Part("torch._subclasses.fake_tensor.FakeTensor", "recognizes tensors without values")
@@ -19,11 +21,38 @@ _SCHEMA = Part("torch._export.serde.schema", "checks a saved program before torc
 _UNION = Part("torch._export.serde.union._Union", "checks a saved program before torch loads it")
 _SIZE_OPERATORS = Part("torch._export.serde.serialize._SYM_OPS", "checks a saved program before torch loads it")
 _SIZE_FUNCTIONS = Part("torch.utils._sympy.functions", "checks a saved program before torch loads it")
+_EXPORT = Part("torch.export.export", "sees the mode in which torch captures a model, and what it captured")
+_RENAME_AXES = Part("torch.onnx.ONNXProgram._rename_dynamic_axes", "names the dynamic axes of a graph")
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a fake tensor, which has a shape and a type but no values."""
     return _FAKE.is_instance(tensor)
+
+
+def fake_constants_refused(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Within the context, `torch.export.export` raises for a program with a constant that is a fake tensor.
+
+    torch refuses such a program itself, but not in its strict mode: there decomposing it crashes the process. A forward
+    that writes through `.data` leads to one.
+    """
+
+    def export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        program = original(*args, **kwargs)
+        stored = (*model.parameters(), *model.buffers())
+        if any(map(is_fake, program.constants.values())) and not any(map(is_fake, stored)):
+            raise UnusableOptionError(
+                "a constant of the exported program is a fake tensor, which has no values.",
+                "Do not write through .data in forward",
+            )
+        return program
+
+    return _EXPORT.called_through(export)
+
+
+def export_through(around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Within the context, call `torch.export.export` through `around`; its first argument is the original."""
+    return _EXPORT.called_through(around)
 
 
 def data_dependence_errors() -> tuple[type[BaseException], ...]:
@@ -33,6 +62,11 @@ def data_dependence_errors() -> tuple[type[BaseException], ...]:
         if not (isinstance(part.fixed, type) and issubclass(part.fixed, BaseException)):
             raise part.changed("it is not an exception")
     return tuple(part.fixed for part in parts)
+
+
+def name_dynamic_axes(program: torch.onnx.ONNXProgram, dynamic_shapes: Any) -> None:
+    """Name the dynamic axes of a graph, as `torch.onnx.export` does with names among its `dynamic_shapes`."""
+    _RENAME_AXES.run(_RENAME_AXES.of(program), object, dynamic_shapes)
 
 
 def program_schema() -> Any:

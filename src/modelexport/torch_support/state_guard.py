@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import random
 import sys
 import threading
@@ -22,8 +23,27 @@ from modelexport.torch_support.private import (
     written_arguments,
 )
 
+
+class _TorchLock:
+    """A lock that is free in a forked process, where the thread that held it no longer exists."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 # torch keeps its tracing state in module globals: hold this lock to run or trace a model.
-TORCH_LOCK = threading.Lock()
+TORCH_LOCK = _TorchLock()
 _CONTAINERS = (dict, collections.OrderedDict, list, set)
 
 
@@ -92,7 +112,9 @@ class CopyOnWrite:
         attributes = (value for module in model.modules() for value in vars(module).values())
         tensors = [*model.parameters(), *model.buffers(), *(v for v in attributes if isinstance(v, torch.Tensor))]
         self._storages: dict[int | None, torch.UntypedStorage] = {
-            storage_id(tensor): storage for tensor in tensors if (storage := storage_of(tensor)) is not None
+            storage_id(tensor): storage
+            for tensor in tensors
+            if not torch.nn.parameter.is_lazy(tensor) and (storage := storage_of(tensor)) is not None
         }
         self._copies: dict[int | None, torch.UntypedStorage] = {}
         self._mode = dispatch_mode(self._run)
@@ -125,6 +147,34 @@ def mha_fast_path_disabled() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextlib.contextmanager
+def full_float32_precision() -> Iterator[None]:
+    """Compute float32 products and convolutions in float32: by default GPUs round the operands (TF32)."""
+    with contextlib.ExitStack() as restored:
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except RuntimeError:  # set by backend, in which case torch refuses to return one for all
+            _set_precision(torch.backends.cuda.matmul, restored)
+        else:
+            restored.callback(torch.set_float32_matmul_precision, precision)
+            torch.set_float32_matmul_precision("highest")
+        cudnn: Any = torch.backends.cudnn
+        try:
+            allowed = cudnn.allow_tf32
+        except RuntimeError:  # set by operation
+            _set_precision(cudnn.conv, restored)
+            _set_precision(cudnn.rnn, restored)
+        else:
+            restored.callback(setattr, cudnn, "allow_tf32", allowed)
+            cudnn.allow_tf32 = False
+        yield
+
+
+def _set_precision(operation: Any, restored: contextlib.ExitStack) -> None:
+    restored.callback(setattr, operation, "fp32_precision", operation.fp32_precision)
+    operation.fp32_precision = "ieee"
 
 
 class _AttributeSnapshot:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from modelexport.hierarchy import ForwardArgument
-from modelexport.torch_support.private import registered_children
+from modelexport.torch_support.private import leaves_of, registered_children
 
 _MAX_DEPTH = 8
 # While torch traces, numbers are symbols, whose attributes lead to all tensors of the trace.
@@ -39,6 +39,19 @@ def named_results(result: object) -> Iterator[tuple[str, torch.Tensor]]:
     else:
         for name, tensor in tensors_in(result, ""):
             yield name.removeprefix("."), tensor
+
+
+def flattened_names(result: object) -> tuple[str, ...]:
+    """The names of a result's tensors in the order in which torch flattens it; empty where they cannot be matched.
+
+    A name that is only a position, as in a tuple, begins with ``output.``.
+    """
+    names: dict[int, list[str]] = {}
+    for name, tensor in named_results(result):
+        names.setdefault(id(tensor), []).append(f"output.{name}" if name[:1].isdigit() else name)
+    found = [tensor for leaf in leaves_of(result) for _, tensor in tensors_in(leaf, "")]
+    ordered = [names[id(tensor)].pop(0) for tensor in found if names.get(id(tensor))]
+    return tuple(ordered) if len(ordered) == len(found) else ()
 
 
 def tensors_in(

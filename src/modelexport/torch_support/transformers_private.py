@@ -18,6 +18,7 @@ from modelexport.torch_support.private_part import Part
 _EXPORTED = "exports models that torch's exporter cannot export"
 _EXPORTER = Part("transformers.exporters.exporter_onnx.OnnxExporter", _EXPORTED, runs_model=True)
 _CONFIG = Part("transformers.exporters.exporter_onnx.OnnxConfig", _EXPORTED)
+_NAMES = Part("transformers.exporters.exporter_onnx.disambiguate_io_names", "names graph inputs and outputs")
 _PRECOMPUTE = Part(
     "transformers.exporters.utils.precompute_export_inputs", "exports with unprepared inputs where preparing them fails"
 )
@@ -74,6 +75,20 @@ def input_preparation_through(
         return
     with _PRECOMPUTE.called_through(around):
         yield
+
+
+def graph_names_through(rename: Callable[[str, bool], str]) -> contextlib.AbstractContextManager[None]:
+    """Within the context, the exporter renames graph inputs and outputs before it passes the names to torch.
+
+    Args:
+        rename: Takes the exporter's name, and whether it is an output.
+    """
+
+    def named(original: Callable[..., Any], inputs: list[str], outputs: list[str]) -> tuple[list[str], list[str]]:
+        inputs, outputs = original(inputs, outputs)
+        return [rename(name, False) for name in inputs], [rename(name, True) for name in outputs]
+
+    return _NAMES.called_through(named)
 
 
 def prepared_inputs(model: torch.nn.Module, inputs: dict[str, Any]) -> Mapping[str, Any]:

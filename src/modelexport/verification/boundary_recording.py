@@ -16,19 +16,16 @@ import torch
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, HierarchyDocument
 from modelexport.torch_support import (
-    TORCH_LOCK,
     CallWatch,
     RunningCall,
-    buffers_restored,
     control_flow_depth,
     copied_inputs,
-    evaluation_mode,
     mha_fast_path_disabled,
     named_arguments,
     named_results,
-    preserved_state,
 )
 from modelexport.torch_support.private import storage_reference, version_of
+from modelexport.verification.reference_run import reference_run
 from modelexport.verification.tensor_arrays import array_of
 
 _SHOWN = 3
@@ -122,22 +119,16 @@ class BoundaryRecorder:
         """
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(TORCH_LOCK)
-            stack.enter_context(preserved_state(self._model))
-            stack.enter_context(evaluation_mode(self._model))
-            stack.enter_context(buffers_restored(self._model))
-            stack.enter_context(mha_fast_path_disabled())
-            observer = _BoundaryObserver(self._arguments, keep, reseed_at, stack.enter_context(control_flow_depth()))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(observer.calls.watching(self._modules))
-            try:
-                self._model(*args, **kwargs)
-            except Exception as error:
-                reason = " ".join(str(error).split())
-                raise InputError(
-                    f"the model cannot be run on these inputs: {type(error).__name__}: {reason}"
-                ) from error
+        with reference_run(self._model), mha_fast_path_disabled(), control_flow_depth() as depth:
+            observer = _BoundaryObserver(self._arguments, keep, reseed_at, depth)
+            with observer.calls.watching(self._modules):
+                try:
+                    self._model(*args, **kwargs)
+                except Exception as error:
+                    reason = " ".join(str(error).split())
+                    raise InputError(
+                        f"the model cannot be run on these inputs: {type(error).__name__}: {reason}"
+                    ) from error
         return observer.recording
 
 

@@ -72,7 +72,7 @@ def check_owners_by_value(
         raise FileFormatError(f"the owners of {subject.path} cannot be checked: {reason}")
     require_onnxruntime()
     check = subject.owner_check
-    args, kwargs = normalize_inputs(example_inputs, None)
+    args, kwargs = normalize_inputs(example_inputs, None, model)
     # The model may change its inputs in place.
     copies = copied_inputs(args, kwargs)
     outputs = OperatorOutputs()
@@ -126,23 +126,18 @@ def _run_values(
     subject: ValidatedFile, flow: FlowGraph, feeds: Mapping[str, Array], limits: RunLimits
 ) -> dict[int, OrderStatistics]:
     """The values of the file's tensors in onnxruntime, subgraphs included."""
-    found: dict[int, OrderStatistics] = {}
-    inner: dict[tuple[str, str], OrderStatistics] = {}
+    found: dict[tuple[str, str], OrderStatistics] = {}
 
-    def receive(name: str, value: Array) -> None:
+    def receive(path: str, name: str, value: Array) -> None:
         statistics = order_statistics_of(value)
         if statistics is not None:
-            found[flow.tensor_numbers[name]] = statistics
-
-    def receive_inner(path: str, name: str, value: Array) -> None:
-        statistics = order_statistics_of(value)
-        if statistics is not None:
-            inner[path, name] = statistics
+            found[path, name] = statistics
 
     for name, value in feeds.items():
-        receive(name, value)
-    run_file(subject.path, subject.model_with_weights, feeds, receive, receive_inner, limits)
-    return {**found, **_subgraph_values(flow, inner)}
+        receive("", name, value)
+    run_file(subject.path, subject.model_with_weights, feeds, lambda *tensor: receive("", *tensor), receive, limits)
+    main = {flow.tensor_numbers[name]: statistics for (path, name), statistics in found.items() if not path}
+    return {**main, **_subgraph_values(flow, found)}
 
 
 def _subgraph_values(flow: FlowGraph, found: Mapping[tuple[str, str], OrderStatistics]) -> dict[int, OrderStatistics]:

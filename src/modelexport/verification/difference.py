@@ -23,6 +23,12 @@ _SPACING = {
     "float8_e5m2fnuz": 2.0**-2,
 }
 _COARSE_RTOL_SPACINGS = 8
+# Integers that represent floats: the distance between two of them, relative to the largest element of the tensor.
+EIGHT_BITS = "8-bit integers"
+FOUR_BITS = "4-bit integers"
+_STEPS = {EIGHT_BITS: 2.0**-7, FOUR_BITS: 2.0**-3}
+# A quantized product rounds weights and inputs, each by half a step, and by more where values are clipped.
+_ATOL_STEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +36,19 @@ class Tolerance:
     """What counts as equal: ``|value - reference| <= atol + rtol * |reference|``, element by element.
 
     The defaults are 1e-3 and 1e-5, and more for coarser types: 8 times and 1 times the distance from 1 to the next
-    number. Integers and booleans must be equal.
+    number, for quantized values 8 times and 4 times the distance between two, with atol relative to the largest element
+    of the tensor. Integers and booleans must be equal.
     """
 
     rtol: float | None = None
     atol: float | None = None
 
-    def limits(self, *dtypes: str) -> tuple[float, float]:
-        """rtol and atol for values that were stored in these element types."""
-        spacing = max((_SPACING.get(dtype, 0.0) for dtype in dtypes), default=0.0)
-        rtol = max(DEFAULT_RTOL, _COARSE_RTOL_SPACINGS * spacing) if self.rtol is None else self.rtol
-        atol = max(DEFAULT_ATOL, spacing) if self.atol is None else self.atol
+    def limits(self, *types: str, largest: float = 0.0) -> tuple[float, float]:
+        """rtol and atol for elements that were stored in, or computed from, these types; `largest` is the largest."""
+        spacing = max((_SPACING.get(name, 0.0) for name in types), default=0.0)
+        step = max((_STEPS.get(name, 0.0) for name in types), default=0.0)
+        rtol = max(DEFAULT_RTOL, _COARSE_RTOL_SPACINGS * max(spacing, step)) if self.rtol is None else self.rtol
+        atol = max(DEFAULT_ATOL, spacing, _ATOL_STEPS * step * largest) if self.atol is None else self.atol
         return rtol, atol
 
 
@@ -51,6 +59,8 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
         absolute: The largest difference of two elements; infinite if only one of them is finite.
         relative: The norm of the differences divided by the norm of the reference.
         cosine: The cosine similarity; None if one of the tensors is zero.
+        sqnr: The ratio of signal to noise in dB: of the norm of the reference to that of the differences. None if there
+            is no difference, or if it is infinite.
         excess: The largest ratio of a difference to the tolerance of its element; above 1 it is out of tolerance.
         elements: The number of elements.
         outside: The number of elements out of tolerance.
@@ -66,6 +76,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
     outside: int = 0
     nonfinite: int = 0
     problem: str = ""
+    sqnr: float | None = None
 
     @property
     def is_out(self) -> bool:
@@ -73,19 +84,22 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.excess > 1
 
 
-def compare(value: np.ndarray, reference: np.ndarray, tolerance: Tolerance, *dtypes: str) -> Difference:
+def compare(value: np.ndarray, reference: np.ndarray, tolerance: Tolerance, *types: str) -> Difference:
     """The difference of two arrays.
 
     Args:
         value: The array.
         reference: The array it is compared with.
         tolerance: What counts as equal.
-        dtypes: The torch names of the element types that the arrays had before they were widened.
+        types: The types that the elements had before they were widened, and those they were computed from: names of
+            torch, `EIGHT_BITS` or `FOUR_BITS`.
     """
     if value.shape != reference.shape:
         problem = f"its shape is {_shape_text(value)} instead of {_shape_text(reference)}"
         return Difference(math.inf, math.inf, None, math.inf, reference.size, reference.size, problem=problem)
-    rtol, atol = tolerance.limits(value.dtype.name, reference.dtype.name, *dtypes)
+    is_quantized = not _STEPS.keys().isdisjoint(types) and reference.dtype.kind == "f"
+    largest = float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0)) if is_quantized else 0.0
+    rtol, atol = tolerance.limits(value.dtype.name, reference.dtype.name, *types, largest=largest)
     sums = _Sums(rtol, atol)
     values, references = value.reshape(-1), reference.reshape(-1)
     for start in range(0, values.size, _CHUNK):
@@ -143,7 +157,10 @@ class _Sums:
             relative = math.inf if self._squares else 0.0
         norms = math.sqrt(self._value_squares) * math.sqrt(self._reference_squares)
         cosine = min(1.0, max(-1.0, self._products / norms)) if norms else None
-        return Difference(self._absolute, relative, cosine, self._excess, elements, self._outside, self._nonfinite)
+        sqnr = -20 * math.log10(relative) if 0 < relative < math.inf else None
+        return Difference(
+            self._absolute, relative, cosine, self._excess, elements, self._outside, self._nonfinite, sqnr=sqnr
+        )
 
 
 def _product(one: np.ndarray, other: np.ndarray) -> float:

@@ -16,18 +16,15 @@ import torch
 from modelexport.errors import InputError
 from modelexport.hierarchy import ForwardArgument
 from modelexport.torch_support import (
-    TORCH_LOCK,
     CallWatch,
     ControlFlowWatch,
     FunctionObserver,
     RunningCall,
-    buffers_restored,
-    evaluation_mode,
     named_arguments,
     named_results,
-    preserved_state,
 )
 from modelexport.torch_support.private import leaves_of, tensors_among
+from modelexport.verification.reference_run import reference_run
 
 
 @dataclasses.dataclass
@@ -92,17 +89,11 @@ def record_forward(
     recorder = _ForwardRecorder(on_output)
     # Exporters also number the calls in a branch that cannot run here.
     operators = ControlFlowWatch(model, recorder.running, recorder, count_failed_dry_runs=True)
-    with (
-        TORCH_LOCK,
-        preserved_state(model),
-        buffers_restored(model),
-        evaluation_mode(model),
-        recorder.running.watching(dict(model.named_modules())),
-    ):
+    with reference_run(model), recorder.running.watching(dict(model.named_modules())):
         if seed is not None:
             torch.manual_seed(seed)
         try:
-            with torch.no_grad(), operators.watching():
+            with operators.watching():
                 model(*args, **kwargs)
         except Exception as error:
             message = " ".join(f"{type(error).__name__}: {error}".split())

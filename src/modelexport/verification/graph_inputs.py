@@ -8,16 +8,9 @@ from typing import Any
 import torch
 
 from modelexport.hierarchy import ROOT_CALL, CallRecord, ForwardArgument, HierarchyDocument
-from modelexport.torch_support import (
-    TORCH_LOCK,
-    buffers_restored,
-    copied_inputs,
-    evaluation_mode,
-    named_arguments,
-    preserved_state,
-    tensors_in,
-)
+from modelexport.torch_support import copied_inputs, named_arguments, tensors_in
 from modelexport.torch_support.transformers_private import prepared_inputs
+from modelexport.verification.reference_run import reference_run
 
 # The exporter of transformers computes some arguments before the forward pass, because forward computes them in a way
 # that cannot be traced. Its files have them as inputs.
@@ -79,7 +72,7 @@ def _by_name(arguments: Sequence[ForwardArgument], args: tuple[Any, ...], kwargs
 def _prepared(model: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], str]:
     """The inputs as the exporter of transformers prepares them for tracing, or why that fails."""
     _, copied = copied_inputs((), kwargs)
-    with TORCH_LOCK, preserved_state(model), buffers_restored(model), evaluation_mode(model), torch.no_grad():
+    with reference_run(model):
         try:
             inputs = prepared_inputs(model, copied)
         except Exception as error:  # noqa: BLE001  a model may raise anything; its own inputs are used then

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
 
@@ -19,7 +17,6 @@ from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.hierarchy import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
-from modelexport.storage import LoadedModel, load
 from modelexport.torch_support import normalize_inputs
 from modelexport.verification.boundary_recording import (
     BoundaryKey,
@@ -31,6 +28,7 @@ from modelexport.verification.boundary_recording import (
 from modelexport.verification.difference import Difference, Tolerance, compare
 from modelexport.verification.full_model_run import FullModelRun
 from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.graph_precision import precisions_of
 from modelexport.verification.nondeterminism import excuse_nondeterminism
 from modelexport.verification.permuted_outputs import OutputPair, is_permuted
 from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
@@ -90,19 +88,12 @@ def verify_modules(
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not 0 <= number < float("inf"):
             raise InputError(f"{name} is {number}: a tolerance is a finite number that is not negative")
-    args, named = normalize_inputs(example_inputs, kwargs)
+    args, named = normalize_inputs(example_inputs, kwargs, model)
     require_onnxruntime()
-    source = _opened(path_or_model)
-    onnx_model = source.model if isinstance(source, LoadedModel) else source
-    with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(onnx_model) as ready:
-        verification = _Verification(source, ready, model, args, named, hierarchy, Tolerance(rtol, atol), runner)
+    extractor = Extractor(path_or_model, hierarchy)
+    with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
+        verification = _Verification(extractor, ready, model, args, named, Tolerance(rtol, atol), runner)
         return verification.verify(select, memory_bytes, progress or _silent)
-
-
-def _opened(source: ModelSource) -> LoadedModel | ir.Model:
-    if isinstance(source, onnx.ModelProto):
-        return ir.from_proto(source)
-    return load(source) if isinstance(source, str | Path) else source
 
 
 def _silent(done: int, total: int, call: str) -> None:
@@ -134,18 +125,15 @@ class _Task:
 class _Verification:
     def __init__(
         self,
-        source: LoadedModel | ir.Model,
+        extractor: Extractor,
         ready: PreparedModel,
         model: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        hierarchy: HierarchySource | None,
         tolerance: Tolerance,
         runner: Runner,
     ) -> None:
-        self._extractor = Extractor(source, hierarchy)
-        self._document = self._extractor.document
-        self._model = source.model if isinstance(source, LoadedModel) else source
+        self._extractor, self._document, self._model = extractor, extractor.document, extractor.model
         if not any(call.inputs or call.outputs for call in self._document.calls):
             raise InputError(
                 f"the inputs and outputs of the modules are not recorded ({self._extractor.missing}), and modules are "
@@ -153,8 +141,9 @@ class _Verification:
             )
         self._calls = {call.id: call for call in self._document.calls}
         self._classes = {module.path: module.class_name for module in self._document.modules}
-        self._folder = source.path.parent if isinstance(source, LoadedModel) else external_folder(self._model)
+        self._folder = external_folder(self._model)
         self._tolerance = tolerance
+        self._precisions = precisions_of(self._model.graph)
         self._onnx_runner = runner
         self._recorder = BoundaryRecorder(model, self._document, args, kwargs)
         self._observed = self._recorder.run()
@@ -196,6 +185,7 @@ class _Verification:
             atol=self._tolerance.atol,
             whole_run_error=self._full_run.error,
             forward_passes=self._recorder.passes,
+            precisions=tuple(sorted(self._precisions)),
         )
 
     def _compare_unselected(self, call_id: str) -> tuple[CallVerification, bool]:
@@ -291,7 +281,7 @@ class _Verification:
                 reason, explanation = "failed", f"onnxruntime cannot run it alone: {error}"
             except ExtractionError as error:
                 reason, explanation = error.reason, error.explanation
-        tensors, is_permutation = self._compare_outputs(call, outputs, alone, run, full)
+        tensors, is_permutation = self._compare_outputs(call, task.plan, outputs, alone, run, full)
         if not reason and not any(tensor.introduced for tensor in tensors):
             reason, explanation = "no_result", _NO_OUTPUT
         introduced, inherited, total = (
@@ -339,6 +329,7 @@ class _Verification:
     def _compare_outputs(
         self,
         call: CallRecord,
+        plan: ExtractionPlan | None,
         outputs: Iterable[tuple[str, str | None]],
         alone: Mapping[str, np.ndarray],
         run: BoundaryRecording,
@@ -346,6 +337,8 @@ class _Verification:
     ) -> tuple[tuple[TensorVerification, ...], bool]:
         found = []
         out: dict[str, list[OutputPair]] = {"introduced": [], "total": []}
+        # The full run may have lost precision in any node.
+        own_types = self._precisions if plan is None else precisions_of(plan.slice.nodes)
         for name, tensor in outputs:
             key = self._key(call, Direction.OUTPUT, name)
             reference = run.values.get(key)
@@ -353,27 +346,18 @@ class _Verification:
                 continue
             dtype = run.tensors[key].dtype
             own, in_full_run = alone.get(name), full.get(tensor or "")
-
-            def difference(value: np.ndarray | None, reference: np.ndarray | None, dtype: str) -> Difference | None:
-                if value is None or reference is None:
-                    return None
-                return compare(value, reference, self._tolerance, dtype)
-
-            verification = TensorVerification(
-                name,
-                tensor,
-                dtype,
-                introduced=difference(own, reference, dtype),
-                inherited=difference(in_full_run, own, dtype),
-                total=difference(in_full_run, reference, dtype),
-            )
-            found.append(verification)
-            for kind, value, judged in (
-                ("introduced", own, verification.introduced),
-                ("total", in_full_run, verification.total),
-            ):
-                if value is not None and judged is not None and judged.is_out:
-                    out[kind].append(OutputPair(value, reference, dtype))
+            pairs = {
+                "introduced": (own, reference, (dtype, *own_types)),
+                "inherited": (in_full_run, own, (dtype, *self._precisions)),
+                "total": (in_full_run, reference, (dtype, *self._precisions)),
+            }
+            differences: dict[str, Difference] = {}
+            for kind, (value, other, types) in pairs.items():
+                if value is not None and other is not None:
+                    differences[kind] = compare(value, other, self._tolerance, *types)
+                    if kind in out and differences[kind].is_out:
+                        out[kind].append(OutputPair(value, other, types))
+            found.append(TensorVerification(name, tensor, dtype, **differences))
         wrong = [pairs for pairs in out.values() if pairs]
         return tuple(found), bool(wrong) and all(is_permuted(pairs, self._tolerance) for pairs in wrong)
 

@@ -18,11 +18,11 @@ _NONFINITE = 7.0
 
 
 class OutputPair(NamedTuple):
-    """An output of a call, its reference, and the element type of both in PyTorch."""
+    """An output of a call, its reference, and the types they were computed with."""
 
     value: np.ndarray
     reference: np.ndarray
-    dtype: str
+    types: tuple[str, ...]
 
 
 def is_permuted(pairs: Sequence[OutputPair], tolerance: Tolerance) -> bool:
@@ -49,7 +49,7 @@ def _is_permuted_along(pairs: Sequence[OutputPair], axis: int, tolerance: Tolera
     references = [_rows(pair.reference, axis) for pair in pairs]
     order, reference_order = _order(values), _order(references)
     return all(
-        not compare(_sorted(value, order), _sorted(reference, reference_order), tolerance, pair.dtype).is_out
+        not compare(_sorted(value, order), _sorted(reference, reference_order), tolerance, *pair.types).is_out
         for value, reference, pair in zip(values, references, pairs, strict=True)
     )
 

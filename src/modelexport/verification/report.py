@@ -14,6 +14,7 @@ from modelexport.hierarchy import json_schema, or_null
 from modelexport.verification.difference import Difference
 
 _SHOWN = 10
+_SCHEMA_VERSION = 1
 
 
 class Verdict(enum.StrEnum):
@@ -118,10 +119,11 @@ def _summary(report: VerificationReport) -> Summary:
             call.class_name,
             call.verdict.value.replace("_", " "),
             None if call.judged is None else f"{call.judged.excess:.3g}",
+            None if call.judged is None or call.judged.sqnr is None else f"{call.judged.sqnr:.1f}",
         )
         for call in report.calls
     ]
-    return Summary(facts, ("call", "class", "verdict", "x tolerance"), rows)
+    return Summary(facts, ("call", "class", "verdict", "x tolerance", "SQNR dB"), rows)
 
 
 @summarized(_summary)
@@ -134,6 +136,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
         atol: The absolute tolerance; None for the default.
         whole_run_error: Why the full model could not run in onnxruntime; empty if it could.
         forward_passes: How many forward passes PyTorch's model ran.
+        precisions: The types of the floats that the graph computes with, and the widths of integers that represent
+            floats. The default tolerance is that of the coarsest.
     """
 
     calls: tuple[CallVerification, ...]
@@ -141,6 +145,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
     atol: float | None
     whole_run_error: str
     forward_passes: int
+    precisions: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -167,10 +172,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON; infinite numbers are None."""
-        report = VerificationContent(
-            self.passed, self.counts, self.calls, self.rtol, self.atol, self.whole_run_error, self.forward_passes
-        )
-        content: dict[str, Any] = _finite(msgspec.to_builtins(report))
+        derived = {"passed": self.passed, "counts": self.counts, "schema_version": _SCHEMA_VERSION}
+        content: dict[str, Any] = _finite({**msgspec.to_builtins(self), **derived})
         return content
 
     def summary(self) -> str:
@@ -206,8 +209,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-class VerificationContent(msgspec.Struct, frozen=True):
-    """The content of a report, with derived fields."""
+class PrintedVerification(msgspec.Struct, frozen=True):
+    """A report as the command prints it, with derived fields and the names of file and model."""
 
     passed: bool
     counts: dict[str, int]
@@ -216,14 +219,10 @@ class VerificationContent(msgspec.Struct, frozen=True):
     atol: float | None
     whole_run_error: str
     forward_passes: int
-    schema_version: int = 1
-
-
-class PrintedVerification(VerificationContent, frozen=True, kw_only=True):
-    """A report as the command prints it, with the names of file and model."""
-
+    precisions: tuple[str, ...]
     file: str
     model: str
+    schema_version: int = _SCHEMA_VERSION
 
 
 def verification_schema() -> dict[str, Any]:

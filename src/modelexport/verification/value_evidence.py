@@ -173,10 +173,15 @@ class ValueEvidence:
     def _possible_owners(self, node: int, tensor: int) -> frozenset[int]:
         """The calls that may own a node by the values of its output; none if no call computed them."""
         computed = self._computed_by.get(tensor, frozenset())
-        if not computed or not self._is_copy(node, tensor):
+        if not computed:
             return computed
-        # The node only moves elements; eager PyTorch need not have run an operator for that.
-        return computed | self._copied_by[tensor] | self._passed_by.get(tensor, frozenset())
+        if self._is_copy(node, tensor):
+            # The node only moves elements; eager PyTorch need not have run an operator for that.
+            return computed | self._copied_by[tensor] | self._passed_by.get(tensor, frozenset())
+        if self._is_rounded_input(node, tensor):
+            # A factor may be 1 in eager PyTorch, which then copies the elements, and nearly 1 in onnxruntime.
+            return computed | self._copied_by[tensor]
+        return computed
 
     def _is_owned_by(self, node: int, calls: Iterable[int], owners: NodeOwners) -> bool:
         if owners.is_common_caller[node]:
@@ -188,6 +193,10 @@ class ValueEvidence:
         if tensor not in self._copies:
             self._copies[tensor] = self._has_equal_source(node, tensor)
         return self._copies[tensor]
+
+    def _is_rounded_input(self, node: int, tensor: int) -> bool:
+        found = (self._tensors.get(source) for source in self.flow.node_inputs[node])
+        return any(source is not None and source.is_rounded_copy(self._tensors[tensor]) for source in found)
 
     def _has_equal_source(self, node: int, tensor: int) -> bool:
         wanted = self._tensors[tensor]

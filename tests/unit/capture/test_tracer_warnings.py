@@ -43,6 +43,16 @@ def test_warnings_of_the_model_itself_and_of_deprecations_stay_out() -> None:
     assert [warning.text for warning in found] == ["fixed"]
 
 
+@pytest.mark.parametrize(("used", "count"), [("batch", 0), ("rows", 1)])
+def test_axis_name_that_torch_uses_anyway_is_not_told(used: str, count: int) -> None:
+    text = "# The axis name: batch will not be used, since it shares the same shape constraints with another axis: "
+    text += f"{used}."
+    code = compile(f"import warnings; warnings.warn({text!r}, UserWarning, stacklevel=1)", "shapes.py", "exec")
+    with recorded_warnings(nn.Linear(1, 1)) as found:
+        exec(code, {"__name__": "torch.onnx._internal.exporter._dynamic_shapes"})
+    assert len(list(found)) == count
+
+
 def test_warnings_of_other_threads_go_where_they_went_before(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))

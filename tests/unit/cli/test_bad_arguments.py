@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +14,6 @@ import pytest
 from tests.support.command import Outcome
 from tests.support.command_process import FACTORIES, INTERRUPTIBLE, NO_INPUTS, files_in, in_process, start
 from tests.support.factories import STARTED_VARIABLE
-
-from modelexport.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -48,18 +46,18 @@ def test_model_reference_that_leads_to_no_model_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     ("output", "options", "named"),
     [
-        ("missing/net.onnx", (), "missing"),
         ("net.txt", (), "net.txt"),
         ("file/net.onnx", (), "file/net.onnx"),
         ("/proc/net.onnx", (), "/proc/net.onnx"),
-        ("net.onnx", ("--report", "missing/report.md"), "missing/report.md"),
         ("net.onnx", ("--report", "file/report.md"), "file/report.md"),
-        ("net.onnx", ("--fx-graph", "missing/graph.txt"), "missing/graph.txt"),
+        ("net.onnx", ("--fx-graph", "file/graph.txt"), "file/graph.txt"),
         ("net.onnx", ("--strategy", "clairvoyance"), "clairvoyance"),
         ("net.onnx", ("--input-shape", "x=1xtwo"), "x=1xtwo"),
         ("net.onnx", ("--input-shape", "1x3x4x4"), "1x3x4x4"),
         ("net.onnx", ("--input-shape", "x=1x3:float5"), "float5"),
         ("net.onnx", ("--input-shape", "y=2x3x4x4"), "(given: y)"),
+        ("net.onnx", ("--input-shape", "x=" + "9" * 5000), "cannot be read"),
+        ("net.onnx", ("--inputs", "bomb.npz"), "expands to 300,000,000 bytes"),
         ("net.onnx", ("--inputs", "file"), "file"),
         ("net.onnx", ("--inputs", "missing.npz"), "missing.npz"),
         ("net.onnx", ("--inputs", "single.npy"), "single.npy"),
@@ -80,6 +78,10 @@ def test_argument_that_cannot_be_used_is_one_line_that_names_it(
     np.save(tmp_path / "single.npy", np.zeros(3))
     np.savez(tmp_path / "pickled.npz", x=np.array([{}], dtype=object))
     np.savez(tmp_path / "good.npz", x=np.zeros((2, 3, 4, 4), np.float32))
+    if "bomb.npz" in options:
+        with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            for number in range(3):
+                archive.writestr(f"x{number}.npy", bytes(10**8))
     before = files_in(tmp_path)
     monkeypatch.chdir(tmp_path)
     factory = "unwilling" if options is NO_INPUTS else "net_with_inputs"
@@ -106,8 +108,9 @@ def test_debug_shows_the_traceback_at_any_position(command: Callable[..., Outcom
     assert outcome.code != 0
     assert "Traceback (most recent call last)" in outcome.stderr
     assert "InputError: " in outcome.stderr.splitlines()[-1]
-    with pytest.raises(InputError, match=re.escape(str(missing))):
-        command("--debug", "tree", missing)
+    outcome = command("--debug", "tree", missing)
+    assert outcome.code == 2
+    assert "Traceback" in outcome.stderr
 
 
 @pytest.mark.parametrize(

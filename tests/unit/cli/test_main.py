@@ -31,6 +31,17 @@ finally:
     print(heavy, file=sys.stderr)
 """
 
+RUN_EVERY_HELP = """
+import contextlib, io, sys
+from modelexport.cli.main import _COMMANDS, run
+for name in [name for commands in _COMMANDS.values() for name in commands]:
+    sys.argv = ["modelexport", name, "--help"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+        run()
+    heavy = [name for name in ("torch", "onnx", "onnx_ir", "numpy", "transformers") if name in sys.modules]
+    print(name, "Usage" in shown.getvalue(), heavy)
+"""
+
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     function = getattr(importlib.import_module(f"modelexport.cli.{name}"), name)
@@ -51,6 +62,11 @@ def test_help_shows_every_command_in_its_panel_and_imports_no_library() -> None:
     for panel, commands in _COMMANDS.items():
         for name, line in commands.items():
             assert re.search(rf"^│ {name} +{line.split()[0]} ", shown[panel], re.MULTILINE), (panel, name)
+
+
+def test_help_of_every_command_imports_neither_torch_nor_onnx() -> None:
+    outcome = in_process(script=RUN_EVERY_HELP)
+    assert outcome.stdout.splitlines() == [f"{name} True []" for name in NAMES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +127,7 @@ def test_closed_pipe_is_not_the_exit_code_for_findings(bert: Exported) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_full_device_is_one_line(bert: Exported) -> None:
     for arguments in (("tree", bert.onnx_path), ("schema",), ("--help",)):
-        with Path("/dev/full").open("w") as full:
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
             done = subprocess.run(
                 [COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
             )

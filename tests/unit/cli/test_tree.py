@@ -10,10 +10,12 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import helper
 from tests.support.command import Outcome
 from tests.support.command_process import FACTORIES, Exported, in_process, plain_onnx, start
 
+import modelexport
 from modelexport.display import printable
 from modelexport.hierarchy.document_codec import decode_document
 
@@ -72,19 +74,49 @@ def test_tied_parameter_counts_once_in_the_common_parent(command: Callable[..., 
     assert shown["modules"][0]["parameters"] == 16
 
 
-def test_file_without_sidecar_is_shown_from_its_tags(
+def test_tree_is_the_same_without_the_sidecar_and_says_what_that_lacks(
     command: Callable[..., Outcome], bert: Exported, tmp_path: Path
 ) -> None:
     model = bert.copy(tmp_path)
+    before = {m["path"]: m["nodes"] for m in json.loads(command_json(command, bert))["modules"] if m["nodes"]}
     (tmp_path / "bert_hierarchy.json").unlink()
     outcome = command("tree", model)
     assert outcome.code == 0
-    assert outcome.stderr == "note: there is no sidecar bert_hierarchy.json; the tree is that of the tags in the file\n"
-    assert "BertLayer.1" in outcome.stdout
-    assert "BertLayer.1" not in command("tree", model, "--depth", "1").stdout
+    assert outcome.stderr.startswith("note: there is no sidecar bert_hierarchy.json; only a sidecar has the inputs")
+    assert "1: BertLayer" in outcome.stdout
     shown = json.loads(command("tree", model, "--format", "json").stdout)
-    assert shown["modules"] is None
+    assert shown["origin"] == "doc_string"
+    assert {m["path"]: m["nodes"] for m in shown["modules"] if m["nodes"]} == before
     assert sum(shown["tags"].values()) == len(onnx.load_model(model).graph.node)
+
+
+def test_tree_of_a_file_of_torch_is_shown(command: Callable[..., Outcome], bert: Exported, tmp_path: Path) -> None:
+    plain = modelexport.strip_hierarchy(onnx.load_model(bert.onnx_path))
+    onnx.save_model(plain, tmp_path / "plain.onnx")
+    outcome = command("tree", tmp_path / "plain.onnx")
+    assert outcome.code == 0
+    assert "1: BertLayer" in outcome.stdout
+
+
+def test_sidecar_of_a_renamed_file_is_found_by_the_hash_of_its_graph(
+    command: Callable[..., Outcome], bert: Exported, tmp_path: Path
+) -> None:
+    renamed = bert.copy(tmp_path).rename(tmp_path / "renamed.onnx")
+    (tmp_path / "another_hierarchy.json").write_text('{"graph_hash": "00"}')
+    outcome = command("tree", renamed)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert outcome.stdout == command("tree", bert.onnx_path).stdout
+
+
+def test_parameters_of_the_modules_shown_add_up_although_one_is_fused(
+    command: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.ReLU()).eval()
+    modelexport.export_model(model, torch.ones(1, 1, 8, 8), tmp_path / "net.onnx")
+    modules = json.loads(command("tree", tmp_path / "net.onnx", "--format", "json").stdout)["modules"]
+    root, *children = modules
+    assert root["parameters"] == sum(child["parameters"] for child in children)
+    assert "0: Conv2d  0 nodes (fused)  20 parameters" in command("tree", tmp_path / "net.onnx").stdout
 
 
 def test_stale_sidecar_is_said_to_be_one_and_the_tags_are_shown(
@@ -98,7 +130,7 @@ def test_stale_sidecar_is_said_to_be_one_and_the_tags_are_shown(
     assert outcome.code == 0
     assert "describes another graph than bert.onnx" in outcome.stderr
     assert outcome.stderr.count("\n") == 1
-    assert "BertLayer.1" in outcome.stdout
+    assert "1: BertLayer" in outcome.stdout
 
 
 def test_damaged_sidecar_is_one_line_that_names_it(

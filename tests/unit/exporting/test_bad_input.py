@@ -117,6 +117,13 @@ FOUND_BEFORE_TRACING = {
     "an unknown torch option": option("zzz", 20, "unknown option", "torch.onnx.export"),
     "the exporter as an option": option("dynamo", False, "unknown option"),
     "a string of exceptions": option("torch_nn_exceptions", "Linear", "'all'", "'none'", "['Linear']"),
+    "a number of boundaries": option("boundaries", 5, "5", "list of module paths"),
+    "a boundary that is a number": Bad(("boundary 5", "path"), options={"boundaries": [5]}),
+    "progress that cannot be called": option("progress", 3, "3", "ProgressEvent"),
+    "a registry that is none": option("registry", "x", "'x'", "StrategyRegistry"),
+    "one name for all outputs": option("output_names", "logits", "'logits'", "output_names=['name']"),
+    "an opset that is no number": option("opset_version", True, "True", "choose a number"),
+    "a path of a graph that is none": option("fx_graph_path", 3, "int", "path"),
     "an existing output": Bad(("model.onnx", "exists", "force"), options={"overwrite": False}),
     "a dump in a missing folder": Bad(("missing", "Create it"), options={"fx_graph_path": "missing/graph.txt"}),
 }

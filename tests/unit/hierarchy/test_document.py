@@ -40,7 +40,7 @@ SOURCE = "some/where/model_hierarchy.json"
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 texts = st.lists(text, max_size=3).map(tuple)
 tensors = st.builds(
-    TensorInfo, shape=st.lists(st.integers(0, 2**40) | text, max_size=4).map(tuple), dtype=st.sampled_from(["float32"])
+    TensorInfo, shape=st.lists(st.integers(0, 2**15) | text, max_size=4).map(tuple), dtype=st.sampled_from(["float32"])
 )
 named_tensors = st.dictionaries(text, tensors, max_size=2)
 boundaries = st.lists(
@@ -411,3 +411,28 @@ def test_kinds_count_every_node(cases: dict[str, Case]) -> None:
     kinds = cases["cnn"].document.kinds
     assert kinds["fused"] == 2
     assert sum(kinds.values()) == len(cases["cnn"].document.nodes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shape", [10**300]),
+        ("shape", [2**62] * 300),
+        ("shape", [2**62, 4]),
+        ("shape", [-1]),
+        ("confidence", 1e308),
+        ("confidence", -0.5),
+    ],
+)
+def test_number_that_no_export_writes_is_refused(field: str, value: object) -> None:
+    node = NodeRecord("n", "Relu", "", "/M", "exact", 1.0, "")
+    root = ModuleRecord("", "M", "m.M", parameters={"w": TensorInfo((2, 3), "float32")}, tag="/M", visible=True)
+    empty = HierarchyDocument(1, Producer(), "fx", "x", "0", TagView(), (root,), (CallRecord("", "", 0, "/M"),), (), ())
+    content = msgspec.to_builtins(msgspec.structs.replace(empty, nodes=(node,)))
+    decode_document(json.dumps(content).encode(), SOURCE)
+    if field == "shape":
+        content["modules"][0]["parameters"]["w"]["shape"] = value
+    else:
+        content["nodes"][0]["confidence"] = value
+    with pytest.raises(FileFormatError, match="not a valid hierarchy document"):
+        decode_document(json.dumps(content).encode(), SOURCE)

@@ -149,7 +149,7 @@ def test_answer_that_was_not_read_to_its_end_does_not_reach_the_next_request(run
 def test_answer_that_is_not_one_of_ours_is_an_error(answer: dict[str, object], tmp_path: Path) -> None:
     """A graph may take the process over: what it says is not believed."""
     script = tmp_path / "worker.py"
-    source = Path(worker.__file__).read_text()
+    source = Path(worker.__file__).read_text(encoding="utf-8")
     sent = "        write_message(answers, *_answer(*requests.get()))\n"
     assert sent in source
     lie = f"        requests.get(); b = {json.dumps(answer).encode()!r}\n"
@@ -196,7 +196,7 @@ with Runner(NO_RUN_LIMITS) as runner:
 )
 def test_worker_in_an_endless_loop_ends_when_its_parent_is_killed(other_way: str, tmp_path: Path) -> None:
     """By each of the two ways, with the other one taken out."""
-    source = Path(worker.__file__).read_text()
+    source = Path(worker.__file__).read_text(encoding="utf-8")
     assert source.count(other_way) == 1
     script, endless = tmp_path / "worker.py", tmp_path / "endless.onnx"
     script.write_text(source.replace(other_way, other_way.replace(other_way.strip(), "pass")))

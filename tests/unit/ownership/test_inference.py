@@ -1,4 +1,4 @@
-"""Owners from data flow: what each shape of evidence leads to."""
+"""Inference of owners from data flow, one test for each kind of evidence."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Chain:
         return self.resolve(*outputs, policy=policy)[producer]
 
 
-def test_node_between_nodes_of_one_call_is_that_calls() -> None:
+def test_node_between_nodes_of_one_call_belongs_to_that_call() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(None, chain.add(A, chain.given)))
     found = chain.found_for(helper, chain.add(A, helper))
     assert (found.owner, found.kind, found.confidence) == (A, Kind.INFERRED, AGREEING_NEIGHBOURS)
 
 
-def test_whole_chain_between_two_calls_is_their_callers_and_names_both() -> None:
+def test_chain_between_two_calls_belongs_to_their_caller_and_names_both() -> None:
     chain = Chain()
     first = chain.add(None, chain.add(INNER, chain.given))
     second = chain.add(None, first)
@@ -72,34 +72,34 @@ def test_whole_chain_between_two_calls_is_their_callers_and_names_both() -> None
         assert (found.owner, found.contributors, found.confidence) == (ROOT_CALL, (INNER, B), COMMON_CALLER)
 
 
-def test_constant_that_serves_one_call_is_that_calls() -> None:
+def test_constant_that_one_call_consumes_belongs_to_that_call() -> None:
     chain = Chain()
     constant = chain.add(None)
     found = chain.found_for(constant, chain.add(B, constant))
     assert (found.owner, found.confidence) == (B, AGREEING_NEIGHBOURS)
 
 
-def test_value_hoisted_out_of_several_calls_lists_them_all() -> None:
+def test_value_that_several_calls_consume_lists_all_of_them() -> None:
     chain = Chain()
     hoisted = chain.add(None, chain.given)
     found = chain.found_for(hoisted, chain.add(A, hoisted), chain.add(B, hoisted))
     assert (found.owner, found.contributors) == (ROOT_CALL, (A, B))
 
 
-def test_evidence_on_one_side_counts_for_less() -> None:
+def test_confidence_is_lower_if_only_producers_or_only_consumers_are_known() -> None:
     chain = Chain()
     last = chain.add(None, chain.add(A, chain.given))
     assert chain.found_for(last, last).confidence == ONE_SIDE
 
 
-def test_node_without_any_evidence_falls_to_the_root() -> None:
+def test_node_without_evidence_belongs_to_the_root() -> None:
     chain = Chain()
     alone = chain.add(None, chain.given)
     found = chain.found_for(alone, alone)
     assert (found.owner, found.confidence) == (ROOT_CALL, NO_EVIDENCE)
 
 
-def test_node_in_a_body_stays_with_the_holder_whatever_it_reads_from_outside() -> None:
+def test_node_in_a_subgraph_belongs_to_the_owning_node_whatever_it_consumes_from_outside() -> None:
     chain = Chain()
     outer = chain.add(B, chain.given)
     inside = ir.Node("", "Op", [outer], outputs=[ir.Value(name="inside")])
@@ -108,7 +108,7 @@ def test_node_in_a_body_stays_with_the_holder_whatever_it_reads_from_outside() -
     assert chain.resolve(holder)[inside].owner == A
 
 
-def test_node_that_holds_a_body_is_near_what_is_known_inside() -> None:
+def test_owner_of_an_owning_node_is_inferred_from_the_nodes_of_its_subgraph() -> None:
     chain = Chain()
     inside = ir.Node("", "Op", [chain.given], outputs=[ir.Value(name="inside")])
     chain.known[inside] = recorded_by_exporter(INNER)
@@ -117,14 +117,14 @@ def test_node_that_holds_a_body_is_near_what_is_known_inside() -> None:
     assert chain.found_for(holder, chain.add(A, holder)).owner == A
 
 
-def test_without_advanced_resolution_unrecorded_nodes_fall_to_the_root() -> None:
+def test_unrecorded_nodes_belong_to_the_root_without_advanced_resolution() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(A, chain.given))
     found = chain.found_for(helper, chain.add(A, helper), policy=InferencePolicy(advanced=False))
     assert (found.owner, found.kind, found.confidence) == (ROOT_CALL, Kind.INFERRED, NO_EVIDENCE)
 
 
-def test_nothing_crosses_a_boundary_on_evidence_from_one_side() -> None:
+def test_evidence_from_one_side_does_not_cross_a_boundary() -> None:
     owners = []
     for boundaries in ({}, {"a"}):
         chain = Chain()
@@ -134,14 +134,14 @@ def test_nothing_crosses_a_boundary_on_evidence_from_one_side() -> None:
     assert owners == [INNER, ROOT_CALL]
 
 
-def test_boundary_keeps_what_lies_wholly_inside_of_it() -> None:
+def test_node_with_all_its_evidence_inside_a_boundary_belongs_to_the_module() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(INNER, chain.given))
     found = chain.found_for(helper, chain.add(INNER, helper), policy=InferencePolicy(boundaries=frozenset({"a"})))
     assert found.owner == INNER
 
 
-def test_boundary_hides_what_is_inside_from_nodes_between_it_and_others() -> None:
+def test_calls_inside_a_boundary_are_no_evidence_for_nodes_outside() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(INNER, chain.given))
     policy = InferencePolicy(boundaries=frozenset({"a"}))
@@ -149,7 +149,7 @@ def test_boundary_hides_what_is_inside_from_nodes_between_it_and_others() -> Non
     assert (found.owner, found.contributors) == (ROOT_CALL, (B,))
 
 
-def test_function_is_known_no_better_than_the_nodes_that_call_it() -> None:
+def test_confidence_in_a_function_is_at_most_that_of_the_nodes_that_call_it() -> None:
     x = ir.Value(name="x")
     made, body = ir.Node("", "Op", [x], outputs=[ir.Value(name="y")]), ir.Value(name="i")
     inner = ir.Node("", "Op", [body], outputs=[ir.Value(name="o")])
@@ -162,7 +162,7 @@ def test_function_is_known_no_better_than_the_nodes_that_call_it() -> None:
     assert infer_missing(model, known, CALLS)[inner].kind is Kind.EXACT
 
 
-def test_function_serves_also_those_who_call_it_through_another() -> None:
+def test_function_belongs_also_to_calls_that_use_it_through_another_function() -> None:
     x = ir.Value(name="x")
     functions = []
     for name, calls_on in (("Inner", None), ("Outer", "Inner")):
@@ -178,7 +178,7 @@ def test_function_serves_also_those_who_call_it_through_another() -> None:
     assert (inner.owner, inner.kind, inner.contributors) == (ROOT_CALL, Kind.MERGED, (A, B))
 
 
-def test_residual_add_has_what_it_joins_as_context_and_keeps_its_owner() -> None:
+def test_residual_add_keeps_its_owner_and_has_its_producers_as_context() -> None:
     chain = Chain()
     left, right = chain.add(A, chain.given), chain.add(B, chain.given)
     total = chain.add(ROOT_CALL, left, right)

@@ -1,4 +1,4 @@
-"""Tensors that were removed because nothing was done to make them, and those that something was done to make."""
+"""Tensors that were removed together with no-op nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelexport.ownership.no_ops import RemovedNoOps
 
 
 def model(nodes: list[onnx.NodeProto], shape: list[Any], constants: dict[str, Any], kind: int) -> ir.Model:
-    """A graph from x, by way of h, to y; `nodes` make h of x."""
+    """A graph that computes h from x by `nodes`, and y from h."""
     graph = helper.make_graph(
         [*nodes, helper.make_node("Tanh", ["h"], ["y"])],
         "net",
@@ -67,35 +67,35 @@ SOMETHING: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", NOTHING)
-def test_what_nothing_was_done_to_is_what_was_given(case: str) -> None:
+def test_output_of_a_no_op_equals_its_input(case: str) -> None:
     nodes, constants = NOTHING[case]
     assert same_as_h(nodes, [2, 3], constants) == "x"
 
 
 @pytest.mark.parametrize("case", SOMETHING)
-def test_what_something_was_done_to_is_not(case: str) -> None:
+def test_output_of_a_computation_does_not_equal_its_input(case: str) -> None:
     nodes, constants = SOMETHING[case]
     assert same_as_h(nodes, [2, 3], constants) is None
 
 
-def test_turning_a_square_is_seen_and_dynamic_axes_have_sizes_of_their_own() -> None:
+def test_transposing_a_square_is_not_a_no_op_and_dynamic_axes_have_different_sizes() -> None:
     assert same_as_h([node("Transpose", "x")], [3, 3], {}) is None
     assert same_as_h([node("Transpose", "x")], ["rows", "columns"], {}) is None
     assert same_as_h([node("Mul", "x", "c")], ["rows", "columns"], {"c": np.float32(1)}) == "x"
 
 
 @pytest.mark.parametrize(("kind", "one"), [(TensorProto.INT64, np.int64(1)), (TensorProto.DOUBLE, np.float64(1))])
-def test_numbers_of_other_types_are_tried_as_well(kind: int, one: Any) -> None:
+def test_no_ops_are_found_for_every_element_type(kind: int, one: Any) -> None:
     assert same_as_h([node("Mul", "x", "c")], [4], {"c": one}, kind) == "x"
     assert same_as_h([node("Abs", "x")], [4], {}, kind) is None
 
 
-def test_large_weights_are_not_looked_at() -> None:
+def test_nodes_with_large_constants_are_not_run() -> None:
     assert same_as_h([node("Mul", "x", "c")], [1024], {"c": np.ones(1024, dtype=np.float32)}) is None
 
 
 class Scaled(nn.Embedding):
-    """Multiplies with what is one by default, as BART's embeddings do."""
+    """Multiplies by a factor that is one by default, as BART's embeddings do."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return super().forward(ids) * 1.0
@@ -112,7 +112,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.regression
-def test_module_whose_last_operation_did_nothing_is_cut_out(tmp_path: Path) -> None:
+def test_module_that_ends_in_a_removed_no_op_is_extracted(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     net = Net().eval()
     ids = torch.tensor([[1, 2, 3]])
@@ -132,7 +132,7 @@ class Unchanged(nn.Module):
         return x * 1.0
 
 
-def test_module_that_ran_no_operation_is_said_to_return_its_arguments(tmp_path: Path) -> None:
+def test_refusal_says_that_a_module_without_operations_returns_its_arguments(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 4), Unchanged(), nn.Linear(4, 4)).eval()
     result = modelexport.export_model(net, torch.randn(2, 4), tmp_path / "net.onnx", strategy="fx")
     with pytest.raises(modelexport.ExtractionError, match="it returned its arguments"):

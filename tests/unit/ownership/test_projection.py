@@ -1,4 +1,4 @@
-"""The projection: owners carried over what optimizers do to a graph, whatever the operators are called."""
+"""Projection of owners onto a rewritten graph, independent of operator names."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def projected(first: Sketch, rewritten: Sketch, *outputs: str) -> tuple[dict[str
     return {name: projection.attributions[node] for name, node in rewritten.node.items()}, projection
 
 
-def test_fused_node_has_the_call_of_its_result_as_owner_and_the_others_as_contributors() -> None:
+def test_owner_of_a_fused_node_computes_its_output_and_the_others_are_contributors() -> None:
     first = Sketch().weight("w").weight("s").add("M", "x w", "m", A).add("N", "m s", "y", B)
     found, _ = projected(first, Sketch().weight("w2").add("M", "x w2", "y"), "y")
     assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (B, (A,), Kind.FUSED)
@@ -76,7 +76,7 @@ def test_equal_nodes_merged_into_one_name_all_their_calls() -> None:
     assert projection.values.tensor("m2") == "m1"
 
 
-def test_chains_of_equal_values_merge_to_the_end() -> None:
+def test_all_nodes_of_merged_chains_name_both_calls() -> None:
     first = Sketch().add("P", "x", "p1", A).add("Q", "p1", "q1", A).add("P", "x", "p2", B).add("Q", "p2", "q2", B)
     first.add("R", "q1 q2", "y", C)
     found, _ = projected(first, Sketch().add("P", "x", "p1").add("Q", "p1", "q1").add("R", "q1 q1", "y"), "y")
@@ -84,7 +84,7 @@ def test_chains_of_equal_values_merge_to_the_end() -> None:
     assert found["y"].owner == C
 
 
-def test_results_that_are_equal_once_sizes_are_known_merge_to_the_beginning() -> None:
+def test_nodes_name_both_calls_if_they_are_equal_only_after_constant_folding() -> None:
     first = Sketch().add("Size", "x", "s1", A).add("Grow", "x s1", "g1", A).add("Use", "g1", "u1", A)
     first.add("Shift", "x", "h", B).add("Size", "h", "s2", B).add("Grow", "x s2", "g2", B).add("Use", "g2", "u2", B)
     first.add("Lay", "x u1", "y", A).add("Lay", "h u2", "z", B)
@@ -95,33 +95,33 @@ def test_results_that_are_equal_once_sizes_are_known_merge_to_the_beginning() ->
     assert all(found[name].kind is Kind.EXACT for name in "hyz")
 
 
-def test_a_node_that_did_nothing_and_is_gone_is_no_merged_one() -> None:
+def test_removed_no_op_is_not_taken_for_a_merged_node() -> None:
     first = Sketch().add("Do", "x", "h", A).add("Do", "h", "i", B).add("Use", "i", "y", C)
     found, _ = projected(first, Sketch().add("Do", "x", "h").add("Use", "h", "y"), "y")
     assert (found["h"].owner, found["h"].contributors, found["h"].kind) == (A, (), Kind.EXACT)
 
 
-def test_a_node_with_the_name_of_one_that_did_nothing_is_still_its_makers() -> None:
+def test_node_that_got_the_name_of_a_removed_no_op_keeps_its_owner() -> None:
     first = Sketch().weight("w").add("Norm", "x w", "h", A).add("Lay", "h", "y", ROOT_CALL, shape=3)
     found, projection = projected(first, Sketch().weight("w").add("Norm", "x w", "y"), "y")
     assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (A, (), Kind.EXACT)
     assert projection.values.tensor("h") == projection.values.tensor("y") == "y"
 
 
-def test_a_weight_computed_anew_under_its_old_name_is_another() -> None:
+def test_weight_that_kept_its_name_with_other_content_does_not_match() -> None:
     first = Sketch().weight("w").weight("s").add("M", "x w", "m", A).add("N", "m s", "y", B)
     found, _ = projected(first, Sketch().weight("w", 2.0).add("M", "x w", "y"), "y")
     assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (B, (A,), Kind.FUSED)
 
 
-def test_equal_results_that_were_not_merged_are_still_two() -> None:
+def test_equal_nodes_that_were_not_merged_keep_their_own_calls() -> None:
     sketches = [Sketch().add("Do", "x", "a", A).add("Do", "x", "b", B).add("Use", "a b", "y", C) for _ in range(2)]
     found, projection = projected(*sketches, "y")
     assert (projection.values.tensor("a"), projection.values.tensor("b")) == ("a", "b")
     assert (found["a"].owner, found["b"].owner) == (A, B)
 
 
-def test_work_that_one_of_its_readers_took_up_is_that_readers_too() -> None:
+def test_node_fused_into_one_of_its_consumers_makes_its_call_a_contributor() -> None:
     first = Sketch().weight("w").add("Turn", "x", "t", A).add("Pad", "t", "p", A).add("Fold", "p w", "y", B, pads=0)
     first.add("Use", "p y", "z", C)
     rewritten = Sketch().weight("w").add("Turn", "x", "t").add("Pad", "t", "p").add("Fold", "t w", "y", pads=1)
@@ -130,7 +130,7 @@ def test_work_that_one_of_its_readers_took_up_is_that_readers_too() -> None:
     assert (found["p"].kind, found["z"].kind) == (Kind.EXACT, Kind.EXACT)
 
 
-def test_so_is_work_that_a_reader_took_up_with_what_comes_behind() -> None:
+def test_node_fused_into_a_consumer_and_its_successor_names_three_calls() -> None:
     first = Sketch().weight("w").weight("s").add("Turn", "x", "t", A).add("Pad", "t", "p", A)
     first.add("Fold", "p w", "f", B, pads=0).add("Norm", "f s", "y", C).add("Use", "p y", "z", ROOT_CALL)
     rewritten = Sketch().weight("v").weight("b").add("Turn", "x", "t").add("Pad", "t", "p")
@@ -138,21 +138,21 @@ def test_so_is_work_that_a_reader_took_up_with_what_comes_behind() -> None:
     assert (found["y"].owner, found["y"].contributors, found["y"].kind) == (C, (A, B), Kind.FUSED)
 
 
-def test_shape_arithmetic_that_was_folded_is_nobodys_work() -> None:
+def test_folded_shape_arithmetic_makes_no_contributor() -> None:
     first = Sketch().add("Size", "x", "s", A).add("Grow", "s", "t", A).add("Shift", "x", "h", B)
     first.add("Lay", "h t", "y", B)
     found, _ = projected(first, Sketch().add("Shift", "x", "h").weight("t").add("Lay", "h t", "y"), "y")
     assert (found["y"].owner, found["y"].kind) == (B, Kind.EXACT)
 
 
-def test_constants_lifted_out_of_modules_are_known_as_theirs() -> None:
+def test_folded_constants_belong_to_the_calls_that_computed_them() -> None:
     first = Sketch().weight("w").add("Half", "w", "c", A).add("Use", "x c", "y", B)
     found, projection = projected(first, Sketch().weight("c", 1.0).add("Use", "x c", "y"), "y")
     assert (projection.constants["c"].owner, projection.constants["c"].kind) == (A, Kind.FOLDED)
     assert found["y"].owner == B
 
 
-def test_new_node_that_replaces_several_of_one_call_is_that_calls() -> None:
+def test_new_node_that_replaces_several_nodes_of_one_call_belongs_to_that_call() -> None:
     first = Sketch().add("In", "x", "h", A)
     for part in range(3):
         first.add("Slice", "h", f"s{part}", B, part=part).add("Use", f"s{part}", f"u{part}", C, part=part)
@@ -164,7 +164,7 @@ def test_new_node_that_replaces_several_of_one_call_is_that_calls() -> None:
     assert found["n0"].owner == B
 
 
-def test_new_node_that_makes_a_weight_is_that_of_the_nodes_that_read_it() -> None:
+def test_new_node_that_computes_a_weight_belongs_to_the_consumers_of_the_weight() -> None:
     first = Sketch().weight("b").add("M", "x b", "m", A).add("N", "m", "y", B)
     rewritten = Sketch().weight("packed").add("Unpack", "packed", "b").add("MN", "x b", "y")
     found, _ = projected(first, rewritten, "y")
@@ -172,14 +172,14 @@ def test_new_node_that_makes_a_weight_is_that_of_the_nodes_that_read_it() -> Non
     assert found["y"].owner == B
 
 
-def test_contributors_of_a_node_that_is_fused_again_are_kept() -> None:
+def test_contributors_are_kept_when_a_fused_node_is_fused_again() -> None:
     first = Sketch().weight("w").add("M", "x w", "m", A).add("N", "m", "y", B)
     first.owners[first.node["m"]] = Attribution(A, Kind.FUSED, 0.95, "fused before", (C,))
     found, _ = projected(first, Sketch().weight("w").add("MN", "x w", "y"), "y")
     assert found["y"].contributors == (A, C)
 
 
-def test_renaming_every_operator_changes_nothing() -> None:
+def test_owners_do_not_depend_on_operator_names() -> None:
     def build(named: Callable[[str], str]) -> tuple[Sketch, Sketch]:
         first = Sketch().weight("w").add(named("M"), "x w", "m", A).add(named("N"), "m", "n", B)
         first.add(named("K"), "x", "k1", A).add(named("K"), "x", "k2", C).add(named("J"), "n k1 k2", "y", C)
@@ -193,7 +193,7 @@ def test_renaming_every_operator_changes_nothing() -> None:
 
 
 def _work(build: Callable[[int], tuple[Sketch, Sketch]], size: int) -> int:
-    """How many calls of functions a projection takes: work that can be counted, where time would depend on the day."""
+    """The number of function calls of a projection: unlike time, it does not depend on the machine."""
     first, rewritten = build(size)
     before, after = first.model("y"), rewritten.model("y")
     count = 0
@@ -211,7 +211,7 @@ def _work(build: Callable[[int], tuple[Sketch, Sketch]], size: int) -> int:
 
 
 def _overlapping_regions(size: int) -> tuple[Sketch, Sketch]:
-    """Each of many results computed anew from the input, where one chain had given them all."""
+    """Many outputs, each computed from the input; in the original graph one chain computes all of them."""
     first, rewritten, last = Sketch(), Sketch(), "x"
     for n in range(size):
         first.add("Step", last, f"c{n}", A, n=n).add("Take", f"c{n}", f"t{n}", B, n=n)
@@ -231,7 +231,7 @@ def _new_names_everywhere(size: int) -> tuple[Sketch, Sketch]:
 
 
 def _all_equal(size: int) -> tuple[Sketch, Sketch]:
-    """Half of many equal nodes merged away."""
+    """Many equal nodes, of which half were merged into others."""
     first, rewritten = Sketch(), Sketch()
     for n in range(size):
         first.add("Same", "x", f"s{n}", A if n % 2 else B)
@@ -243,7 +243,7 @@ def _all_equal(size: int) -> tuple[Sketch, Sketch]:
 
 
 @pytest.mark.parametrize("build", [_overlapping_regions, _new_names_everywhere, _all_equal])
-def test_work_stays_linear_where_a_plain_walk_would_be_quadratic(
+def test_run_time_is_linear_for_graphs_with_overlapping_regions(
     build: Callable[[int], tuple[Sketch, Sketch]],
 ) -> None:
     # Four times the nodes; quadratic work would be sixteen times as much.

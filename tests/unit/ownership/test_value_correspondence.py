@@ -1,4 +1,4 @@
-"""Which tensors of a rewritten graph are which of the original one, and what that leaves of call boundaries."""
+"""Matching of the tensors of two graphs, and the call boundaries that follow from it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from modelexport.ownership.no_ops import passed_on_values
 A, B = CallId("a"), CallId("b")
 
 
-def parsed(nodes: str, outputs: str = "float[2,3] y") -> ir.Model:
+def parsed(nodes: str, outputs: str = "float[2,3] y", shapes: str = "") -> ir.Model:
     inputs = "float[2,3] x, float[1,3] m"
-    text = f'<ir_version: 10, opset_import: ["": 20, "any": 1]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
+    text = f'<ir_version: 10, opset_import: ["": 20, "any": 1]> g ({inputs}) => ({outputs}) {shapes} {{ {nodes} }}'
     return ir.from_proto(onnx.parser.parse_model(text))
 
 
@@ -57,13 +57,20 @@ def test_projection_changes_neither_graph() -> None:
     assert [graph_hash(model) for model in (original, rewritten)] == before
 
 
-def test_tensor_behind_a_removed_identity_is_its_input() -> None:
+def test_output_of_a_removed_identity_matches_its_input() -> None:
     original = parsed("h = Relu(x) i = Identity(h) y = Tanh(i)")
     assert ValueCorrespondence(original, parsed("h = Relu(x) y = Tanh(h)")).tensor("i") == "h"
     assert ValueCorrespondence(original, parsed("i = Relu(x) y = Tanh(i)")).tensor("h") == "i"
 
 
-def test_identity_that_is_still_there_keeps_its_own_tensor_and_owner() -> None:
+@pytest.mark.parametrize(("shapes", "found"), [("", None), ("<float[2,3] f>", "f"), ("<float[6] f>", None)])
+def test_tensor_of_another_operator_is_matched_only_if_its_rank_is_known(shapes: str, found: str | None) -> None:
+    original = parsed("h = Relu(x) y = Reshape(h, m)", shapes="<float[2,3] h>")
+    rewritten = parsed("f = any.Flat(x) y = Reshape(f, m)", shapes=shapes)
+    assert ValueCorrespondence(original, rewritten).tensor("h") == found
+
+
+def test_identity_that_was_not_removed_keeps_its_tensor_and_owner() -> None:
     original, copy = (parsed("h = Relu(x) i = Identity(h) y = Tanh(i)") for _ in range(2))
     projection = project(original, owned(original, h=A, i=B, y=A), copy, call_b(tensor="i"))
     assert mask_of(projection) == ("i", None)
@@ -71,7 +78,7 @@ def test_identity_that_is_still_there_keeps_its_own_tensor_and_owner() -> None:
     assert owners == {"h": A, "i": B, "y": A}
 
 
-def test_work_behind_an_identity_whose_name_was_kept_is_that_of_the_work() -> None:
+def test_node_that_got_the_name_of_a_removed_identity_keeps_its_owner() -> None:
     original = parsed("h = Relu(x) i = Identity(h) y = Tanh(i)")
     projection = project(
         original, owned(original, h=A, i=B, y=B), parsed("i = Relu(x) y = Tanh(i)"), call_b(tensor="i")
@@ -83,7 +90,7 @@ def test_work_behind_an_identity_whose_name_was_kept_is_that_of_the_work() -> No
 # --- tensors that are not the same -----------------------------------------------------------------------------
 
 
-def test_tensor_that_kept_its_name_but_not_its_rank_is_another() -> None:
+def test_tensor_that_kept_its_name_with_another_rank_does_not_match() -> None:
     nodes = "h = Relu(x) y = Tanh(h)"
     original, rewritten = parsed(nodes), parsed(nodes)
     rewritten.graph[0].outputs[0].shape = ir.Shape([6])
@@ -99,20 +106,20 @@ EXPANDED = "c = Constant <value_ints=[2, 3]> () e = Expand(m, c) h = Relu(x) y =
 BROADCAST = "h = Relu(x) y = Add(h, m)"
 
 
-def test_argument_that_broadcasting_made_needless_is_replaced() -> None:
+def test_argument_removed_by_broadcasting_has_a_replacement() -> None:
     original = parsed(EXPANDED)
     owners = owned(original, c=ROOT_CALL, e=ROOT_CALL, h=A, y=B)
     assert mask_of(project(original, owners, parsed(BROADCAST), call_b(tensor="e"))) == (None, "m")
 
 
-def test_replacement_outlasts_a_second_rewriting() -> None:
+def test_replacement_is_kept_when_the_graph_is_rewritten_again() -> None:
     original, copy = parsed(BROADCAST), parsed(BROADCAST)
     assert mask_of(project(original, owned(original, h=A, y=B), copy, call_b(stand_in="m"))) == (None, "m")
     renamed = parsed("h = Relu(x) k = any.Cast(m) y = Add(h, k)")
     assert mask_of(project(original, owned(original, h=A, y=B), renamed, call_b(stand_in="m"))) == (None, "k")
 
 
-def test_other_calls_may_consume_the_replacement_for_its_own_sake() -> None:
+def test_argument_has_a_replacement_though_other_calls_consume_it_too() -> None:
     nodes = "h = Add(x, m) y = Add(h, m)"
     original, copy = parsed(nodes), parsed(nodes)
     assert mask_of(project(original, owned(original, h=A, y=B), copy, call_b(stand_in="m"))) == (None, "m")
@@ -127,13 +134,13 @@ def test_other_calls_may_consume_the_replacement_for_its_own_sake() -> None:
     ],
     ids=["fused", "another operation", "another second input"],
 )
-def test_argument_is_lost_where_its_consumer_is_another_one_now(nodes: str) -> None:
+def test_argument_has_no_replacement_if_its_consumer_changed(nodes: str) -> None:
     original = parsed("h = Relu(x) k = Neg(x) z = Add(h, m) y = Mul(z, k)")
     owners = owned(original, h=A, k=A, z=B, y=ROOT_CALL)
     assert mask_of(project(original, owners, parsed(nodes), call_b(stand_in="m"))) == (None, None)
 
 
-def test_argument_is_lost_where_the_call_also_consumes_its_replacement_itself() -> None:
+def test_argument_has_no_replacement_if_the_call_consumes_that_tensor_itself() -> None:
     original = parsed("c = Constant <value_ints=[2, 3]> () e = Expand(m, c) h = Add(x, m) y = Add(h, e)")
     owners = owned(original, c=ROOT_CALL, e=ROOT_CALL, h=B, y=B)
     rewritten = parsed("h = Add(x, m) y = Add(h, m)")

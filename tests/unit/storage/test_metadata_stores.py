@@ -292,6 +292,25 @@ def test_strip_of_an_export_leaves_what_torch_wrote_and_nothing_of_ours(exports:
     onnx.checker.check_model(stripped)
 
 
+def test_namespace_of_a_node_that_has_none_is_the_one_that_torch_writes(exports: Exports) -> None:
+    result = exports.cnn
+    model = onnx.load(result.onnx_path)
+    exact = {record.id for record in result.document.nodes if record.kind == "exact"}
+
+    def groups(of: onnx.ModelProto) -> dict[str, list[str]]:
+        """The enclosing modules of each node with an exact owner."""
+        nodes = {node.output[0]: {entry.key: entry.value for entry in node.metadata_props} for node in of.graph.node}
+        return {name: properties["namespace"].split("/")[:-1] for name, properties in nodes.items() if name in exact}
+
+    by_torch = groups(model)
+    bare = strip_hierarchy(model)
+    for node in bare.graph.node:
+        del node.metadata_props[:]
+    write_stores(bare, result.document)
+    assert groups(bare) == by_torch
+    assert all(not node.metadata_props for node in strip_hierarchy(bare).graph.node)
+
+
 def test_strip_changes_nothing_of_a_model_that_was_never_tagged() -> None:
     proto = plain(*BEFORE)
     assert strip_hierarchy(proto) == proto

@@ -7,16 +7,17 @@ import errno
 import fcntl
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.artifact_sets import as_root, contents, export, forked, in_child, mixed, snapshot, whole
+from tests.support.artifact_sets import as_root, contents, export, forked, in_child, mixed, snapshot, visible, whole
 
-from modelexport.errors import StorageError
-from modelexport.storage import transaction
+from modelexport.errors import FileFormatError, StorageError
+from modelexport.storage import read_model, transaction
 from modelexport.storage.transaction import roll_back_killed_commit, stage_files
 
 
@@ -66,20 +67,54 @@ def test_journal_from_a_stranger_reaches_nothing_outside_the_folder(tmp_path: Pa
         temporary = folder / f".modelexport-model-{index:016x}"
         temporary.mkdir(parents=True)
         (temporary / "old").symlink_to(tmp_path)
-        journal = f'["model.onnx",[{{"name":"{name}","old":[1,1],"new":[6,1]}}]]'
+        journal = f'["model.onnx",[1,1],[{{"name":"{name}","old":[1,1],"new":[6,1]}}]]'
         (temporary / "commit.json").write_text(journal)
     (folder / ".modelexport-model-0000000000000009").symlink_to(tmp_path)
     roll_back_killed_commit(folder / "model.onnx")
     assert (tmp_path / "canary").read_bytes() == b"canary"
-    left = {f".modelexport-model-{index:016x}" for index in (0, 4, 9)}
-    assert {path.name for path in folder.iterdir()} == left  # ours have no such names in them
+    left = {f".modelexport-model-{index:016x}" for index in (0, 1, 2, 3, 4, 9)}
+    assert {path.name for path in folder.iterdir()} == left
+
+
+def test_journal_that_was_planted_removes_no_file_and_blocks_no_export(new_folder: Callable[[], Path]) -> None:
+    """As an archive can contain it, with the size and time of a file that is there."""
+    folder = new_folder()
+    target = folder / "model.onnx"
+    status = target.stat()
+    for index, name in enumerate(["model.onnx", "..", "."]):
+        temporary = folder / f".modelexport-model-{index:016x}"
+        temporary.mkdir()
+        (temporary / "lock").touch()
+        signature = f"[{status.st_size},{status.st_mtime_ns}]"
+        # The inode can be guessed; the time in nanoseconds cannot.
+        origin = f"[{(temporary / 'lock').stat().st_ino},{status.st_mtime_ns}]"
+        journal = f'["model.onnx",{origin},[{{"name":"{name}","old":null,"new":{signature}}}]]'
+        (temporary / "commit.json").write_text(journal)
+    assert not roll_back_killed_commit(target)
+    assert visible(snapshot(folder)) == whole("old")
+    export(target, "new")
+    assert visible(snapshot(folder)) == whole("new")
+
+
+def test_journal_of_a_folder_that_was_copied_is_left_alone(new_folder: Callable[[], Path]) -> None:
+    target, temporary = mixed(new_folder())
+    copy = Path(shutil.copytree(target.parent, target.parent.with_name("copy")))
+    assert not roll_back_killed_commit(copy / "model.onnx")
+    assert (copy / temporary.name / "commit.json").is_file()
+
+
+def test_reader_rolls_back_a_killed_commit_first(new_folder: Callable[[], Path]) -> None:
+    target, _ = mixed(new_folder())
+    with pytest.raises(FileFormatError):  # the graphs of these sets are text
+        read_model(target)
+    assert snapshot(target.parent) == whole("old")
 
 
 def test_journal_cut_short_means_that_nothing_was_moved(new_folder: Callable[[], Path]) -> None:
     folder = new_folder()
     temporary = folder / ".modelexport-model-0123456789abcdef"
     temporary.mkdir()
-    (temporary / "commit.json").write_text('["model.onnx",[{"name":"model.onnx","old":[1,1],')
+    (temporary / "commit.json").write_text('["model.onnx",[1,1],[{"name":"model.onnx","old":[1,1],')
     roll_back_killed_commit(folder / "model.onnx")
     assert snapshot(folder) == whole("old")
 

@@ -5,6 +5,7 @@ The test that fails names the API that a release changed: it has the name of the
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -145,6 +146,8 @@ class _DependsOnValues(nn.Module):
         return x.new_zeros(int(x.sum().item()))
 
 
+# torch 2.9 makes an int of a symbolic float by a method that Python deprecates.
+@pytest.mark.filterwarnings("ignore:The delegation of int\\(\\) to __trunc__:DeprecationWarning")
 @pytest.mark.parametrize("what", ["branch", "size"])
 def test_data_dependence_errors(what: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011  which one it is, is what is looked at
@@ -168,6 +171,37 @@ def test_is_fake() -> None:
     torch.export.export(Look(), (torch.ones(3),), strict=False)
     assert seen == [True]
     assert not private_export.is_fake(torch.ones(3))
+
+
+def test_export_through() -> None:
+    modes: list[bool] = []
+
+    def around(original: Any, *args: Any, strict: bool = False, **kwargs: Any) -> Any:
+        modes.append(strict)
+        return original(*args, strict=strict, **kwargs)
+
+    with private_export.export_through(around):
+        torch.onnx.export(nn.ReLU(), (torch.ones(1),), None, dynamo=True, verbose=False)
+    assert modes == [False]
+
+
+def test_fake_constants_refused() -> None:
+    model = nn.ReLU()
+    with private_export.fake_constants_refused(model):
+        assert torch.export.export(model, (torch.ones(1),)).constants == {}
+
+
+def test_name_dynamic_axes() -> None:
+    size = torch.export.Dim.DYNAMIC
+    with warnings.catch_warnings():
+        # torch advises to name the inputs.
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            nn.ReLU(), (torch.ones(2, 3),), dynamo=True, dynamic_shapes=({0: size},), verbose=False
+        )
+    assert program is not None
+    private_export.name_dynamic_axes(program, ({0: "rows"},))
+    assert [str(size) for size in program.model.graph.outputs[0].shape] == ["rows", "3"]
 
 
 def test_program_schema() -> None:

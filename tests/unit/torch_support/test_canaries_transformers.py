@@ -5,6 +5,8 @@ The test that fails names the API that a release changed: it has the name of the
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Any
 
 import pytest
@@ -56,6 +58,17 @@ def test_export_to_onnx(gpt2: Any) -> None:
 
 
 test_input_preparation_through = test_export_to_onnx
+
+
+def test_graph_names_through(gpt2: Any) -> None:
+    def rename(name: str, is_output: bool) -> str:
+        return f"{name}_{'out' if is_output else 'in'}"
+
+    with transformers_private.graph_names_through(rename), contextlib.redirect_stdout(io.StringIO()):
+        program = transformers_private.export_to_onnx(gpt2, dict(TOKENS), {"optimize": False})
+    graph = program.model.graph
+    assert graph.inputs[0].name == "input_ids_in"
+    assert graph.outputs[0].name == "logits_out"
 
 
 def test_prepared_inputs(gpt2: Any) -> None:

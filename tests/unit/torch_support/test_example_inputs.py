@@ -6,15 +6,18 @@ import collections
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import nn
 
+import modelexport
 from modelexport.capture.module_tree import read_forward_arguments
 from modelexport.errors import InputError
 from modelexport.torch_support.example_inputs import normalize_inputs
@@ -67,6 +70,49 @@ def test_example_inputs_become_arguments(
     example: object, kwargs: dict[str, Any] | None, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> None:
     assert normalize_inputs(example, kwargs) == (args, keywords)
+
+
+class TakesDict(nn.Module):
+    """Its only argument is a dict."""
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.addmm(batch["y"], batch["x"], batch["x"])
+
+
+class TakesDictAndScale(nn.Module):
+    """Its first argument is a dict."""
+
+    def forward(self, batch: dict[str, torch.Tensor], scale: float = 1.0) -> torch.Tensor:
+        return batch["x"] * scale
+
+
+@pytest.mark.parametrize(
+    ("example", "args", "keywords"),
+    [
+        (({"x": A},), ({"x": A},), {}),
+        (({"x": A}, {}), ({"x": A},), {}),
+        (({"x": A}, {"scale": 2.0}), ({"x": A},), {"scale": 2.0}),
+        (({"batch": {"x": A}},), (), {"batch": {"x": A}}),
+        ((1, 2, {"x": A}), (1, 2), {"x": A}),
+    ],
+    ids=["alone", "before an empty dict", "before keywords", "as keywords", "fits neither way"],
+)
+def test_dict_at_the_end_is_positional_where_the_model_takes_it_in_no_other_way(
+    example: tuple[Any, ...], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    assert normalize_inputs(example, None, TakesDictAndScale()) == (args, keywords)
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp", "usage_based"])
+def test_model_that_takes_a_dict_is_exported(strategy: str, tmp_path: Path) -> None:
+    batch = {"x": torch.rand(3, 3), "y": torch.rand(3, 3)}
+    result = modelexport.export_model(TakesDict(), (batch,), tmp_path / "m.onnx", strategy=strategy)
+    (root,) = result.document.calls
+    if strategy != "usage_based":
+        assert [tensor.name for tensor in root.inputs] == ["batch.x", "batch.y"]
+    session = onnxruntime.InferenceSession(result.onnx_path)
+    feeds = dict(zip((i.name for i in session.get_inputs()), (t.numpy() for t in batch.values()), strict=True))
+    np.testing.assert_allclose(session.run(None, feeds)[0], TakesDict()(batch).numpy(), rtol=1e-5)
 
 
 def test_example_inputs_of_a_tokenizer_become_keyword_arguments() -> None:

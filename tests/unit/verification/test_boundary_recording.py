@@ -1,4 +1,4 @@
-"""One watched forward pass: which tensors are seen where, under which names, and what is kept of them."""
+"""Recorded inputs and outputs of module calls: their names and their content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from modelexport.verification.boundary_recording import (
 
 
 def document_of(model: nn.Module, **arguments: tuple[str, ...]) -> HierarchyDocument:
-    """A document that knows the modules and, by path, the names of their arguments."""
+    """A document with the modules and the names of their arguments by path."""
     return HierarchyDocument(
         schema_version=1,
         producer=Producer(),
@@ -33,10 +33,10 @@ def document_of(model: nn.Module, **arguments: tuple[str, ...]) -> HierarchyDocu
         tag_view=TagView(),
         modules=tuple(
             ModuleRecord(
-                path,
-                type(module).__name__,
-                "",
-                "",
+                path=path,
+                class_name=type(module).__name__,
+                qualified_class="",
+                tag="",
                 visible=True,
                 forward_arguments=tuple(ForwardArgument(name) for name in arguments.get(path or "root", ("x",))),
             )
@@ -92,7 +92,7 @@ class Views(nn.Module):
         return self.same(x) + left + right
 
 
-def test_tensor_is_kept_once_until_it_is_changed() -> None:
+def test_content_is_stored_once_until_it_changes() -> None:
     found = run(Views(), torch.ones(2, 3))
     first = found.tensors[BoundaryKey("same", Direction.INPUT, "x")].number
     assert found.tensors[BoundaryKey("same", Direction.OUTPUT, "output")].number == first
@@ -108,7 +108,7 @@ def test_tensor_is_kept_once_until_it_is_changed() -> None:
     assert (found.values[BoundaryKey("same@1", Direction.INPUT, "x")] == 3).all()
 
 
-def test_only_what_is_asked_for_is_kept() -> None:
+def test_only_requested_tensors_are_stored() -> None:
     wanted = BoundaryKey("split", Direction.OUTPUT, "right")
     found = run(Views(), torch.ones(2, 3), keep={wanted})
     assert list(found.values) == [wanted]
@@ -131,7 +131,7 @@ class Types(nn.Module):
         }
 
 
-def test_every_type_is_kept_as_numpy_has_it() -> None:
+def test_every_element_type_is_stored_as_the_matching_numpy_type() -> None:
     values = {key.name: array for key, array in run(Types(), torch.eye(2)).values.items()}
     kinds = {name: array.dtype.name for name, array in values.items()}
     assert kinds == {
@@ -174,7 +174,7 @@ def test_every_pass_starts_from_the_same_random_state_in_evaluation_mode() -> No
 
 
 class Catching(nn.Module):
-    """Goes on after a call of a child that failed."""
+    """Catches the exception of a submodule and continues."""
 
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -192,7 +192,7 @@ class Catching(nn.Module):
         return self.same(x)
 
 
-def test_call_that_failed_has_no_results_and_the_others_have_theirs() -> None:
+def test_call_that_raised_has_no_outputs_and_other_calls_have_theirs() -> None:
     seen = run(Catching(), torch.ones(2)).tensors
     assert BoundaryKey("failing", Direction.INPUT, "x") in seen
     assert not [key for key in seen if key.call == "failing" and key.direction is Direction.OUTPUT]
@@ -211,7 +211,7 @@ class Body(nn.Module):
         return self.cell(rows)
 
 
-def test_calls_in_bodies_are_seen_and_counted_apart() -> None:
+def test_calls_in_control_flow_are_counted_separately() -> None:
     found = run(Body(), torch.ones(3, 2))
     assert found.calls["cell"] == 2
     # torch 2.9 and 2.11 run the body of a scan once more, for the shapes of its results.
@@ -220,7 +220,7 @@ def test_calls_in_bodies_are_seen_and_counted_apart() -> None:
     assert found.values[BoundaryKey("cell@1", Direction.INPUT, "x")].shape == (3, 2)
 
 
-def test_modules_are_listed_once_however_many_there_are() -> None:
+def test_modules_are_listed_once_for_all_forward_passes() -> None:
     class Counting(nn.Sequential):
         listed = 0
 

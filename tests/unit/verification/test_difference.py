@@ -1,4 +1,4 @@
-"""How far apart two arrays are, and what counts as out of tolerance."""
+"""The difference of two arrays, and when it is out of tolerance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_default_tolerance_is_that_of_allclose(value: float, is_out: bool) -> No
     st.floats(0, 1e-2),
     st.floats(1e-9, 1e-2),
 )
-def test_out_is_what_allclose_refuses(pairs: list[tuple[float, float]], rtol: float, atol: float) -> None:
+def test_array_is_out_of_tolerance_exactly_if_allclose_is_false(
+    pairs: list[tuple[float, float]], rtol: float, atol: float
+) -> None:
     reference = np.array([number for number, _ in pairs])
     value = reference + np.array([delta for _, delta in pairs]) * atol
     expected = bool((np.abs(value - reference) <= atol + rtol * np.abs(reference)).all())
@@ -54,7 +56,7 @@ def test_out_is_what_allclose_refuses(pairs: list[tuple[float, float]], rtol: fl
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
-def test_integers_have_to_be_equal(dtype: type) -> None:
+def test_integers_must_be_equal(dtype: type) -> None:
     ones, twos = array(1, 100, dtype=dtype), array(1, 101, dtype=dtype)
     assert not compare(ones, ones, DEFAULT).is_out
     found = compare(ones, twos, Tolerance(rtol=10.0, atol=10.0))
@@ -62,20 +64,20 @@ def test_integers_have_to_be_equal(dtype: type) -> None:
     assert (found.absolute, found.outside) == (1, 1)
 
 
-def test_large_integers_that_are_one_float_are_not_equal() -> None:
+def test_large_integers_are_different_though_they_are_equal_as_floats() -> None:
     one = np.array([2**60], np.int64)
     found = compare(one + 1, one, DEFAULT)
     assert found.is_out
     assert found.absolute == 1
 
 
-def test_booleans_have_to_be_equal() -> None:
+def test_booleans_must_be_equal() -> None:
     yes, no = np.array([True, True]), np.array([True, False])
     assert not compare(yes, yes, DEFAULT).is_out
     assert compare(yes, no, DEFAULT).outside == 1
 
 
-def test_nan_and_infinity_in_both_are_equal() -> None:
+def test_nan_and_infinity_are_equal_if_both_arrays_have_them() -> None:
     odd = array(np.nan, np.inf, -np.inf, 1)
     found = compare(odd, odd, DEFAULT)
     assert not found.is_out
@@ -83,7 +85,7 @@ def test_nan_and_infinity_in_both_are_equal() -> None:
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
-def test_nan_or_infinity_in_one_is_out(odd: float) -> None:
+def test_nan_or_infinity_in_one_array_is_out_of_tolerance(odd: float) -> None:
     for pair in ((array(odd, 1), array(2, 1)), (array(2, 1), array(odd, 1)), (array(np.inf), array(-np.inf))):
         found = compare(*pair, Tolerance(rtol=1e9, atol=1e9))
         assert found.is_out
@@ -98,13 +100,13 @@ def test_scalars_and_empty_tensors_are_compared() -> None:
     assert (empty.elements, empty.absolute, empty.cosine) == (0, 0, None)
 
 
-def test_other_shape_is_out_and_named() -> None:
+def test_another_shape_is_out_of_tolerance_and_named() -> None:
     found = compare(np.zeros((2, 3)), np.zeros((3, 2)), DEFAULT)
     assert found.is_out
     assert found.problem == "its shape is 2x3 instead of 3x2"
 
 
-def test_zero_has_no_direction_and_no_scale() -> None:
+def test_zero_reference_has_no_cosine_and_an_infinite_relative_error() -> None:
     zero = array(0, 0)
     assert compare(zero, zero, DEFAULT).relative == 0
     assert compare(zero, zero, DEFAULT).cosine is None
@@ -114,7 +116,7 @@ def test_zero_has_no_direction_and_no_scale() -> None:
     assert not compare(zero, zero, Tolerance(0.0, 0.0)).is_out
 
 
-def test_coarser_types_have_a_coarser_default_and_what_is_asked_for_holds_for_all() -> None:
+def test_default_tolerance_depends_on_the_type_and_a_given_one_does_not() -> None:
     assert DEFAULT.limits("float32", "float64") == (1e-3, 1e-5)
     assert DEFAULT.limits("float32", "float16") == (8 * 2.0**-10, 2.0**-10)
     assert DEFAULT.limits("bfloat16") == (8 * 2.0**-7, 2.0**-7)

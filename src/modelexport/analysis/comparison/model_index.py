@@ -9,17 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
-import onnx_ir as ir
 from onnx import AttributeProto, TensorProto
 
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.storage import ModelFile, recover_document
+from modelexport.storage import ModelFile, recover_document, tensor_bytes
 
 # The number that stands for an omitted optional input or output.
 ABSENT = -1
@@ -254,18 +252,14 @@ class _Indexer:
     def _add_outputs(
         self, names: dict[str, int], nodes: Iterable[onnx.NodeProto], types: Iterable[onnx.ValueInfoProto]
     ) -> None:
-        index = self._index
         for node in nodes:
             for name in node.output:
                 if name:
-                    names[name] = len(index.producers)
-                    index.names.append(name)
-                    index.producers.append(-1)
-                    index.output_indexes.append(0)
+                    names[name] = self._add_value(name)
         for item in types:
             found = names.get(item.name)
             if found is not None and item.HasField("type"):
-                index.types[found] = item.type.SerializeToString(deterministic=True)
+                self._index.types[found] = item.type.SerializeToString(deterministic=True)
 
     def _record_outputs(self, names: tuple[dict[str, int], ...], outputs: Sequence[str]) -> None:
         for position, name in enumerate(outputs):
@@ -273,13 +267,14 @@ class _Indexer:
             if value != ABSENT:
                 self._index.output_positions[value] = (*self._index.output_positions.get(value, ()), position)
 
-    def _add_value(self, name: str, source: Key) -> int:
+    def _add_value(self, name: str, source: Key | None = None) -> int:
         index = self._index
         value = len(index.producers)
         index.names.append(name)
         index.producers.append(-1)
         index.output_indexes.append(0)
-        index.sources[value] = source
+        if source is not None:
+            index.sources[value] = source
         return value
 
     def _find_value(self, names: tuple[dict[str, int], ...], name: str) -> int:
@@ -301,24 +296,15 @@ def structural_key(tensor: TensorProto) -> Key:
     return (*shape, constant_content(tensor))
 
 
-def tensor_bytes(tensor: TensorProto) -> int:
+def weight_bytes(tensor: TensorProto) -> int:
     """The size of the content by shape and type; for strings, the size of the tensor as read."""
-    bits = _bits(tensor.data_type)
-    size: int = tensor.ByteSize() if bits is None else -(-math.prod(tensor.dims) * bits // 8)
-    return size
-
-
-@functools.cache
-def _bits(data_type: int) -> int | None:
-    try:
-        return ir.DataType(data_type).bitwidth
-    except (ValueError, TypeError):
-        return None
+    size = tensor_bytes(tensor)
+    return tensor.ByteSize() if size is None else size
 
 
 def is_small(tensor: TensorProto) -> bool:
     """Whether the content is in the model file and small enough to count as a constant."""
-    return tensor.data_location != TensorProto.EXTERNAL and tensor_bytes(tensor) <= SMALL_TENSOR_BYTES
+    return tensor.data_location != TensorProto.EXTERNAL and weight_bytes(tensor) <= SMALL_TENSOR_BYTES
 
 
 def constant_content(tensor: TensorProto) -> object:

@@ -64,22 +64,20 @@ class NodeMatching:
         self._pair(keys)
 
     def _pair_by_module(self) -> None:
-        """Pair nodes with the same structure in their module call: around them, upstream, downstream.
+        """Pair nodes with the same structure in their module call, upstream or downstream.
 
         Keys that one model has more often than the other are paired last, after names and neighborhoods.
         """
         nodes = self._nodes_of_unmatched_groups()
         upstream = {side: side.upstream(nodes[side], side.kind, side.group, side.source) for side in nodes}
-        around = {side: side.downstream(nodes[side], upstream[side], side.group) for side in nodes}
-        self._pair(around.__getitem__, same_count_only=True)
-        self._pair(upstream.__getitem__, same_count_only=True)
         local = {side: side.local(nodes[side], side.kind, side.source) for side in nodes}
         downstream = {side: side.downstream(nodes[side], local[side], side.group) for side in nodes}
-        self._pair(downstream.__getitem__, same_count_only=True)
+        for keys in (upstream, downstream):
+            self._pair(keys.__getitem__, same_count_only=True)
         self._propagate()
         self._pair_by_names()
         self._pair_by_neighborhood()
-        for keys in (around, upstream, downstream):
+        for keys in (upstream, downstream):
             self._pair(keys.__getitem__)
         self._propagate()
 
@@ -235,7 +233,6 @@ class NodeMatching:
             before = self._pair_count()
             if exact:
                 self._pair_by_inputs(kinds)
-                self._pair_by_consumers(kinds)
             self._pair_by_one_neighbor(kinds)
             if self._pair_count() == before or not self._has_unmatched():
                 return
@@ -255,18 +252,6 @@ class NodeMatching:
             mapped = self._mapped_inputs(a)
             if _UNMATCHED not in mapped and any(value >= 0 or value in distinctive for value in mapped):
                 self._match_first(a, [waiting.get((kind_a[a], mapped), [])])
-
-    def _pair_by_consumers(self, kinds: Callable[[KeyedModel], list[int]]) -> None:
-        """Pair nodes of one kind with the same consumers, in reverse topological order."""
-        kind_a, kind_b = kinds(self._a), kinds(self._b)
-        waiting: dict[Key, list[int]] = defaultdict(list)
-        for b in self._b.unmatched():
-            if self.after.consumers[b]:
-                waiting[kind_b[b], tuple(sorted(self.after.consumers[b]))].append(b)
-        for a in reversed(self._a.unmatched()):
-            consumers = self._mapped_consumers(a)
-            if consumers:
-                self._match_first(a, [waiting.get((kind_a[a], consumers), [])])
 
     def _mapped_consumers(self, a: int) -> tuple[Use, ...] | None:
         """The uses of a node's outputs in the second model; None unless all consumers are matched."""

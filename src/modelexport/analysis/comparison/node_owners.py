@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
-from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex, tensor_bytes
+from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex, weight_bytes
 from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.hierarchy import ROOT_PATH, parent_path
 
@@ -55,17 +56,16 @@ class NodeOwners:
     def weights(self, side: ModelIndex) -> dict[str, tuple[int, int]]:
         """Elements and bytes of the weights of each call: the innermost one around all consumers owns a weight."""
         owners = self.before if side is self._first else self.after
-        weight_owners: dict[int, str] = {}
+        consumers: dict[int, dict[str | None, None]] = {}
         for node, values in enumerate(side.inputs):
             for value in values:
                 if value in side.tensors:
-                    owner = weight_owners.get(value, owners[node])
-                    weight_owners[value] = self._innermost_common(owner, owners[node])
+                    consumers.setdefault(value, {})[owners[node]] = None
         found: dict[str, tuple[int, int]] = {}
         for value, tensor in side.tensors.items():
-            call = weight_owners.get(value, ROOT_PATH)
+            call = self._innermost_common_of(consumers.get(value, ())) or ROOT_PATH
             elements, size = found.get(call, (0, 0))
-            found[call] = elements + math.prod(tensor.dims), size + tensor_bytes(tensor)
+            found[call] = elements + math.prod(tensor.dims), size + weight_bytes(tensor)
         return found
 
     def _add_hierarchy(self, side: ModelIndex) -> None:
@@ -108,7 +108,7 @@ class NodeOwners:
                 sources = [side.producers[value] for value in side.inputs[node] if value != ABSENT]
                 found[node] = self._innermost_common_of([found[source] for source in sources if source >= 0])
 
-    def _innermost_common_of(self, calls: list[str | None]) -> str | None:
+    def _innermost_common_of(self, calls: Iterable[str | None]) -> str | None:
         around: str | None = None
         for call in calls:
             if call is not None:

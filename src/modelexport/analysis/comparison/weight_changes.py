@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from modelexport.analysis.comparison.model_index import ModelIndex, constant_content, is_small, tensor_bytes
+from modelexport.analysis.comparison.model_index import ModelIndex, constant_content, is_small, weight_bytes
 from modelexport.analysis.comparison.node_changes import type_name
 from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.errors import FileFormatError
@@ -68,7 +68,7 @@ def weight_totals(side: ModelIndex) -> WeightTotals:
     by_type: Counter[str] = Counter()
     elements = 0
     for tensor in side.tensors.values():
-        by_type[type_name(tensor.data_type)] += tensor_bytes(tensor)
+        by_type[type_name(tensor.data_type)] += weight_bytes(tensor)
         elements += math.prod(tensor.dims)
     return WeightTotals(len(side.tensors), elements, by_type.total(), dict(sorted(by_type.items())))
 
@@ -188,7 +188,7 @@ class _ContentReader:
 
     def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
         """The content of a weight in chunks."""
-        size = tensor_bytes(tensor)
+        size = weight_bytes(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
             yield from self._external(tensor, size)
             return
@@ -214,7 +214,7 @@ class _ContentReader:
         if tensor.data_type == TensorProto.STRING:
             is_complete = len(tensor.string_data) == math.prod(tensor.dims)
         else:
-            is_complete = bool(tensor.raw_data) or tensor_bytes(tensor) <= SMALL_TENSOR_BYTES
+            is_complete = bool(tensor.raw_data) or weight_bytes(tensor) <= SMALL_TENSOR_BYTES
         if is_complete:
             return tensor
         if self._complete is None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
-import onnx
-
-from modelexport.graph import FlowGraph, TensorType
+from modelexport.graph import ELEMENT_TYPES, FlowGraph, TensorType
 from modelexport.hierarchy import BoundaryTensor, CallRecord, HierarchyDocument, TensorInfo
 
 ROOT = 0
+# The name of the output of a call whose result is one tensor.
+SINGLE_RESULT = "output"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class CallIndex:
         outputs: The outputs of each call.
         recorded_outputs: The outputs of each call in the document.
         has_boundary: For each call whether any input or output is known.
+        takes_numbers: For each call whether a required argument has no tensor, and so may be a Python number.
+        returns_numbers: For each call whether its result may contain Python numbers: it is not a single tensor.
     """
 
     def __init__(self, document: HierarchyDocument, flow: FlowGraph) -> None:
@@ -55,6 +58,12 @@ class CallIndex:
         self.outputs = [_boundary_tensors(record.outputs, flow) for record in records]
         self.recorded_outputs = self.outputs
         self.has_boundary = [bool(record.inputs or record.outputs) for record in records]
+        required = {
+            module.path: [argument.name for argument in module.forward_arguments if argument.required]
+            for module in document.modules
+        }
+        self.takes_numbers = [_has_other_argument(required.get(record.path, ()), record.inputs) for record in records]
+        self.returns_numbers = [all(output.name != SINGLE_RESULT for output in record.outputs) for record in records]
         self._depths = _depths(self.parents)
 
     def with_boundaries(
@@ -85,13 +94,6 @@ class CallIndex:
         while self._depths[inner] > self._depths[outer]:
             inner = self.parents[inner]
         return inner == outer
-
-    def below_common_caller(self, call: int, other: int) -> Iterator[int]:
-        """The call and its callers, innermost first, up to the first that encloses `other`."""
-        for outer in self.with_callers(call):
-            if self.encloses(outer, other):
-                return
-            yield outer
 
     def common_caller(self, calls: Iterable[int]) -> int:
         """The innermost call that encloses all of these."""
@@ -136,6 +138,27 @@ def _boundary_tensors(boundary: tuple[BoundaryTensor, ...], flow: FlowGraph) -> 
     )
 
 
+def _has_other_argument(names: Iterable[str], inputs: tuple[BoundaryTensor, ...]) -> bool:
+    """Whether an argument of this list has no tensor among the inputs."""
+    with_tensor = {tensor.name.partition(".")[0] for tensor in inputs}
+    return any(name not in with_tensor for name in names)
+
+
+def same_elements(info: TensorInfo, tensor_type: TensorType | None) -> bool:
+    """Whether a tensor of this type may have the elements of the recorded one, transposed or reshaped.
+
+    Dynamic axes are left out: a transpose or reshape that keeps them keeps the number of the other elements. Some
+    exporters record the sizes of the example inputs in their place.
+    """
+    if tensor_type is None or tensor_type.shape is None or ELEMENT_TYPES.get(info.dtype) != tensor_type.element:
+        return False
+    recorded = math.prod(axis for axis in info.shape if isinstance(axis, int))
+    known = math.prod(axis for axis in tensor_type.shape if axis is not None)
+    if None in tensor_type.shape and all(isinstance(axis, int) for axis in info.shape):
+        return known != 0 and recorded % known == 0
+    return recorded == known
+
+
 def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) -> bool:
     """Whether a tensor of this type may be the recorded one. An unknown type or axis is compatible with any."""
     if info is None or tensor_type is None:
@@ -149,20 +172,3 @@ def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) ->
         return False
     pairs = zip(info.shape, tensor_type.shape, strict=True)
     return all(not isinstance(recorded, int) or size is None or recorded == size for recorded, size in pairs)
-
-
-# ONNX element types by their torch names, which documents use.
-ELEMENT_TYPES = {
-    "float16": onnx.TensorProto.FLOAT16,
-    "bfloat16": onnx.TensorProto.BFLOAT16,
-    "float32": onnx.TensorProto.FLOAT,
-    "float64": onnx.TensorProto.DOUBLE,
-    "uint8": onnx.TensorProto.UINT8,
-    "int8": onnx.TensorProto.INT8,
-    "int16": onnx.TensorProto.INT16,
-    "int32": onnx.TensorProto.INT32,
-    "int64": onnx.TensorProto.INT64,
-    "bool": onnx.TensorProto.BOOL,
-    "complex64": onnx.TensorProto.COMPLEX64,
-    "complex128": onnx.TensorProto.COMPLEX128,
-}

@@ -8,20 +8,18 @@ operator, node or module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import onnx
 
-from modelexport.analysis.contamination.call_index import ROOT, CallIndex
+from modelexport.analysis.contamination.call_index import ROOT, BoundaryTensors, CallIndex, same_elements
 from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
 from modelexport.analysis.contamination.subgraph_rules import SubgraphRules
 from modelexport.analysis.contamination.weight_modules import modules_by_weight, modules_with_missing_weights
 from modelexport.graph import NO_NODE, FlowGraph
-from modelexport.hierarchy import ModuleRecord, contains
+from modelexport.hierarchy import ModuleRecord, TensorInfo, contains
 
-# Contributors beyond these are looked up instead of tried one by one: a mask may serve a hundred layers.
-MAX_TRIED_CALLS = 8
 _INTEGER_TYPES = frozenset(
     {
         onnx.TensorProto.INT8,
@@ -78,6 +76,7 @@ class FlowRules:
         self._missing_weights = modules_with_missing_weights(flow, modules)
         self._paths = [record.path for record in calls.records]
         self._called = set(self._paths)
+        self._reached_calls: dict[tuple[tuple[int, ...], int], set[int]] = {}
         self._subgraph_rules = SubgraphRules(flow, calls) if any(flow.graph_numbers) else None
         # Constants and sizes may be Python numbers in PyTorch: these cross the boundaries of calls unrecorded.
         self._unrecorded = [
@@ -145,8 +144,11 @@ class FlowRules:
         if self._may_flow(sources, tensor, targets):
             return
         if self.run is not None and producer != NO_NODE:
-            # An exporter keeps one of several equal nodes; the values show which calls computed it.
+            if self._is_only_candidate(producer, owners) and self._is_only_candidate(consumer, owners):
+                # Both owners are right: the tensor passed from one to the other in an attribute or a cache.
+                return
             computed_by = self.run.computed_by(producer)
+            # An exporter keeps one of several equal nodes; the values show which calls computed it.
             if computed_by and self._may_flow(computed_by, tensor, targets):
                 return
         nodes = (producer, consumer) if producer != NO_NODE else (consumer,)
@@ -158,32 +160,83 @@ class FlowRules:
         )
 
     def _may_flow(self, sources: Sequence[int], tensor: int, targets: Sequence[int]) -> bool:
-        # A source that calls a target is found among the callers of the target; only a few other pairs are tried.
-        known = set(sources)
+        """Whether a tensor can pass from one of the calls to another: out of the first, and into the second."""
+        if self._reaches(self._reached(tuple(sources), tensor), tensor, targets):
+            return True
+        # With a run of the model, boundaries have the tensors of the same values in any layout.
+        return self.run is None and any(
+            self._reaches(self._reached_as(other, sources, tensor), tensor, targets, other)
+            for other in self._other_layouts(sources, tensor)
+        )
+
+    def _reaches(
+        self, reached: Container[int], tensor: int, targets: Iterable[int], other: TensorInfo | None = None
+    ) -> bool:
+        """Whether the tensor, or its elements in another layout, can enter a target from the calls that have it."""
         for target in targets:
-            for call in self.calls.with_callers(target):
-                if call in known and self._may_enter(target, call, tensor):
-                    return True
-            if ROOT in known and self._may_enter(target, ROOT, tensor):
+            call = target
+            while call not in reached and call != ROOT and self._may_enter(call, tensor, other):
+                call = self.calls.parents[call]
+            if call in reached:
                 return True
-        return any(
-            self._may_leave(source, target, tensor) and self._may_enter(target, source, tensor)
-            for source in sources[:MAX_TRIED_CALLS]
-            for target in targets[:MAX_TRIED_CALLS]
-        )
+        return False
 
-    def _may_leave(self, source: int, target: int, tensor: int) -> bool:
-        tensor_type = self.flow.types.get(tensor)
-        return all(
-            not self.calls.has_boundary[call] or self.calls.outputs[call].may_contain(tensor, tensor_type)
-            for call in self.calls.below_common_caller(source, target)
-        )
+    def _reached(self, sources: tuple[int, ...], tensor: int) -> set[int]:
+        """The calls that have a tensor which the sources computed, or received from the calls inside of them."""
+        if len(sources) > 1 and (sources, tensor) in self._reached_calls:
+            return self._reached_calls[sources, tensor]
+        found: set[int] = set()
+        for source in sources:
+            call = source
+            while call not in found:
+                found.add(call)
+                if call != ROOT and self._may_leave(call, tensor):
+                    call = self.calls.parents[call]
+        if len(sources) > 1:
+            # A mask may serve a hundred layers, and each of them consumes it.
+            self._reached_calls[sources, tensor] = found
+        return found
 
-    def _may_enter(self, target: int, source: int, tensor: int) -> bool:
+    def _other_layouts(self, sources: Iterable[int], tensor: int) -> set[TensorInfo]:
+        """The outputs of calls around the sources that the graph lacks, and that may have the elements of the tensor.
+
+        A transpose or reshape at the end of a call and its inverse after that call cancel out: the graph has only the
+        tensor before the first, which is then the input of the nodes after the second.
+        """
         tensor_type = self.flow.types.get(tensor)
-        return all(
-            not self.calls.has_boundary[call] or self.calls.inputs[call].may_contain(tensor, tensor_type)
-            for call in self.calls.below_common_caller(target, source)
+        around = {call for source in sources for call in self.calls.with_callers(source)}
+        unnamed = {info for call in around for info in self.calls.outputs[call].unnamed if info is not None}
+        return {info for info in unnamed if same_elements(info, tensor_type)}
+
+    def _reached_as(self, other: TensorInfo, sources: Iterable[int], tensor: int) -> set[int]:
+        """The calls that the elements of the tensor reach from the sources in another layout."""
+        found: set[int] = set()
+        for source in sources:
+            has_layout = False
+            for call in self.calls.with_callers(source):
+                has_layout = has_layout or other in self.calls.outputs[call].unnamed
+                if not self._may_leave(call, tensor, other):
+                    break
+                if has_layout:
+                    found.add(self.calls.parents[call])
+        return found
+
+    def _may_leave(self, call: int, tensor: int, other: TensorInfo | None = None) -> bool:
+        calls = self.calls
+        return self._may_cross(call, tensor, calls.outputs[call], calls.returns_numbers[call], other)
+
+    def _may_enter(self, call: int, tensor: int, other: TensorInfo | None = None) -> bool:
+        calls = self.calls
+        return self._may_cross(call, tensor, calls.inputs[call], calls.takes_numbers[call], other)
+
+    def _may_cross(
+        self, call: int, tensor: int, boundary: BoundaryTensors, has_numbers: bool, other: TensorInfo | None
+    ) -> bool:
+        return (
+            not self.calls.has_boundary[call]
+            or boundary.may_contain(tensor, self.flow.types.get(tensor))
+            or (has_numbers and self._unrecorded[tensor] and not self.flow.is_constant[tensor])
+            or (other is not None and other in boundary.unnamed)
         )
 
     def _missing_in_returning_call(self, node: int, tensor: int, owners: NodeOwners) -> Iterator[Conflict]:
@@ -234,7 +287,7 @@ class FlowRules:
                     "which ran and has no node that consumes it",
                 )
                 return
-            if self._may_enter(call, self._nearest_caller_with(modules, call), tensor):
+            if self._may_flow((self._nearest_caller_with(modules, call),), tensor, (call,)):
                 return
             if self._may_have_merged_weight(path, tensor):
                 return
@@ -318,6 +371,8 @@ class FlowRules:
         outputs = flow.node_outputs[node]
         if not owners.contributors[node] or not owners.is_shared[node]:
             return
+        if self._is_only_candidate(node, owners):
+            return
         if all(flow.is_constant[tensor] for tensor in outputs):
             # A merged constant stays with the first call, also if that call's own use was folded.
             return
@@ -327,6 +382,10 @@ class FlowRules:
         uses = [(tensor, consumer) for tensor in outputs for consumer in flow.consumers[tensor]]
         if uses and not any(self._may_flow(owner, tensor, owners.calls_of(consumer)) for tensor, consumer in uses):
             yield Conflict((node,), "no consumer of its outputs can receive them from its owner")
+
+    def _is_only_candidate(self, node: int, owners: NodeOwners) -> bool:
+        """Whether a run of the model shows that only the owner of a node can have computed it."""
+        return self.run is not None and set(self.run.candidates(node)) == {owners.owner(node)}
 
     def _name(self, tensor: int) -> str:
         return repr(self.flow.tensor_names[tensor])

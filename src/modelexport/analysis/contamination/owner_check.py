@@ -21,13 +21,11 @@ RULE = "contamination"
 _CERTAIN = 0.95
 _ONE_OF_SEVERAL = 0.8
 _NO_BETTER_OWNER = 0.5
-# A conflict with an owner of at most this confidence is a warning.
+# A conflict with an owner of at most this confidence is a warning. So is one that no other owner resolves: either the
+# owner is wrong, or a tensor passes from call to call in an attribute or a cache, which no boundary records.
 _LOW_CONFIDENCE = 0.5
 _SHOWN = 5
-_FIX = (
-    "look at the node with its neighbours; where the owner is wrong, export the model again, "
-    "or correct the attribution in all three stores"
-)
+FIX = "inspect the node and its neighbors; if the owner is wrong, export again or correct all three stores"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +78,8 @@ class OwnerCheck:
         reasons = [*suspect.reasons]
         if suspect.alternatives:
             others = ", ".join(repr(self.flow.node_ids[node]) for node in suspect.alternatives[:_SHOWN])
-            reasons.append(f"if this owner is right, the owner of {others} is wrong")
+            passed = "" if supported else ", or the tensor passes between them in an attribute or a cache"
+            reasons.append(f"if this owner is right, the owner of {others} is wrong{passed}")
         case = Case(
             node=record.id,
             module=record.module,
@@ -94,9 +93,9 @@ class OwnerCheck:
         better = " or ".join(call or "(root)" for call in supported) or "another call"
         return Finding(
             rule=RULE,
-            severity=Severity.WARNING if record.confidence <= _LOW_CONFIDENCE else Severity.ERROR,
+            severity=Severity.WARNING if record.confidence <= _LOW_CONFIDENCE or not supported else Severity.ERROR,
             message=f"the owner is {record.module or '(root)'}, and the evidence supports {better}: {case.reason}",
-            fix=_FIX,
+            fix=FIX,
             node=record.id,
             case=case,
         )

@@ -7,13 +7,15 @@ import heapq
 from collections.abc import Iterable
 
 from modelexport.analysis.contamination.call_index import ROOT
-from modelexport.analysis.contamination.flow_rules import MAX_TRIED_CALLS, FlowRules
+from modelexport.analysis.contamination.flow_rules import FlowRules
 from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
 from modelexport.graph import NO_NODE
 
 # With more conflicts than these, the document belongs to another graph. The remaining nodes are reported without a
 # search for a better owner, which bounds the time that any file can take.
 MAX_SEARCHED = 2000
+# Of the calls that share a neighbour, these are tried: a mask may serve a hundred layers.
+_MAX_TRIED_CALLS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def _candidates(rules: FlowRules, node: int, owners: NodeOwners) -> list[int]:
     for tensor in flow.node_outputs[node]:
         found.update(dict.fromkeys(rules.returned_by.get(tensor, ())))
     for neighbour in (*producers, *consumers):
-        found.update(dict.fromkeys(owners.calls_of(neighbour)[:MAX_TRIED_CALLS]))
+        found.update(dict.fromkeys(owners.calls_of(neighbour)[:_MAX_TRIED_CALLS]))
     for call in list(found):
         found.update(dict.fromkeys(rules.calls.with_callers(call)))
     found[ROOT] = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelexport.analysis.contamination.call_index import ELEMENT_TYPES
-from modelexport.graph import FlowGraph, TensorType
+from modelexport.graph import ELEMENT_TYPES, FlowGraph, TensorType
 from modelexport.hierarchy import ModuleRecord
 
 

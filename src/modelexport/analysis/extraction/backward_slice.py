@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph import nodes_with_ids, subgraphs_of
+from modelexport.graph import consumed_values, nodes_with_ids, subgraphs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Slice:
     """The nodes that compute some tensors from others.
 
     Attributes:
-        nodes: The nodes, in graph order; nodes of a subgraph belong to the node that owns the subgraph.
+        nodes: The nodes, sorted; nodes of a subgraph belong to the node that owns the subgraph.
         initializers: The initializers that they consume.
         used_inputs: Those of the given inputs that they consume.
         extra_inputs: Tensors that they also start from, though they were not given.
@@ -31,11 +31,27 @@ class Slicer:
     """Computes slices of one model. The model must not change meanwhile."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._order = {node: place for place, (_, node) in enumerate(nodes_with_ids(model))}
         self._consumed: dict[ir.Node, tuple[ir.Value, ...]] = {}
+        self._order = self._sorted(node for _, node in nodes_with_ids(model))
+
+    def _sorted(self, nodes: Iterable[ir.Node]) -> dict[ir.Node, int]:
+        """The position of each node, after its producers: some converters leave nodes unsorted."""
+        order: dict[ir.Node, int] = {}
+        entered: set[ir.Node] = set()
+        for start in nodes:
+            stack = [start]
+            while stack:
+                node = stack[-1]
+                if node not in entered:
+                    entered.add(node)
+                    producers = (value.producer() for value in self.consumed(node))
+                    stack.extend(producer for producer in producers if producer is not None and producer not in entered)
+                else:
+                    order.setdefault(stack.pop(), len(order))
+        return order
 
     def consumed(self, node: ir.Node) -> tuple[ir.Value, ...]:
-        """See `consumed_values`; computed once for each node."""
+        """The values a node consumes, those that its subgraphs consume included; computed once for each node."""
         known = self._consumed.get(node)
         if known is None:
             known = self._consumed[node] = tuple(dict.fromkeys(consumed_values(node)))
@@ -122,24 +138,6 @@ class Slicer:
                     seen.add(consumed)
                     waiting.append(consumed)
         return False
-
-
-def consumed_values(node: ir.Node) -> list[ir.Value]:
-    """The values a node consumes: its inputs, and what its subgraphs consume from the graphs around them."""
-    values = [value for value in node.inputs if value is not None]
-    subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
-    if not subgraphs:
-        return values
-    inside: set[ir.Graph | ir.Function | None] = set()
-    consumed: list[ir.Value] = []
-    while subgraphs:
-        subgraph = subgraphs.pop()
-        inside.add(subgraph)
-        for inner in subgraph:
-            subgraphs.extend(deeper for _, deeper in subgraphs_of(inner))
-            consumed.extend(value for value in inner.inputs if value is not None)
-        consumed.extend(subgraph.outputs)
-    return values + [value for value in consumed if value.graph not in inside]
 
 
 def input_dependent_values(model: ir.Model) -> set[ir.Value]:

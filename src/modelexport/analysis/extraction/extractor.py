@@ -41,6 +41,11 @@ class Extractor:
         self._planner = ExtractionPlanner(model, document)
 
     @property
+    def model(self) -> ir.Model:
+        """The model that modules are extracted from."""
+        return self._planner.model
+
+    @property
     def document(self) -> HierarchyDocument:
         """The hierarchy that modules are extracted by."""
         return self._planner.document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -12,7 +12,7 @@ from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValu
 from modelexport.analysis.extraction.port import Port, port_of
 from modelexport.analysis.extraction.submodel_document import DocumentBuilder
 from modelexport.errors import ExtractionError
-from modelexport.graph import subgraphs_of
+from modelexport.graph import ELEMENT_TYPES, subgraphs_of
 from modelexport.hierarchy import (
     CallRecord,
     HierarchyDocument,
@@ -111,14 +111,11 @@ class _Builder:
         except Exception as error:
             raise ExtractionError(
                 self._plan.call.id,
-                "broken_graph",
-                "the graph around it consumes a tensor that no node produces, or consumes it before it is produced; "
-                "modelexport validate names the node",
+                "invalid_graph",
+                "the graph around it consumes a tensor that no node produces; modelexport validate names the node",
             ) from error
 
     def _name_inputs(self, graph: ir.Graph) -> tuple[Port, ...]:
-        taken: set[str] = set()
-        ports: list[Port] = []
         values: list[ir.Value] = []
         for tensor in self._plan.inputs:
             copy = self._copies[tensor.value]
@@ -133,16 +130,29 @@ class _Builder:
                 copy = ir.Value(type=copy.type, shape=copy.shape)
             # A weight that was passed as an argument is an input here, without content.
             copy.const_value = None
-            name = _unique(tensor.name, taken)
             if tensor.is_replacement:
                 # The argument takes the place of its replacement, whose shape may differ.
                 copy.shape = None
-            self._describe(copy, tensor)
-            argument = tensor.name if tensor.is_argument else None
-            ports.append(port_of(copy, name, argument, self._planner.tensor_id(tensor.value)))
             values.append(copy)
-        graph.inputs.clear()
-        graph.inputs.extend(values)
+        return self._set_boundary(graph, graph.inputs, values, self._plan.inputs, set())
+
+    def _set_boundary(
+        self,
+        graph: ir.Graph,
+        boundary: MutableSequence[ir.Value],
+        values: Sequence[ir.Value],
+        tensors: Iterable[BoundaryValue],
+        taken: set[str],
+    ) -> tuple[Port, ...]:
+        """Make these values the inputs or outputs of the graph, with types and names."""
+        ports: list[Port] = []
+        for value, tensor in zip(values, tensors, strict=True):
+            self._describe(value, tensor)
+            argument = tensor.name if tensor.is_argument else None
+            name = _unique(tensor.name, taken)
+            ports.append(port_of(value, name, argument, self._planner.tensor_id(tensor.value)))
+        boundary.clear()
+        boundary.extend(values)
         self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
         return tuple(ports)
 
@@ -150,14 +160,14 @@ class _Builder:
         """Set the type and shape that the graph does not give, from what was recorded at the call."""
         info = tensor.info or self._planner.infos.get(self._planner.tensor_id(tensor.value))
         if value.type is None:
-            if info is None or info.dtype not in _TYPES:
+            if info is None or info.dtype not in ELEMENT_TYPES:
                 raise ExtractionError(
                     self._plan.call.id,
                     "unknown_boundary",
                     f"neither the graph nor the hierarchy has the type of {tensor.name!r}: "
                     "infer the shapes of the model first (onnx.shape_inference)",
                 )
-            value.type = ir.TensorType(_TYPES[info.dtype])
+            value.type = ir.TensorType(ELEMENT_TYPES[info.dtype])
         if value.shape is None and info is not None:
             # Where dynamic axes have no names, recorded sizes are those of the example inputs: only the rank is valid.
             value.shape = ir.Shape([size if self._planner.has_fixed_sizes else None for size in info.shape])
@@ -196,7 +206,6 @@ class _Builder:
     def _name_outputs(self, graph: ir.Graph) -> tuple[Port, ...]:
         taken = {str(value.name) for value in graph.inputs}
         entered = set(graph.inputs) | set(graph.initializers.values())
-        ports: list[Port] = []
         values: list[ir.Value] = []
         for tensor in self._plan.outputs:
             value = self._copies[tensor.value]
@@ -205,15 +214,8 @@ class _Builder:
                 node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
                 graph.append(node)
                 value = node.outputs[0]
-            name = _unique(tensor.name, taken)
-            self._describe(value, tensor)
-            argument = tensor.name if tensor.is_argument else None
-            ports.append(port_of(value, name, argument, self._planner.tensor_id(tensor.value)))
             values.append(value)
-        graph.outputs.clear()
-        graph.outputs.extend(values)
-        self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
-        return tuple(ports)
+        return self._set_boundary(graph, graph.outputs, values, self._plan.outputs, taken)
 
     def _rename(self, graph: ir.Graph, names: Mapping[ir.Value, str]) -> None:
         """Give values their names; other values that have one of these names, in subgraphs too, get a new one."""
@@ -268,15 +270,3 @@ def _unique(name: str, taken: set[str]) -> str:
         copies += 1
     taken.add(found)
     return found
-
-
-_TYPES = {
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-    "float32": ir.DataType.FLOAT,
-    "float64": ir.DataType.DOUBLE,
-    "complex64": ir.DataType.COMPLEX64,
-    "complex128": ir.DataType.COMPLEX128,
-    **{f"{kind}{bits}": ir.DataType[f"{kind.upper()}{bits}"] for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    "bool": ir.DataType.BOOL,
-}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -15,7 +14,7 @@ from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.errors import ExtractionError, ModelExportError
 from modelexport.graph import subgraphs_of, weight_bytes
 from modelexport.hierarchy import encode_document
-from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files
+from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files, write_tensor
 
 # Larger weights are stored in a separate file, as in an export.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -45,7 +44,7 @@ def write_submodel(
         StorageError: The files could not be written; what was there before is untouched.
         ExtractionError: The model has content that cannot be serialized.
     """
-    target = check_target(Path(path), force=overwrite)
+    target = check_target(path, force=overwrite)
     sidecar = sidecar_path(target)
     size = weight_bytes(submodel.model)
     apart = size > _EXTERNAL_DATA_BYTES if external_data is None else external_data
@@ -55,7 +54,7 @@ def write_submodel(
         if apart and size:
             data_name = _write_external(submodel.model, staged, target)
         else:
-            with _lazy_external_weights(submodel.model):
+            with _replaced(submodel.model, _inline):
                 save_inline(submodel.model, staged)
         staging.path(sidecar.name).write_bytes(encode_document(submodel.document))
         return staging.commit(target.name, data_name, {sidecar.name: sidecar})
@@ -74,63 +73,45 @@ def _serializing(submodel: Submodel) -> Iterator[None]:
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ExtractionError(
-            submodel.call.id, "broken_graph", f"the model has content that cannot be serialized ({reason:.200})"
+            submodel.call.id, "invalid_graph", f"the model has content that cannot be serialized ({reason:.200})"
         ) from error
 
 
 def _write_external(model: ir.Model, staged: Path, target: Path) -> str:
     """Write the weights one after the other into a file named after its content, and the model beside it."""
     written = staged.with_name("weights")
-    digest = hashlib.sha256()
     places: dict[str, tuple[int, int]] = {}
-    with written.open("wb") as file:
+    with written.open("w+b") as file:
         for name, value in model.graph.initializers.items():
             tensor = value.const_value
-            if tensor is None or tensor.dtype == ir.DataType.STRING:
-                continue
-            content = tensor.tobytes()
-            _release(tensor)
-            places[name] = file.tell(), len(content)
-            file.write(content)
-            digest.update(content)
-    data_name = data_file_name(target, digest.hexdigest())
+            if tensor is not None and tensor.dtype != ir.DataType.STRING:
+                start = file.tell()
+                write_tensor(tensor, file)
+                places[name] = start, file.tell() - start
+        file.seek(0)
+        data_name = data_file_name(target, hashlib.file_digest(file, "sha256").hexdigest())
     written.rename(staged.with_name(data_name))
-    with _replaced(model, lambda name, tensor: _external(name, tensor, data_name, places, staged.parent)):
+
+    def external(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if name not in places:
+            return tensor
+        shape = ir.Shape([int(str(size)) for size in tensor.shape])
+        return ir.ExternalTensor(data_name, *places[name], tensor.dtype, shape=shape, name=name, base_dir=staged.parent)
+
+    with _replaced(model, external):
         staged.write_bytes(ir.to_proto(model).SerializeToString())
     return data_name
 
 
-def _external(
-    name: str, tensor: ir.TensorProtocol, location: str, places: dict[str, tuple[int, int]], folder: Path
-) -> ir.TensorProtocol:
-    if name not in places:
+def _inline(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A weight of another file as one to write inline; it is copied when it is written, in pieces."""
+    if not isinstance(tensor, ir.ExternalTensor):
         return tensor
-    offset, length = places[name]
-    shape = ir.Shape([int(str(size)) for size in tensor.shape])
-    return ir.ExternalTensor(location, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder)
+    return ir.LazyTensor(lambda: tensor, dtype=tensor.dtype, shape=tensor.shape, name=name)
 
 
 @contextlib.contextmanager
-def _lazy_external_weights(model: ir.Model) -> Iterator[None]:
-    """Read weights of other files only when they are written, one at a time."""
-
-    def lazy(name: str, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        if not isinstance(tensor, ir.ExternalTensor):
-            return tensor
-
-        def read() -> ir.TensorProtocol:
-            content = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
-            tensor.release()
-            return content
-
-        return ir.LazyTensor(read, dtype=tensor.dtype, shape=tensor.shape, name=name, cache=False)
-
-    with _replaced(model, lazy):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
+def _replaced(model: ir.Model, replace: Callable[[str, ir.TensorProtocol], ir.TensorProtocol]) -> Iterator[None]:
     """Replace the weights for the time of the context; external tensors in subgraphs are loaded for good."""
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
@@ -140,20 +121,15 @@ def _replaced(model: ir.Model, replace: Any) -> Iterator[None]:
             for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
-    kept = {name: value.const_value for name, value in model.graph.initializers.items()}
+    kept = {value: value.const_value for value in model.graph.initializers.values()}
     try:
-        for name, tensor in kept.items():
+        for value, tensor in kept.items():
             if tensor is not None:
-                model.graph.initializers[name].const_value = replace(name, tensor)
+                value.const_value = replace(value.name or "", tensor)
         yield
     finally:
-        for name, tensor in kept.items():
-            model.graph.initializers[name].const_value = tensor
-
-
-def _release(tensor: object) -> None:
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()
+        for value, tensor in kept.items():
+            value.const_value = tensor
 
 
 def file_names(calls: Iterable[str], root: str) -> dict[str, str]:

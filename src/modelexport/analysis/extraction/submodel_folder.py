@@ -45,6 +45,10 @@ def extract_modules(
         FileFormatError: The source is not an ONNX model, or the sidecar is damaged.
         StorageError: The files could not be written.
     """
+    if not isinstance(folder, str | Path):
+        raise InputError(f"a folder is given by its path, not by {type(folder).__name__}")
+    if not isinstance(targets, str | Sequence):
+        raise InputError(f"give a selector or a list of targets, not {type(targets).__name__}")
     extractor = Extractor(source)
     if isinstance(targets, str):
         calls = [call.id for call in select_calls(extractor.document, targets)]

@@ -6,7 +6,7 @@ import difflib
 import re
 
 from modelexport.analysis.query import select_calls
-from modelexport.errors import ExtractionError, SelectorError
+from modelexport.errors import ExtractionError, InputError, SelectorError
 from modelexport.hierarchy import CallId, CallRecord, HierarchyDocument
 
 _SHOWN = 5
@@ -20,6 +20,8 @@ def find_call(document: HierarchyDocument, target: str) -> CallRecord:
     Raises:
         ExtractionError: No call, or several calls, match.
     """
+    if not isinstance(target, str):
+        raise InputError(f"a module is named by a string, as in 'encoder.layer.0', not by {type(target).__name__}")
     calls = {call.id: call for call in document.calls}
     if target in calls:
         return calls[target]

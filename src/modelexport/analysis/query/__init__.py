@@ -5,11 +5,12 @@ from __future__ import annotations
 from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule, analysis_schema, analyze
 from modelexport.analysis.query.node_selection import Selection, select, selection_schema
 from modelexport.analysis.query.selector_eval import select_calls, select_nodes
-from modelexport.analysis.query.statistics import ModuleStatistics, count_modules
+from modelexport.analysis.query.statistics import ModuleStatistics, PrintedTree, count_modules, tree_schema
 
 __all__ = [
     "AnalysisReport",
     "ModuleStatistics",
+    "PrintedTree",
     "RankedModule",
     "Selection",
     "analysis_schema",
@@ -19,4 +20,5 @@ __all__ = [
     "select_calls",
     "select_nodes",
     "selection_schema",
+    "tree_schema",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Iterable
+import functools
+from collections.abc import Collection, Iterable
 
 from modelexport.analysis.query.selector_parser import (
     NODE_FIELDS,
@@ -41,7 +42,7 @@ class Selector:
             if term.field in NODE_FIELDS:
                 raise SelectorError(f"{shown(self.text)} has '{term}', which picks nodes: select modules or classes")
         index = _DocumentIndex(document)
-        selected = _CallEvaluation(index).evaluate(self.expression)
+        selected = _select_calls(self.expression, index)
         if selected.covered and not selected.named:
             raise SelectorError(f"{shown(self.text)} selects no module call, it only excludes some: write '** and …'")
         if not selected.named:
@@ -74,7 +75,7 @@ class Selector:
         """The selected calls with all calls inside of them; None for a selector of single nodes."""
         if any(term.field in NODE_FIELDS for term in terms_of(self.expression)):
             return None
-        return _CallEvaluation(_DocumentIndex(document)).evaluate(self.expression).covered
+        return _select_calls(self.expression, _DocumentIndex(document)).covered
 
     def unmatched(self, document: HierarchyDocument) -> tuple[str, ...]:
         """The terms that match nothing in the document: usually typing errors."""
@@ -129,7 +130,7 @@ class _DocumentIndex:
 
     def named(self, term: Term) -> set[str]:
         """The calls that a term names."""
-        match = _cached(term.pattern.matches)
+        match = functools.cache(term.pattern.matches)
         found: set[str] = set()
         if term.field == "tag":
             # A hidden module has the tag of its parent, whose calls include it.
@@ -182,7 +183,7 @@ class _DocumentIndex:
 
     def has_match(self, term: Term) -> bool:
         """Whether anything in the document matches the term."""
-        match = _cached(term.pattern.matches)
+        match = functools.cache(term.pattern.matches)
         if term.field in NODE_FIELDS:
             return any(match(name) for name in self._names(term.field))
         return bool(self.named(term)) or any(match(name) for name in self._names(term.field))
@@ -214,29 +215,24 @@ class _SelectedCalls:
     covered: set[str]
 
 
-class _CallEvaluation:
-    """Evaluates an expression on calls.
+def _select_calls(expression: Expression, index: _DocumentIndex) -> _SelectedCalls:
+    """The calls that an expression selects.
 
     ``encoder.layer.0 and class:Linear`` names the Linear calls inside of the layer: ``and`` names what one part names
     and all parts cover. ``not`` names nothing.
     """
-
-    def __init__(self, index: _DocumentIndex) -> None:
-        self._view = index
-
-    def evaluate(self, expression: Expression) -> _SelectedCalls:
-        if isinstance(expression, Term):
-            named = self._view.named(expression)
-            return _SelectedCalls(named, self._view.inside(named))
-        if isinstance(expression, Not):
-            inner = self.evaluate(expression.part)
-            return _SelectedCalls(set(), {call.id for call in self._view.document.calls} - inner.covered)
-        parts = [self.evaluate(part) for part in expression.parts]
-        named = set().union(*(part.named for part in parts))
-        if isinstance(expression, Or):
-            return _SelectedCalls(named, set().union(*(part.covered for part in parts)))
-        covered = set.intersection(*(part.covered for part in parts))
-        return _SelectedCalls(named & covered, covered)
+    if isinstance(expression, Term):
+        named = index.named(expression)
+        return _SelectedCalls(named, index.inside(named))
+    if isinstance(expression, Not):
+        inner = _select_calls(expression.part, index)
+        return _SelectedCalls(set(), {call.id for call in index.document.calls} - inner.covered)
+    parts = [_select_calls(part, index) for part in expression.parts]
+    named = set().union(*(part.named for part in parts))
+    if isinstance(expression, Or):
+        return _SelectedCalls(named, set().union(*(part.covered for part in parts)))
+    covered = set.intersection(*(part.covered for part in parts))
+    return _SelectedCalls(named & covered, covered)
 
 
 def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: bool) -> set[int]:
@@ -248,7 +244,7 @@ def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: b
         return set.intersection(*(_select_nodes(part, index, contributors) for part in expression.parts))
     if isinstance(expression, Or):
         return set().union(*(_select_nodes(part, index, contributors) for part in expression.parts))
-    match = _cached(expression.pattern.matches)
+    match = functools.cache(expression.pattern.matches)
     if expression.field == "op":
         return {i for i, node in enumerate(nodes) if any(map(match, _operation_names(node.op)))}
     if expression.field == "kind":
@@ -266,16 +262,3 @@ def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: b
 def _operation_names(op: str) -> tuple[str, ...]:
     """The names of an operator: with its domain, and without."""
     return (op, op.rpartition("::")[2]) if "::" in op else (op,)
-
-
-def _cached(match: Callable[[str], bool]) -> Callable[[str], bool]:
-    """The same function with a cache: names repeat, and matching is slower than a lookup."""
-    known: dict[str, bool] = {}
-
-    def cached(name: str) -> bool:
-        found = known.get(name)
-        if found is None:
-            found = known[name] = match(name)
-        return found
-
-    return cached

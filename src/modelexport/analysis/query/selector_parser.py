@@ -65,6 +65,8 @@ def parse_expression(text: str) -> Expression:
     Raises:
         SelectorError: The text is not a selector; the message has the position of the error.
     """
+    if not isinstance(text, str):
+        raise SelectorError(f"a selector is a string, not {type(text).__name__}")
     if len(text) > MAX_LENGTH:
         raise SelectorError(f"a pattern of {len(text)} characters is too long: the limit is {MAX_LENGTH}")
     return _Parser(text).parse()

@@ -8,10 +8,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from modelexport.hierarchy import HierarchyDocument, ModuleRecord, NodeRecord, TensorInfo, parent_path
+from modelexport.hierarchy import HierarchyDocument, NodeRecord, json_schema, parent_path
 
 _BITS = re.compile(r"[a-z]+?(\d+)")
 _BOOLEAN_BITS = 8
@@ -65,6 +66,35 @@ class ClassStatistics(msgspec.Struct, frozen=True):
     parameter_bytes: int
     operations: dict[str, int]
     kinds: dict[str, int]
+
+
+class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of a module tree.
+
+    Attributes:
+        schema_version: The version of this format.
+        file: The file.
+        origin: The source of the hierarchy.
+        strategy: The strategy of the export.
+        coverage: The fraction of nodes that have an owner.
+        kinds: Nodes by kind of attribution.
+        modules: The modules, parents before their children.
+        tags: Nodes by tag.
+    """
+
+    schema_version: int = 1
+    file: str
+    origin: str
+    strategy: str
+    coverage: float
+    kinds: dict[str, int]
+    modules: tuple[ModuleStatistics, ...]
+    tags: dict[str, int]
+
+
+def tree_schema() -> dict[str, Any]:
+    """The JSON Schema of the output of ``modelexport tree --format json``."""
+    return json_schema("modelexport tree", PrintedTree)
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,32 +151,30 @@ def _by_module(document: HierarchyDocument, own: Mapping[str, _Counts]) -> list[
         around = parent_path(path)
         if around is not None:
             total[around].add(total[path])
-    return [_module_statistics(module, own[module.path], total[module.path], calls) for module in document.modules]
+    return [
+        ModuleStatistics(
+            path=module.path,
+            class_name=module.class_name,
+            qualified_class=module.qualified_class,
+            tag=module.tag,
+            depth=_depth(module.path),
+            calls=calls[module.path],
+            own_nodes=own[module.path].nodes,
+            nodes=counts.nodes,
+            own_parameters=own[module.path].parameters,
+            parameters=counts.parameters,
+            parameter_bytes=counts.parameter_bytes,
+            operations=_by_frequency(counts.operations),
+            kinds=counts.kinds,
+            lowest_confidence=None if counts.lowest == math.inf else counts.lowest,
+        )
+        for module in document.modules
+        for counts in (total[module.path],)
+    ]
 
 
 def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
-
-
-def _module_statistics(
-    module: ModuleRecord, own: _Counts, total: _Counts, calls: Mapping[str, int]
-) -> ModuleStatistics:
-    return ModuleStatistics(
-        path=module.path,
-        class_name=module.class_name,
-        qualified_class=module.qualified_class,
-        tag=module.tag,
-        depth=_depth(module.path),
-        calls=calls.get(module.path, 0),
-        own_nodes=own.nodes,
-        nodes=total.nodes,
-        own_parameters=own.parameters,
-        parameters=total.parameters,
-        parameter_bytes=total.parameter_bytes,
-        operations=_by_frequency(total.operations),
-        kinds=total.kinds,
-        lowest_confidence=None if total.lowest == math.inf else total.lowest,
-    )
 
 
 def _by_frequency(amounts: dict[str, int]) -> dict[str, int]:
@@ -198,9 +226,9 @@ def _own_counts(
         if parameter_modules is None or module.path in parameter_modules:
             for name, info in module.parameters.items():
                 if name not in module.tied_parameters:
-                    size = _size(info.shape)
+                    size = math.prod(axis for axis in info.shape if isinstance(axis, int))
                     counts.parameters += size
-                    counts.parameter_bytes += math.ceil(size * _bits(info) / 8)
+                    counts.parameter_bytes += -(-size * _bits(info.dtype) // 8)
     counts_by_call = {call.id: own[call.path] for call in document.calls}
     for node in document.nodes if nodes is None else nodes:
         found = counts_by_call.get(node.module)
@@ -212,16 +240,8 @@ def _own_counts(
     return own
 
 
-def _size(shape: tuple[int | str, ...]) -> int:
-    return math.prod(axis for axis in shape if isinstance(axis, int))
-
-
-def _bits(info: TensorInfo) -> int:
-    """The bits of an element, by the name of its type: ``float32``, ``float8_e4m3fn``, ``bool``."""
-    return _bits_of(info.dtype)
-
-
 @functools.lru_cache(maxsize=256)
-def _bits_of(dtype: str) -> int:
+def _bits(dtype: str) -> int:
+    """The bits of an element, by the name of its type: ``float32``, ``float8_e4m3fn``, ``bool``."""
     found = _BITS.match(dtype.rpartition(".")[2])
     return int(found[1][:4]) if found else _BOOLEAN_BITS

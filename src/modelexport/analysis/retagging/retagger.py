@@ -12,12 +12,14 @@ import msgspec
 import numpy.typing as npt
 import onnx_ir as ir
 
+from modelexport.analysis.retagging.invalid_files import correct
 from modelexport.analysis.retagging.matching_by_value import match_tensors_by_value
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
+from modelexport.graph import ELEMENT_TYPES, graph_hash, named_values, nodes_with_ids, operation, tensors_with_ids
 from modelexport.hierarchy import (
     Attribution,
+    BoundaryTensor,
     CallId,
     CallRecord,
     CallTree,
@@ -68,6 +70,7 @@ class RetagReport:
         tensors_kept: How many node outputs of the tagged graph the rewritten graph still has, merged ones included.
         tensors_before: How many node outputs the tagged graph has.
         by_value: Whether tensors were matched by value rather than by name.
+        notes: What was corrected in the rewritten file.
     """
 
     files: tuple[Path, ...]
@@ -75,6 +78,7 @@ class RetagReport:
     tensors_kept: int
     tensors_before: int
     by_value: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def exact(self) -> int:
@@ -105,27 +109,14 @@ class RetagReport:
                 tensors_kept=self.tensors_kept,
                 tensors_before=self.tensors_before,
                 by_value=self.by_value,
+                notes=self.notes,
             )
         )
         return content
 
 
 class PrintedRetagging(msgspec.Struct, frozen=True):
-    """The JSON of a `RetagReport`.
-
-    Attributes:
-        files: The files written, the model first.
-        nodes: The number of nodes of the rewritten model.
-        exact: Nodes with an exact owner.
-        projected: Nodes that do the work of several original nodes, with all their calls.
-        inferred: Nodes whose owner is inferred from data flow.
-        kinds: Nodes by kind of attribution.
-        coverage: The fraction of nodes that have an owner.
-        tensors_kept: How many node outputs of the tagged graph the rewritten graph still has, merged ones included.
-        tensors_before: How many node outputs the tagged graph has.
-        by_value: Whether tensors were matched by value rather than by name.
-        schema_version: The version of this format.
-    """
+    """The JSON of a `RetagReport`, with the numbers of nodes in all, by evidence and by kind of attribution."""
 
     files: tuple[str, ...]
     nodes: int
@@ -137,6 +128,7 @@ class PrintedRetagging(msgspec.Struct, frozen=True):
     tensors_kept: int
     tensors_before: int
     by_value: bool
+    notes: tuple[str, ...]
     schema_version: int = 1
 
 
@@ -158,7 +150,8 @@ def retag(
     """Transfer the hierarchy of a tagged file to a file that another tool rewrote.
 
     The owners follow from the tensors that both graphs have. A node that does the work of several original nodes lists
-    all their calls; a new node belongs to the calls between the tensors around it.
+    all their calls; a new node belongs to the calls between the tensors around it. The graph does not change, except
+    that unsorted nodes are sorted and wrong element types in `value_info` are corrected, which the report notes.
 
     Args:
         rewritten: The output of an optimizer, a quantizer or a converter.
@@ -174,10 +167,10 @@ def retag(
         FileFormatError: A file is not an ONNX model, or `tagged` has no hierarchy.
         StorageError: The files could not be written.
     """
-    target = check_target(Path(rewritten if output_path is None else output_path), force=overwrite)
+    target = check_target(rewritten if output_path is None else output_path, force=overwrite)
     original = load(tagged)
     original_document = _document_of(original)
-    given = read_untagged(rewritten, target, overwrite=overwrite)
+    given, notes = correct(read_untagged(rewritten, target, overwrite=overwrite), original.model)
     owners = _owners(original, original_document)
     outputs = _node_outputs(original.model)
     names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
@@ -187,7 +180,7 @@ def retag(
     document = _document(given, original_document, projection)
     files = write_tagged(given, document, target, overwrite=overwrite)
     kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
-    return RetagReport(files, document, len(kept), len(outputs), by_value)
+    return RetagReport(files, document, len(kept), len(outputs), by_value, notes)
 
 
 def _document_of(tagged: LoadedModel) -> HierarchyDocument:
@@ -252,6 +245,25 @@ def _names_by_value(
     return {value: original.name for value, original in found.items() if original.name}
 
 
+def _with_types_of(model: ir.Model, calls: CallTree) -> CallTree:
+    """The calls with the element types that their boundary tensors have in this model: a converter may change them."""
+    values = named_values(model.graph)
+    names = {element: name for name, element in ELEMENT_TYPES.items()}
+
+    def typed(tensor: BoundaryTensor) -> BoundaryTensor:
+        value = values.get(tensor.tensor or tensor.stand_in or "")
+        dtype = names.get(value.dtype) if value is not None and value.dtype is not None else None
+        if tensor.info is None or dtype in (None, tensor.info.dtype):
+            return tensor
+        return msgspec.structs.replace(tensor, info=msgspec.structs.replace(tensor.info, dtype=dtype))
+
+    def typed_call(call: ModuleCall) -> ModuleCall:
+        inputs, outputs = (tuple(map(typed, boundary)) for boundary in (call.inputs, call.outputs))
+        return msgspec.structs.replace(call, inputs=inputs, outputs=outputs)
+
+    return CallTree({call.id: typed_call(call) for call in calls})
+
+
 def _document(given: UntaggedFile, original: HierarchyDocument, projection: Projection) -> HierarchyDocument:
     nodes = nodes_with_ids(given.graph)
     axes = {tensor.id: tensor.axis for tensor in original.tensors if tensor.axis is not None}
@@ -267,7 +279,7 @@ def _document(given: UntaggedFile, original: HierarchyDocument, projection: Proj
         graph_hash=graph_hash(given.graph),
         view=original.tag_view,
         tree=original.tree(),
-        calls=projection.calls,
+        calls=_with_types_of(given.graph, projection.calls),
         nodes=[(identity, operation(node), projection.attributions[node]) for identity, node in nodes],
         graph_tensors=tensors_with_ids(given.graph, nodes),
         folded={**projection.renamed(constants), **folded},

@@ -112,15 +112,13 @@ class _Matcher:
     def _by_values_and_shape(self) -> None:
         """Match the only tensor with these values and shape to the first of several: the others were no-op outputs."""
         for value, candidates in self._unmatched():
-            matching = [c for c in candidates if self._have_same_shape(value, c)]
-            if matching and self._is_distinctive(value) and len(self._equal_tensors_of_shape(value)) == 1:
+            if not self._is_distinctive(value):
+                continue
+            shape = self._rewritten_values[value].shape
+            matching = [c for c in candidates if self._original_values[c].shape == shape]
+            equal = [v for v in self._equal_tensors(value) if self._rewritten_values[v].shape == shape]
+            if matching and len(equal) == 1:
                 self.pair(value, matching[0])
-
-    def _shape(self, rewritten: ir.Value) -> tuple[int, ...]:
-        return self._rewritten_values[rewritten].shape
-
-    def _have_same_shape(self, rewritten: ir.Value, original: ir.Value) -> bool:
-        return self._shape(rewritten) == self._original_values[original].shape
 
     def _unmatched(self) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
         for value in self._rewritten:
@@ -133,9 +131,6 @@ class _Matcher:
             for other in self._rewritten:
                 self._groups.setdefault(self._group(other), []).append(other)
         return [other for other in self._groups[self._group(value)] if other not in self.found]
-
-    def _equal_tensors_of_shape(self, value: ir.Value) -> list[ir.Value]:
-        return [other for other in self._equal_tensors(value) if self._shape(other) == self._shape(value)]
 
     def _group(self, value: ir.Value) -> tuple[int, ...]:
         return tuple(id(candidate) for candidate in self._candidates(value))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from modelexport.analysis.contamination import FIX, types_compatible
 from modelexport.analysis.contamination import RULE as CONTAMINATION
-from modelexport.analysis.contamination import types_compatible
 from modelexport.analysis.validation.rule import EXPORT_AGAIN, Rule, Violation
 from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.hierarchy import (
@@ -161,7 +161,7 @@ HIERARCHY_RULES = (
     Rule(
         CONTAMINATION,
         "no node is owned by a call that did not run it",
-        "inspect the node and its neighbors; if the owner is wrong, export again or correct all three stores",
+        FIX,
         _check_owners,
         needs_document=True,
         optional=True,

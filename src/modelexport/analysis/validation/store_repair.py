@@ -75,10 +75,11 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
         StorageError: The files could not be written.
     """
     file = ValidatedFile(path)
-    target = check_target(file.path if output_path is None else Path(output_path), force=overwrite)
+    target = check_target(file.path if output_path is None else output_path, force=overwrite)
     untagged = read_untagged(file.path, target, overwrite=overwrite)
-    document, origin, missing = _best(file)
-    if document is None:
+    missing: tuple[str, ...] = ()
+    document, origin = file.document, "sidecar"
+    if document is None or not _describes_graph(document, file):
         try:
             found = recover_document(file.model, file.nodes, untagged.graph)
         except FileFormatError as error:
@@ -89,14 +90,11 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
     return RepairReport(origin, write_tagged(untagged, document, target, overwrite=overwrite), missing)
 
 
-def _best(file: ValidatedFile) -> tuple[HierarchyDocument | None, str, tuple[str, ...]]:
-    document = file.document
-    if document is None or document.graph_hash != file.opened.graph_hash:
-        return None, "", ()
-    # As `read_model` requires: each node once, in graph order.
-    if [record.id for record in document.nodes] != [identity for identity, _ in file.nodes]:
-        return None, "", ()
-    return document, "sidecar", ()
+def _describes_graph(document: HierarchyDocument, file: ValidatedFile) -> bool:
+    """Whether `read_model` accepts the document: it has the hash of the graph, and each node once, in order."""
+    return document.graph_hash == file.opened.graph_hash and [record.id for record in document.nodes] == [
+        node_id for node_id, _ in file.nodes
+    ]
 
 
 def _nothing(path: Path) -> InputError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from modelexport.capture import DYNAMO, Capture, in_one_line, read_module_tree, root_cause
+from modelexport.attempt_report import Variant
+from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, in_one_line, read_module_tree
+from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
 from modelexport.capture.fx.original_graph import Export, export_graphs
@@ -15,6 +18,13 @@ from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
 from modelexport.errors import UnsupportedLibraryError, find_own_error
+from modelexport.torch_support import exporter_arguments
+from modelexport.torch_support.private_export import fake_constants_refused
+
+_NOT_WATCHED = "module calls were not watched, because the exporter failed while hooks watched them"
+_STRICT = "torch.export captured the model only in its strict mode, which does not run hooks"
+_NOT_SEEN = "the hooks saw no forward pass"
+_EVIDENCE = "owners come from torch's own record of the calls, and their inputs and outputs from data flow"
 
 
 def capture_with_dynamo(
@@ -22,6 +32,8 @@ def capture_with_dynamo(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    unwatched: bool = False,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=True)` and record the module call of each node.
 
@@ -30,20 +42,25 @@ def capture_with_dynamo(
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         options: Further arguments of `torch.onnx.export`.
+        unwatched: Do not watch the module calls with hooks.
 
     Returns:
         The graph before and after optimization, with the recorded calls.
+
+    Raises:
+        VariantError: The exporter failed, and may succeed unwatched.
     """
 
     def export() -> torch.onnx.ONNXProgram | None:
-        return torch.onnx.export(
-            model, args, None, kwargs=dict(kwargs) or None, dynamo=True, **{"verbose": False, **options}
-        )
+        given, named = exporter_arguments(args, kwargs)
+        return torch.onnx.export(model, given, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
 
-    return capture_export(model, export, DYNAMO, optimize=bool(options.get("optimize", True)))
+    return capture_export(model, export, DYNAMO, optimize=bool(options.get("optimize", True)), unwatched=unwatched)
 
 
-def capture_export(model: torch.nn.Module, export: Export, exporter: str, *, optimize: bool) -> Capture:
+def capture_export(
+    model: torch.nn.Module, export: Export, exporter: str, *, optimize: bool, unwatched: bool = False
+) -> Capture:
     """Run `export` and record the module call of each node.
 
     Args:
@@ -51,41 +68,51 @@ def capture_export(model: torch.nn.Module, export: Export, exporter: str, *, opt
         export: Exports it with `torch.export` and `torch.onnx`.
         exporter: The name of the exporter.
         optimize: Whether `export` asks torch to optimize the graph.
+        unwatched: Do not watch the module calls with hooks.
+
+    Raises:
+        VariantError: The exporter failed, and may succeed unwatched.
     """
     tree = read_module_tree(model)
     recorder = TraceRecorder(model, tree)
-    failure: Exception | None
     try:
-        with recorder.watching():
+        with fake_constants_refused(model), contextlib.nullcontext() if unwatched else recorder.watching():
             graphs = export_graphs(export, exporter, optimize=optimize)
-        failure = recorder.failure
-    except Exception as error:  # noqa: BLE001  the export is repeated below; its own error is raised there
+    except Exception as error:
         own = find_own_error(error)
-        if own is not None and not isinstance(own, UnsupportedLibraryError):
-            raise own from own.__cause__
-        # The hooks may be the reason. If the export fails without them too, that is the error to report.
-        graphs = export_graphs(export, exporter, optimize=optimize)
-        failure = own or error
+        lacks_part = isinstance(own, UnsupportedLibraryError)
+        # Hooks can be the reason only where the model's own code failed while torch traced it.
+        if unwatched or (own is not None and not lacks_part):
+            raise
+        if not lacks_part and (recorder.completed or find_data_dependence(error)):
+            raise
+        raise VariantError(Variant(unwatched=True)) from error
+    failure, strict = recorder.failure, recorder.strict
     if failure is not None:
         recorder = TraceRecorder(model, tree)
-    found = find_calls(graphs.program, recorder, tree)
+    program, original = graphs.program, graphs.original
+    found = find_calls(program, recorder, tree)
+    recorded = graphs.attributions(found)
+    notes = (*found.notes, *graphs.notes)
+    if recorder.last_pass is None:
+        why = _NOT_WATCHED if unwatched else _STRICT if strict else _NOT_SEEN
+        if failure is not None:
+            why = f"{_NOT_SEEN} ({in_one_line(failure)})"
+        notes = (f"{why}: {_EVIDENCE}", *notes)
+        owners = {node: attribution.owner for node, attribution in recorded.items()}
+        calls = boundaries_by_flow(graphs, owners, found.calls, program, tree)
+    else:
+        calls = with_boundaries(found.calls, program, recorder, onnx_values(program, original))
     return Capture(
         exporter=exporter,
         model=graphs.model,
-        original_graph=graphs.original,
-        recorded=graphs.attributions(found),
+        original_graph=original,
+        recorded=recorded,
         tree=tree,
-        calls=with_boundaries(found.calls, graphs.program, recorder, onnx_values(graphs.program, graphs.original)),
+        calls=calls,
         graph_kind="fx",
-        graph_text=lambda: format_program(graphs.program, found.owners),
-        dynamic_sizes=dynamic_sizes(graphs.original, graphs.sources),
-        notes=(*_lost(recorder, failure), *found.notes, *graphs.notes),
+        graph_text=lambda: format_program(program, found.owners),
+        dynamic_sizes=dynamic_sizes(original, graphs.sources),
+        notes=notes,
+        variant="strict" if strict else "",
     )
-
-
-def _lost(recorder: TraceRecorder, failure: Exception | None) -> tuple[str, ...]:
-    """Return a note where no module call was seen."""
-    if recorder.last_pass is not None:
-        return ()
-    why = in_one_line(root_cause(failure)) if failure is not None else "torch traced the model without running hooks"
-    return (f"module calls could not be watched: {why}; owners come from torch's own record",)

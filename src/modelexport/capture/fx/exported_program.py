@@ -70,7 +70,7 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
         original_graph=graphs.original,
         recorded=recorded,
         tree=tree,
-        calls=_with_boundaries(graphs, owners, found.calls, _root_call(graphs.original.graph, program, tree)),
+        calls=boundaries_by_flow(graphs, owners, found.calls, program, tree),
         graph_kind="fx",
         graph_text=lambda: format_program(graphs.program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs.original, graphs.sources),
@@ -137,11 +137,16 @@ class _ProgramRecord:
         return call
 
 
-def _with_boundaries(
-    graphs: ExportedGraphs, owners: Mapping[ir.Node, CallId], calls: CallTree, root: ModuleCall
+def boundaries_by_flow(
+    graphs: ExportedGraphs,
+    owners: Mapping[ir.Node, CallId],
+    calls: CallTree,
+    program: torch.export.ExportedProgram,
+    tree: ModuleTree,
 ) -> CallTree:
     """Return the calls with boundary tensors from data flow; the program does not record the names of arguments."""
     graph = graphs.original.graph
+    root = _root_call(graph, program, tree)
     entering, leaving = find_crossing_tensors(graph, owners, calls)
     values = {value.name: value for node in graph for value in node.outputs}
     values |= {value.name: value for value in graph.inputs}

@@ -108,7 +108,7 @@ def _is_consumed_tensor(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and bool(node.users) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _translated_inputs(node: torch.fx.Node, translated: Container[torch.fx.Node]) -> set[torch.fx.Node]:
+def _translated_inputs(node: torch.fx.Node, translated: Container[torch.fx.Node | None]) -> set[torch.fx.Node]:
     """Return the inputs of a node, and those of inputs that were translated to no node."""
     found: set[torch.fx.Node] = set()
     pending = list(node.all_input_nodes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from modelexport.capture.fx.generated_code import GeneratedCode
 from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
 from modelexport.torch_support import CallWatch, RunningCall, named_arguments, named_results
+from modelexport.torch_support.private_export import export_through
 from modelexport.torch_support.private_fx import (
     Tracer,
     active_tracer,
@@ -109,6 +110,8 @@ class TraceRecorder:
         paths_by_id: The path of each module by its `id()`.
         failure: The first error of a hook. torch would take it for an error of the model, so that hooks raise none;
             what they recorded is then incomplete.
+        completed: Whether there was a complete forward pass, also one that torch did not use.
+        strict: Whether torch captured the model in its strict mode, which runs no hooks.
     """
 
     def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
@@ -121,6 +124,8 @@ class TraceRecorder:
         self.last_pass: ForwardPass | None = None
         self.failure: Exception | None = None
         self.generated = GeneratedCode()
+        self.completed = self.strict = False
+        self._global_hooks: list[torch.utils.hooks.RemovableHandle] = []
         # Modules that forward assigned in place of others. They are referenced here so that no `id()` is used twice.
         self._replacements: list[torch.nn.Module] = []
 
@@ -129,9 +134,26 @@ class TraceRecorder:
         """Watch the passes within the context, with hooks on every module; the hooks are removed at its end."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._calls.watching(self._modules))
+            stack.enter_context(export_through(self._export))
+            stack.callback(self._remove_global_hooks)
             for hook in (self._record_generated, self._watch_replacement):
-                stack.callback(torch.nn.modules.module.register_module_forward_pre_hook(hook).remove)
+                self._global_hooks.append(torch.nn.modules.module.register_module_forward_pre_hook(hook))
             yield
+
+    def _export(self, original: Callable[..., Any], *args: Any, strict: bool = False, **kwargs: Any) -> Any:
+        """Run `torch.export.export`: its strict mode runs no hooks, and fails where a global one is registered."""
+        if strict:
+            self._remove_global_hooks()
+            # The pass before it failed, and is no evidence for this one.
+            self._current = self.last_pass = None
+            self.generated = GeneratedCode()
+            self.strict = True
+        return original(*args, strict=strict, **kwargs)
+
+    def _remove_global_hooks(self) -> None:
+        for handle in self._global_hooks:
+            handle.remove()
+        self._global_hooks.clear()
 
     def _enter(
         self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -177,6 +199,7 @@ class TraceRecorder:
             self.failure = self.failure or error
         if call.parent is None:
             self.last_pass = current
+            self.completed = True
             self._current = None
 
     def _watch_replacement(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:

@@ -9,17 +9,21 @@ import contextlib
 import copy
 import dataclasses
 import io
+import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
-from modelexport.capture import DYNAMO_WITH_CACHES, TRANSFORMERS, Capture, in_one_line
+from modelexport.capture import BATCH, DYNAMO_WITH_CACHES, SEQUENCE, TRANSFORMERS, Capture, in_one_line
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
+from modelexport.torch_support.private_export import name_dynamic_axes
 from modelexport.torch_support.transformers_private import (
     export_to_onnx,
+    graph_names_through,
     input_preparation_through,
     register_caches,
 )
@@ -28,16 +32,13 @@ from modelexport.torch_support.transformers_private import (
 _OPTIONS = ("opset_version", "optimize", "dynamic_shapes", "dynamic")
 
 
-def unsupported_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the options with an effect that this exporter does not have."""
-    return sorted(name for name, value in options.items() if name not in (*_OPTIONS, "verbose") and value)
-
-
 def capture_with_transformers(
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    unwatched: bool = False,
 ) -> Capture:
     """Export with `transformers.exporters` and record the module call of each node.
 
@@ -45,7 +46,9 @@ def capture_with_transformers(
         model: A `PreTrainedModel`, in the mode in which it is exported.
         args: Must be empty: the exporter takes inputs by keyword only.
         kwargs: The example inputs.
-        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be.
+        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be, and
+            `rename` changes its names of inputs and outputs (see `graph_names_through`), and of dynamic axes.
+        unwatched: Do not watch the module calls with hooks.
 
     Raises:
         UnusableOptionError: Inputs or options that this exporter does not support.
@@ -55,36 +58,45 @@ def capture_with_transformers(
             "transformers' exporter takes inputs by keyword only.",
             "Give the example inputs as a dict of forward arguments.",
         )
-    refused = unsupported_options(options)
+    rename = options.get("rename") or (lambda name, is_output: name)
+    refused = sorted(name for name, value in options.items() if name not in (*_OPTIONS, "verbose", "rename") and value)
     if refused:
         raise UnusableOptionError(f"transformers' exporter has no option {', '.join(refused)}.", "Leave it out.")
     settings = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-    if "dynamic_shapes" in settings:
-        settings["dynamic_shapes"] = _with_dimensions(settings["dynamic_shapes"], {})
+    shapes = settings.get("dynamic_shapes")
+    if shapes is not None:
+        settings["dynamic_shapes"] = _without_names(shapes)
 
-    unprepared: list[Exception] = []
-
-    def prepare_if_possible(
-        prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
-    ) -> None:
-        prepared = dict(inputs)
-        try:
-            prepare(model, prepared)
-        except Exception as error:  # noqa: BLE001  the export shows whether it matters; the note names it
-            unprepared[:] = [error]
-        else:
-            inputs.update(prepared)
+    notes: list[str] = []
 
     def export() -> torch.onnx.ONNXProgram:
         # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
         inputs = copy.deepcopy(dict(kwargs))
         quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
-        with quiet, input_preparation_through(prepare_if_possible):
-            return export_to_onnx(model, inputs, settings)
+        with quiet, input_preparation_through(prepare_if_possible), graph_names_through(rename):
+            program = export_to_onnx(model, inputs, settings)
+        if shapes is not None:
+            name_dynamic_axes(program, shapes)
+        elif "rename" in options:
+            name_dynamic_axes(program, _axis_names(program.model.graph.inputs))
+        return program
 
-    capture = capture_export(model, export, TRANSFORMERS, optimize=bool(settings.get("optimize", True)))
-    notes = [f"transformers' exporter could not prepare the inputs: {in_one_line(error)}" for error in unprepared]
-    return dataclasses.replace(capture, notes=(*capture.notes, *notes))
+    def prepare_if_possible(
+        prepare: Callable[..., None], model: torch.nn.Module, inputs: MutableMapping[str, Any]
+    ) -> None:
+        """Prepare the inputs; where transformers' exporter cannot, keep them: the export may still succeed."""
+        prepared = dict(inputs)
+        try:
+            prepare(model, prepared)
+        except Exception as error:  # noqa: BLE001  the export shows whether it matters
+            why = in_one_line(error)
+            notes.append(f"transformers' exporter could not prepare the inputs, and took them as they are: {why}")
+            return
+        inputs.update(prepared)
+
+    optimize = bool(settings.get("optimize", True))
+    capture = capture_export(model, export, TRANSFORMERS, optimize=optimize, unwatched=unwatched)
+    return dataclasses.replace(capture, notes=(*capture.notes, *dict.fromkeys(notes)))
 
 
 def capture_with_caches(
@@ -92,25 +104,52 @@ def capture_with_caches(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
+    *,
+    unwatched: bool = False,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=True)` after registering transformers' caches as pytree nodes.
 
     Without that torch cannot export a model that returns a cache. transformers' exporter also changes the model, and
-    fails where it cannot. torch has no way to undo the registration. The arguments are those of `capture_with_dynamo`.
+    fails where it cannot. torch has no way to undo the registration.
+
+    Args:
+        model: A `PreTrainedModel`, in the mode in which it is exported.
+        args: Its positional example inputs.
+        kwargs: Its example inputs by keyword.
+        options: Further arguments of `torch.onnx.export`.
+        unwatched: Do not watch the module calls with hooks.
     """
     register_caches(model)
-    return dataclasses.replace(capture_with_dynamo(model, args, kwargs, options), exporter=DYNAMO_WITH_CACHES)
+    capture = capture_with_dynamo(model, args, kwargs, options, unwatched=unwatched)
+    return dataclasses.replace(capture, exporter=DYNAMO_WITH_CACHES)
 
 
-def _with_dimensions(shapes: Any, dimensions: dict[str, Any]) -> Any:
-    """Return dynamic shapes with `torch.export.Dim` objects for names; only `torch.onnx.export` takes names.
+def _axis_names(inputs: Sequence[ir.Value]) -> list[dict[int, str]]:
+    """Return a name for each dynamic axis of the inputs of a graph: the first in which a size appears names it.
 
-    `dimensions` has the objects so far, one for each name.
+    All axes 0 are `batch`, although torch keeps those apart that may broadcast.
+    """
+    found: list[dict[int, str]] = []
+    names: dict[str, str] = {}
+    for value in inputs:
+        # The exporter writes sizes that it fixes late as names, too.
+        sizes = [(axis, str(size)) for axis, size in enumerate(value.shape or ()) if not str(size).isdigit()]
+        for axis, size in sizes:
+            own = SEQUENCE if axis == 1 and value is inputs[0] else re.sub(r"\W", "_", f"{value.name}_{axis}")
+            names.setdefault(size, BATCH if axis == 0 else own)
+        found.append({axis: names[size] for axis, size in sizes})
+    return found
+
+
+def _without_names(shapes: Any) -> Any:
+    """Return dynamic shapes with `Dim.DYNAMIC` for names, as `torch.onnx.export` does: only that function takes names.
+
+    `Dim` objects with names would have to fit all sizes: torch refuses them where the model limits a size.
     """
     if isinstance(shapes, str):
-        return dimensions.setdefault(shapes, torch.export.Dim(shapes))
+        return torch.export.Dim.DYNAMIC
     if isinstance(shapes, Mapping):
-        return {key: _with_dimensions(value, dimensions) for key, value in shapes.items()}
+        return {key: _without_names(value) for key, value in shapes.items()}
     if isinstance(shapes, list | tuple):
-        return type(shapes)(_with_dimensions(value, dimensions) for value in shapes)
+        return type(shapes)(map(_without_names, shapes))
     return shapes

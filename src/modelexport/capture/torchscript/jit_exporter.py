@@ -10,7 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,19 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import CheckerPass
 
-from modelexport.capture import TORCHSCRIPT, CallTensors, Capture, find_boundaries, read_module_tree
+from modelexport.attempt_report import PLAIN, Variant
+from modelexport.capture import (
+    TORCHSCRIPT,
+    CallTensors,
+    Capture,
+    VariantError,
+    find_boundaries,
+    in_one_line,
+    read_module_tree,
+)
+from modelexport.capture.torchscript.function_of_tensors import as_function_of_tensors
 from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
-from modelexport.capture.torchscript.missing_operators import export_despite_missing
+from modelexport.capture.torchscript.missing_operators import Decomposing, missing_operator
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_traces import remove_package_frames, without_package_frames
 from modelexport.capture.torchscript.unwatched_export import capture_unwatched
@@ -29,12 +39,11 @@ from modelexport.capture.torchscript.value_tracker import ConstantAddedError, Va
 from modelexport.errors import UnsupportedLibraryError, UnusableOptionError, find_own_error
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
-from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
-from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter
+from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleTree, TensorInfo
+from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, returned_by
 from modelexport.ownership import with_sharers
 from modelexport.storage import ExporterFile
-from modelexport.torch_support import buffers_restored, named_arguments, named_results
-from modelexport.torch_support.private import flatten, unflatten
+from modelexport.torch_support import buffers_restored, exporter_arguments, named_arguments
 from modelexport.torch_support.private_jit import silent_log, weights_apart
 
 # The name of the exporter where torch's decompositions replaced operators that it cannot translate.
@@ -45,8 +54,11 @@ _DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "pro
 # The exporter can write a file to memory only if it fits into one protobuf message.
 _LARGEST_IN_MEMORY = 3 * 2**29
 _ORIGINAL_NOT_SEEN = (
-    "the graph before constant folding and fusion was not seen: owners are those of the final graph, where nodes may "
-    "have been fused or merged"
+    "the graph before torch's passes was not seen: owners come from the scopes in the final graph, where nodes may "
+    "have been fused or folded since the trace; export with do_constant_folding=False for exact owners"
+)
+_BOUNDARIES_BY_FLOW = (
+    "inputs and outputs of module calls come from data flow: looking them up in the trace would change the graph"
 )
 
 
@@ -57,10 +69,10 @@ def capture_with_torchscript(
     options: Mapping[str, Any],
     *,
     training: bool = False,
+    variant: Variant = PLAIN,
+    boundaries: bool = True,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=False)` and record the module call of each node.
-
-    Where it cannot translate an operator, the export is repeated with torch's own decomposition of that operator.
 
     Args:
         model: The model, in the mode in which it is exported.
@@ -68,12 +80,15 @@ def capture_with_torchscript(
         kwargs: Its example inputs by keyword.
         options: Further arguments of `torch.onnx.export`; those that only its dynamo exporter has are ignored.
         training: Export the model in its current mode. By default the exporter switches to evaluation mode.
+        variant: How the exporter is called.
+        boundaries: Whether to find the boundary tensors of calls.
 
     Returns:
         The graph before and after constant folding and fusion, with the recorded calls.
 
     Raises:
         UnusableOptionError: An option or input that this exporter does not support.
+        VariantError: The exporter failed, and may succeed in another variant.
     """
     if options.get("dynamic_shapes") is not None:
         raise UnusableOptionError(
@@ -85,16 +100,56 @@ def capture_with_torchscript(
         usable["training"] = torch.onnx.TrainingMode.PRESERVE
     # This exporter runs the model on real tensors. Copies, because forward may write into its inputs.
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    with buffers_restored(model):
-        capture, decomposed = export_despite_missing(
-            lambda: _capture_watched_or_not(model, tree, args, kwargs, usable), lambda found: _check_types(found.model)
-        )
-    return dataclasses.replace(capture, exporter=DECOMPOSED) if decomposed else capture
+    tracker = ValueTracker() if boundaries and not variant.unwatched else None
+    try:
+        with buffers_restored(model), contextlib.ExitStack() as stack:
+            if variant.decomposed:
+                stack.enter_context(Decomposing(variant.decomposed))
+            if not variant.tensors_only:
+                capture = _capture_watched_or_not(model, tree, args, kwargs, usable, tracker)
+            else:
+                form = stack.enter_context(as_function_of_tensors(model, tree, args, kwargs))
+                named = {"input_names": form.names, **usable}
+                capture = _capture_watched_or_not(model, tree, form.tensors, {}, named, tracker)
+                capture = dataclasses.replace(capture, calls=form.with_own_names(capture.calls))
+    except Exception as error:
+        following = _next_variant(variant, error)
+        if following is None:
+            raise
+        raise VariantError(following) from error
+    notes = capture.notes
+    if boundaries and variant.unwatched:
+        notes = (*notes, _BOUNDARIES_BY_FLOW)
+    if not variant.decomposed:
+        return dataclasses.replace(capture, notes=notes)
+    _check_types(capture.model, variant)
+    substituted = f"the exporter cannot translate {', '.join(variant.decomposed)}: the graph has torch's decompositions"
+    return dataclasses.replace(capture, exporter=DECOMPOSED, notes=(*notes, substituted))
 
 
-def _check_types(model: ir.Model) -> None:
+def _next_variant(variant: Variant, error: Exception) -> Variant | None:
+    """Return the variant that may succeed where this one failed; None where there is none."""
+    if isinstance(error, ConstantAddedError):
+        return dataclasses.replace(variant, unwatched=True)
+    if find_own_error(error) is not None:
+        return None
+    operator = missing_operator(error)
+    if operator is not None:
+        decomposed = (*variant.decomposed, operator)
+        return None if operator in variant.decomposed else dataclasses.replace(variant, decomposed=decomposed)
+    return None if variant.tensors_only else dataclasses.replace(variant, tensors_only=True)
+
+
+def _check_types(model: ir.Model, variant: Variant) -> None:
     """Check that each tensor has a type that its consumers accept: decompositions may mix types."""
-    CheckerPass(full_check=True)(model)
+    try:
+        CheckerPass(full_check=True)(model)
+    except Exception as error:
+        # onnx_ir raises its own error from that of the checker.
+        raise UnusableOptionError(
+            f"the graph {variant} is not a valid ONNX model: {in_one_line(error.__cause__ or error)}.",
+            "Use operators that the exporter can translate.",
+        ) from error
 
 
 def _capture_watched_or_not(
@@ -102,53 +157,17 @@ def _capture_watched_or_not(
     tree: ModuleTree,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    usable: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tracker: ValueTracker | None,
 ) -> Capture:
     """Export while watching module calls, or without where torch lacks a part for that."""
     try:
-        return _capture_in_either_form(model, tree, args, kwargs, usable)
+        return _capture(model, tree, args, kwargs, options, tracker)
     except Exception as error:
         lost = find_own_error(error)
         if not isinstance(lost, UnsupportedLibraryError):
             raise
-    return capture_unwatched(model, tree, args, kwargs, usable, lost)
-
-
-def _capture_in_either_form(
-    model: torch.nn.Module,
-    tree: ModuleTree,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    usable: Mapping[str, Any],
-) -> Capture:
-    """Export the model as it is; where the exporter fails, as a function from tensors to tensors.
-
-    The exporter cannot order every set of keyword arguments, and cannot flatten every result. A function from tensors
-    to tensors has neither.
-    """
-    try:
-        return _capture_with_values(model, tree, args, kwargs, usable)
-    except Exception as error:
-        if find_own_error(error) is not None:
-            raise
-        with _as_function_of_tensors(model, tree, args, kwargs) as form:
-            capture = _capture_with_values(model, tree, form.tensors, {}, {"input_names": form.names, **usable})
-        return dataclasses.replace(capture, calls=form.with_own_names(capture.calls))
-
-
-def _capture_with_values(
-    model: torch.nn.Module,
-    tree: ModuleTree,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> Capture:
-    """Export while tracking the boundary tensors of calls, or without where that changes the graph."""
-    try:
-        return _capture(model, tree, args, kwargs, options, ValueTracker())
-    except ConstantAddedError:
-        # Looking up a tensor added a constant to the graph, and the file must be that of the exporter alone.
-        return _capture(model, tree, args, kwargs, options, None)
+    return capture_unwatched(model, tree, args, kwargs, options, lost)
 
 
 def _capture(
@@ -170,17 +189,7 @@ def _capture(
         if tracker is not None:
             stack.enter_context(tracker.watching())
         written = _export(model, args, kwargs, options)
-    capture = _build_capture(written, watch, recorder, tracker, tree)
-    return _without_original(capture) if folds and watch.original is None else capture
-
-
-def _without_original(capture: Capture) -> Capture:
-    """Return a capture of a graph that was folded and fused before it was seen: its owners are not certain."""
-    return dataclasses.replace(
-        capture,
-        recorded={node: recorded_before_optimization(found.owner) for node, found in capture.recorded.items()},
-        notes=(*capture.notes, _ORIGINAL_NOT_SEEN),
-    )
+    return _build_capture(written, watch, recorder, tracker, tree)
 
 
 @gc_paused()
@@ -194,15 +203,17 @@ def _build_capture(
     file = written if isinstance(written, ExporterFile) else None
     model = _without_shapes(written.skeleton()) if isinstance(written, ExporterFile) else ir.from_proto(written)
     was_seen = watch.original is not None
+    # Where torch runs none of the passes that fold and fuse, the final graph is the original one.
+    was_rewritten = not was_seen and bool(watch.original_nodes)
     original = _original_graph(watch.original, watch) if watch.original is not None else model
     names = _original_names(watch) if was_seen else watch.names
     recorded = _onnx_owners(original, recorder.owners(watch.original_nodes if was_seen else watch.nodes, names))
     recorded_in_model = _onnx_owners(model, recorder.owners(watch.nodes, watch.names)) if was_seen else {}
     calls = recorder.call_tree()
-    notes: tuple[str, ...] = ()
+    notes = (_ORIGINAL_NOT_SEEN,) if was_rewritten else ()
     if tracker is not None and recorder.finds_no_output(tracker):
         tracker = None
-        notes = ("the inputs and outputs of module calls could not be tracked: they come from data flow",)
+        notes = (*notes, "the inputs and outputs of module calls could not be tracked: they come from data flow")
     merged = _calls_with_merged_nodes(recorder, watch)
     infos: dict[str, TensorInfo] = {}
     by_flow = calls
@@ -211,12 +222,14 @@ def _build_capture(
     if tracker is None or recorder.overwritten:
         by_flow = find_boundaries(original.graph, recorded, calls, _reliable_tensors(recorder, merged, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
+    attributions = with_sharers(original.graph, recorded, calls, merged, infos)
+    attributions |= _returned_nodes(original.graph, attributions, calls)
     return Capture(
         exporter=TORCHSCRIPT,
         model=model,
         file=file,
         original_graph=original,
-        recorded=with_sharers(original.graph, recorded, calls, merged, infos),
+        recorded=_not_exact(attributions) if was_rewritten else attributions,
         recorded_in_model={node: recorded_by_exporter(call) for node, call in recorded_in_model.items()},
         tree=tree,
         calls=calls,
@@ -224,6 +237,30 @@ def _build_capture(
         graph_text=lambda: _format_graph(watch, recorder),
         notes=notes,
     )
+
+
+def _returned_nodes(
+    graph: ir.Graph, known: Mapping[ir.Node, Attribution], calls: CallTree
+) -> dict[ir.Node, Attribution]:
+    """Return attributions of nodes without a scope whose outputs a call returns: a scripted function has no scopes."""
+    returned: dict[str | None, CallId] = {}
+    for call in calls:
+        received = {tensor.tensor for tensor in call.inputs}
+        if None not in received:
+            # A callee begins after its caller, and takes precedence.
+            returned.update(
+                {t.tensor: call.id for t in call.outputs if t.tensor is not None and t.tensor not in received}
+            )
+    outputs = ((node, value.name) for node in graph if node not in known for value in node.outputs)
+    return {node: returned_by(returned[name]) for node, name in outputs if name in returned}
+
+
+def _not_exact(attributions: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Attribution]:
+    """Return the attributions of a graph that torch rewrote unseen: a scope names one of the calls of a node."""
+    return {
+        node: recorded_before_optimization(found.owner) if found.kind is Kind.EXACT else found
+        for node, found in attributions.items()
+    }
 
 
 def _calls_with_merged_nodes(recorder: ScopeRecorder, watch: GraphWatch) -> set[CallId]:
@@ -251,21 +288,22 @@ def _export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> ExporterFile | onnx.ModelProto:
     """Return the file; the loaded model where it does not fit into one protobuf message."""
-    named = dict(kwargs) or None
-    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    with silent_log():
-        if weights <= _LARGEST_IN_MEMORY:
-            sink = _Sink()
-            with weights_apart() as contents:
-                torch.onnx.export(model, args, sink, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
-            written = ExporterFile(sink.written, contents)
-            return without_package_frames(written) if options.get("verbose") else written
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            torch.onnx.export(model, args, str(path), kwargs=named, dynamo=False, **options)
-            model = onnx.load_model(path)
-            remove_package_frames(model)
-            return model
+    args, named = exporter_arguments(args, kwargs)
+    in_memory = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) <= _LARGEST_IN_MEMORY
+    sink = _Sink()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(silent_log())
+        weights = stack.enter_context(weights_apart()) if in_memory else {}
+        target: Any = sink
+        if not in_memory:
+            target = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.onnx")
+        torch.onnx.export(model, args, target, kwargs=named, dynamo=False, **options)
+        if not in_memory:
+            loaded = onnx.load_model(target)
+            remove_package_frames(loaded)
+            return loaded
+    written = ExporterFile(sink.written, weights)
+    return without_package_frames(written) if options.get("verbose") else written
 
 
 class _Sink:
@@ -279,78 +317,6 @@ class _Sink:
 
     def flush(self) -> None:
         """Do nothing: there is no buffer."""
-
-
-@dataclasses.dataclass
-class _FunctionOfTensors:
-    """A model as a function from tensors to tensors.
-
-    Attributes:
-        tensors: The example inputs.
-        names: The model's names of the inputs.
-        results: The model's names of the results.
-    """
-
-    tensors: tuple[torch.Tensor, ...]
-    names: list[str]
-    results: list[str] = dataclasses.field(default_factory=list)
-
-    def with_own_names(self, calls: CallTree) -> CallTree:
-        """Return the calls, with the model's own names of arguments and results for the root."""
-        root = calls[ROOT_CALL]
-
-        def named(boundary: tuple[BoundaryTensor, ...], names: list[str]) -> tuple[BoundaryTensor, ...]:
-            if len(boundary) != len(names):
-                return boundary
-            return tuple(BoundaryTensor(n, b.tensor, b.info) for n, b in zip(names, boundary, strict=True))
-
-        own = ModuleCall(root.path, root.index, None, named(root.inputs, self.names), named(root.outputs, self.results))
-        return CallTree({call.id: own if call.id == ROOT_CALL else call for call in calls})
-
-
-@contextlib.contextmanager
-def _as_function_of_tensors(
-    model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[_FunctionOfTensors]:
-    """Replace `forward` within the context by a function that takes and returns tensors only.
-
-    The tensors are in the order of forward's arguments, as in every other call that the exporter traces: it assigns the
-    names of inputs by position.
-    """
-    order = {argument.name: position for position, argument in enumerate(tree[""].forward_arguments)}
-    kwargs = dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
-    inputs = list(named_arguments(tree[""].forward_arguments, args, kwargs))
-    leaves, structure = flatten((args, kwargs))
-    positions = [position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if len(positions) != len(inputs):
-        raise UnusableOptionError(
-            "the example inputs contain tensors inside objects that the TorchScript exporter cannot flatten.",
-            "Pass tensors, tuples, lists and dicts.",
-        )
-    original = model.forward
-    own = model.__dict__.get("forward")
-
-    def forward(*tensors: torch.Tensor) -> Any:
-        values = list(leaves)
-        for position, tensor in zip(positions, tensors, strict=True):
-            values[position] = tensor
-        new_args, new_kwargs = unflatten(values, structure)
-        results = dict(named_results(original(*new_args, **new_kwargs)))
-        if not results:
-            raise UnusableOptionError("forward returns no tensor, and a graph needs outputs.", "Return tensors.")
-        form.results = list(results)
-        found = list(results.values())
-        return found[0] if len(found) == 1 else tuple(found)
-
-    form = _FunctionOfTensors(tuple(tensor for _, tensor in inputs), [name for name, _ in inputs])
-    model.forward = forward
-    try:
-        yield form
-    finally:
-        if own is None:
-            del model.__dict__["forward"]
-        else:
-            model.__dict__["forward"] = own
 
 
 def _without_shapes(model: onnx.ModelProto) -> ir.Model:

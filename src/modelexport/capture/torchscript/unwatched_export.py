@@ -19,6 +19,7 @@ from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, Attribution, CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.hierarchy.confidence import recorded_in_name
 from modelexport.storage import ExporterFile, read_name_scope
+from modelexport.torch_support import exporter_arguments
 from modelexport.torch_support.private_jit import silent_log
 
 _LOST = (
@@ -49,7 +50,8 @@ def capture_unwatched(
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(UnsupportedLibraryError):  # not evidence: the exporter then prints its log
             stack.enter_context(silent_log())
-        torch.onnx.export(model, args, file, kwargs=dict(kwargs) or None, dynamo=False, **options)  # type: ignore[arg-type]
+        given, named = exporter_arguments(args, kwargs)
+        torch.onnx.export(model, given, file, kwargs=named, dynamo=False, **options)  # type: ignore[arg-type]
     graph = ir.from_proto(onnx.load_model_from_string(file.getvalue()))
     calls = {ROOT_CALL: ModuleCall(ROOT_PATH)}
     recorded = {node: _owner(node, tree, calls) for node in graph.graph}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from modelexport.capture.torchscript.jit_graph import block_inputs, blocks_of, inputs_of, outputs_of, values_of
-from modelexport.errors import ExportError
+from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private_jit import (
     JitPass,
     is_block,
@@ -33,8 +33,11 @@ _SMALL = 64
 _DEFINED = re.compile(r"%([^\s:,()]+) :")
 
 
-class ConstantAddedError(ExportError):
+class ConstantAddedError(UnusableOptionError):
     """Looking up a tensor changed the graph: the tracer did not know the tensor and added it as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__("looking up the inputs and outputs of module calls in the trace would change the graph.", "")
 
 
 def traced_values(tensors: Sequence[torch.Tensor]) -> list[Any]:

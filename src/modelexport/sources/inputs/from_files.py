@@ -26,9 +26,31 @@ def read_inputs(path: Path) -> dict[str, Any] | tuple[Any, ...]:
     if path.suffix.lower() == ".json":
         return read_json(path)
     try:
-        return {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
+        return _nested({name: torch.from_numpy(array) for name, array in read_arrays(path).items()}, str(path))
     except TypeError as error:
         raise InputError(f"{path} has an array that torch cannot convert: {error}") from error
+
+
+def _nested(tensors: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
+    """The tensors by argument: dots in a name lead into dicts, and into lists where all keys are positions."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        *above, last = name.split(".")
+        inside: Any = found
+        for key in above:
+            inside = inside.setdefault(key, {}) if isinstance(inside, dict) else inside
+        if not isinstance(inside, dict) or last in inside:
+            raise InputError(f"{where}: {name} and another input have the same place: name each tensor once")
+        inside[last] = tensor
+    return {name: _with_lists(value) for name, value in found.items()}
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {str(position) for position in range(len(value))}:
+        return [_with_lists(value[str(position)]) for position in range(len(value))]
+    return {key: _with_lists(entry) for key, entry in value.items()}
 
 
 def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
@@ -91,14 +113,16 @@ def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> t
         raise InputError(f"{path}: {name} is not a tensor: {reason}") from error
 
 
-def fill_shapes(specifications: list[str]) -> dict[str, torch.Tensor]:
+def fill_shapes(specifications: list[str]) -> dict[str, Any]:
     """A tensor for each ``name=1x16`` or ``name=1x16:int64``: random floats, or ones for other dtypes.
+
+    A name with dots is a tensor inside an argument.
 
     Raises:
         InputError: A specification cannot be read.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    return dict(_fill(text, generator) for text in specifications)
+    return _nested(dict(_fill(text, generator) for text in specifications), "--input-shape")
 
 
 def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:

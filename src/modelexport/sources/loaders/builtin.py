@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.load_errors import explain_load_error
-from modelexport.sources.loaders.optional_imports import require
+from modelexport.sources.loaders.load_errors import explain_load_error, require
 
 BUILTIN_PREFIX = "builtin:"
 _SEED = 0

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from modelexport.errors import ModelSourceError
+from modelexport.sources.loaders.file_kind import existing_path
 from modelexport.sources.loaders.hub import Repository, fetch, find_on_hub, folder_repository
 from modelexport.sources.loaders.library_logging import quiet
-from modelexport.sources.loaders.load_errors import explain_load_error
-from modelexport.sources.loaders.optional_imports import require
-from modelexport.sources.loaders.paths import existing_path
-from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
+from modelexport.sources.loaders.load_errors import explain_load_error, require
+from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing, size_limit
 from modelexport.sources.loaders.transformers_model import load_folder
 
 _CONFIG = "config.json"
@@ -55,7 +54,7 @@ def _load(found: Repository, model_class: Any, written: dict[str, Any], options:
     if not options.random_weights:
         found.weights_file(_WEIGHTS)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), size_limit(found.reference):
             torch.manual_seed(SEED)
             if options.random_weights:
                 model = model_class.from_config(written).to(dtype=dtype)

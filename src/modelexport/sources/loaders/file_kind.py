@@ -1,4 +1,7 @@
-"""Recognize a single file by its content, and explain why most kinds are not models. Nothing is unpickled or run."""
+"""Recognize the file that a reference names by its content, and explain why most kinds are not models.
+
+Nothing is unpickled or run.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,16 @@ _SAFETENSORS = (
 )
 _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"})
 _LARGEST_HEADER = 100 << 20
+
+
+def existing_path(reference: str) -> Path | None:
+    """The file or folder that a reference names; None if it does not exist or is not a valid path."""
+    try:
+        path = Path(reference).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        # Too long, with an invalid character, or in the home folder of an unknown user.
+        return None
 
 
 def is_exported_program(path: Path) -> bool:
@@ -45,7 +58,7 @@ def refuse_file(path: Path) -> ModelSourceError:
             "modelexport tag adds a hierarchy to an ONNX file"
         )
     if path.suffix == ".py":
-        return ModelSourceError(f"{path} is a Python file: name a factory in it, as {path.stem}:factory")
+        return ModelSourceError(f"{path} is a Python file: name a factory in it, as {path}:factory")
     return ModelSourceError(
         f"{path} is not a supported model file: give a .pt2 file of torch.export.save, a HuggingFace folder, "
         "or package.module:factory"

@@ -1,12 +1,33 @@
-"""Translate the error of a library that cannot load a model, or one of its causes, to an error of ours."""
+"""Import the libraries that load models, and translate their errors to errors of ours."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from modelexport.errors import ModelExportError, ModelSourceError
+
+
+def require(package: str, extra: str, reference: str) -> Any:
+    """Import a package.
+
+    Raises:
+        ModelSourceError: It is not installed, or cannot be imported.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        missing = error.name or package
+        raise ModelSourceError(
+            f"{reference} needs the package {missing!r}, which is not installed: pip install 'modelexport[{extra}]'"
+        ) from error
+    except Exception as error:
+        raise ModelSourceError(
+            f"{reference} needs the package {package!r}, and importing it failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def explain_load_error(

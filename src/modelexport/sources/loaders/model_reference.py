@@ -7,16 +7,15 @@ from pathlib import Path
 
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.builtin import BUILTIN_PREFIX, build_builtin
-from modelexport.sources.loaders.file_kind import is_exported_program, refuse_file
-from modelexport.sources.loaders.paths import existing_path
+from modelexport.sources.loaders.file_kind import existing_path, is_exported_program, refuse_file
 from modelexport.sources.loaders.python_reference import load_reference
 from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel
 
 _TIMM_PREFIX = "timm:"
 _DIFFUSERS_PREFIX = "diffusers:"
 _FORMS = (
-    "a HuggingFace folder or hub id, package.module:factory, timm:NAME, diffusers:FOLDER#unet, a .pt2 file, "
-    f"or {BUILTIN_PREFIX}bert-tiny for the built-in model"
+    "a HuggingFace folder or hub id, package.module:factory, file.py:factory, timm:NAME, diffusers:FOLDER#unet, "
+    f"a .pt2 file, or {BUILTIN_PREFIX}bert-tiny for the built-in model"
 )
 
 

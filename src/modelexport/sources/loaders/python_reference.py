@@ -1,4 +1,4 @@
-"""Load a model from `package.module:factory` or `package.module:factory(arguments)`."""
+"""Load a model from `package.module:factory`, `package.module:factory(arguments)`, or `file.py:factory`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from modelexport.errors import ModelExportError, ModelSourceError
+from modelexport.sources.loaders.file_kind import existing_path
 from modelexport.sources.loaders.sourced_model import SourcedModel
+
+_PYTHON = ".py"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
-    """A parsed reference. Only one without parentheses (`is_call` is False) may name a model instead of a factory."""
+    """A parsed reference. Only one without parentheses (`is_call` is False) may name a model instead of a factory.
+
+    `module` is the name of a Python module, or the path of its file.
+    """
 
     text: str
     module: str
@@ -39,8 +47,11 @@ def load_reference(reference: str) -> SourcedModel:
         ModelSourceError: The reference does not lead to a model.
     """
     parsed = _parse(reference)
-    with _importable_working_folder():
-        returned = _call(parsed, _import_attribute(parsed))
+    file = existing_path(parsed.module) if _is_file(parsed.module) else None
+    if file is None and _is_file(parsed.module):
+        raise ModelSourceError(f"{reference}: there is no file {parsed.module!r}; check its path")
+    with _importable(Path.cwd() if file is None else file.resolve().parent):
+        returned = _call(parsed, _import_attribute(parsed, file))
     model, inputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(model, torch.nn.Module):
         raise ModelSourceError(
@@ -51,14 +62,17 @@ def load_reference(reference: str) -> SourcedModel:
 
 
 def _parse(reference: str) -> _Reference:
-    module, _, target = reference.partition(":")
+    file, suffix, target = reference.partition(f"{_PYTHON}:")
+    module = f"{file}{_PYTHON}"
+    if not suffix:
+        module, _, target = reference.partition(":")
     try:
         tree = ast.parse(target.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise _unreadable(reference) from error
     call = tree if isinstance(tree, ast.Call) else None
     attribute = _dotted(tree if call is None else call.func)
-    if attribute is None or not all(part.isidentifier() for part in module.split(".")):
+    if attribute is None or not (_is_file(module) or all(part.isidentifier() for part in module.split("."))):
         raise _unreadable(reference)
     if call is None:
         return _Reference(reference, module, attribute)
@@ -73,7 +87,7 @@ def _parse(reference: str) -> _Reference:
 
 def _unreadable(reference: str) -> ModelSourceError:
     return ModelSourceError(
-        f"{reference!r} is not a reference to a model: write package.module:factory, or "
+        f"{reference!r} is not a reference to a model: write package.module:factory, file.py:factory, or "
         "package.module:factory(64, name='a') with numbers, strings, tuples, lists and dictionaries as arguments"
     )
 
@@ -98,10 +112,14 @@ def _literal(reference: str, node: ast.expr) -> Any:
         ) from error
 
 
+def _is_file(module: str) -> bool:
+    return module.endswith(_PYTHON)
+
+
 @contextlib.contextmanager
-def _importable_working_folder() -> Iterator[None]:
-    """Make modules of the working folder importable, as `python -m` does, also by the factory while it runs."""
-    folder = str(Path.cwd())
+def _importable(place: Path) -> Iterator[None]:
+    """Make modules of a folder importable, as `python` does, also by the factory while it runs."""
+    folder = str(place)
     sys.path.insert(0, folder)
     try:
         yield
@@ -111,9 +129,9 @@ def _importable_working_folder() -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _import_attribute(reference: _Reference) -> object:
+def _import_attribute(reference: _Reference, file: Path | None) -> object:
     try:
-        found: object = importlib.import_module(reference.module)
+        found: object = importlib.import_module(reference.module) if file is None else _import_file(file.resolve())
     except ModuleNotFoundError as error:
         if error.name is not None and (reference.module == error.name or reference.module.startswith(f"{error.name}.")):
             raise ModelSourceError(
@@ -133,6 +151,26 @@ def _import_attribute(reference: _Reference) -> object:
             )
         found = getattr(found, part)
     return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    # The file may have the name of a library.
+    name = path.stem if known is None else f"{path.stem}_from_file"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Classes of a module find it here by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _call(reference: _Reference, factory: object) -> object:

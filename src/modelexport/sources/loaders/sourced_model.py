@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+import math
+import os
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from modelexport.errors import InputError, ModelSourceError
 
 # Random weights are the same each time.
 SEED = 0
 _SHOWN_NAMES = 3
+# Models with hundreds of experts in each layer have about 60,000.
+_MOST_MODULES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +90,41 @@ class SourcedModel:
     example_inputs: Any | None = None
     processor: Callable[[], Any] | None = None
     notes: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def size_limit(reference: str, most_modules: int = _MOST_MODULES) -> Iterator[None]:
+    """Limit the number of modules and the size of the parameters that are created within the context.
+
+    A configuration may come from anywhere, and a few characters of it ask for a billion layers.
+
+    Raises:
+        ModelSourceError: There are more modules than any model has, or the parameters do not fit into memory.
+    """
+    modules = size = 0
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+
+    def count_module(*_: object) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > most_modules:
+            raise ModelSourceError(
+                f"{reference}: its configuration asks for over {most_modules:,} modules: check the number of layers"
+            )
+
+    def count_parameter(module: object, name: object, parameter: torch.Tensor | None) -> None:
+        nonlocal size
+        size += 0 if parameter is None or parameter.is_meta else parameter.nbytes
+        if size > memory:
+            raise ModelSourceError(
+                f"{reference}: its configuration asks for more weights than the memory of this machine, "
+                f"{memory / 2**30:.0f} GiB, can hold: check its sizes"
+            )
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(register_module_module_registration_hook(count_module).remove)
+        stack.callback(register_module_parameter_registration_hook(count_parameter).remove)
+        yield
 
 
 def notes_on_missing(reference: str, model: torch.nn.Module, missing: Collection[str]) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ import torch
 from modelexport.errors import InputError, ModelSourceError
 from modelexport.sources.loaders.hub import fetch, find_on_hub
 from modelexport.sources.loaders.library_logging import quiet
-from modelexport.sources.loaders.load_errors import explain_load_error
-from modelexport.sources.loaders.optional_imports import require
+from modelexport.sources.loaders.load_errors import explain_load_error, require
 from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel
 
 _RANDOM_WEIGHTS = "--random-weights initializes the weights at random"

@@ -11,10 +11,9 @@ import torch
 from modelexport.errors import ModelExportError, ModelSourceError
 from modelexport.sources.loaders.hub import SAFE_WEIGHTS, Repository, find_on_hub, folder_repository
 from modelexport.sources.loaders.library_logging import quiet
-from modelexport.sources.loaders.load_errors import explain_load_error
+from modelexport.sources.loaders.load_errors import explain_load_error, require
 from modelexport.sources.loaders.model_class import choose_class, refuse_code
-from modelexport.sources.loaders.optional_imports import require
-from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing
+from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing, size_limit
 from modelexport.torch_support.transformers_private import implementations_of, model_from_config
 
 _SUPPORTED_OPTIONS = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
@@ -62,7 +61,7 @@ def _load(repository: Repository, options: LoadOptions) -> SourcedModel:
     notes: tuple[str, ...] = ()
     try:
         model_class = choose_class(repository.reference, config, options.task)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), size_limit(repository.reference):
             torch.manual_seed(SEED)
             if options.random_weights:
                 model = _build(model_class, config, options, settings)

@@ -150,7 +150,7 @@ def test_tied_parameters_count_once_and_types_by_their_bits() -> None:
 
     def module(path: str, **parameters: str) -> ModuleRecord:
         infos = {name: TensorInfo((10,), dtype) for name, dtype in parameters.items()}
-        return ModuleRecord(path, "M", "m.M", "/M", True, parameters=infos)
+        return ModuleRecord(path, "M", "m.M", tag="/M", visible=True, parameters=infos)
 
     modules = (module("", a="float16", b="bool", c="int4", d="complex64", e="float8_e4m3fn", f="torch.float32"),)
     document = HierarchyDocument(1, None, "", "", "", None, modules, (), (), ())  # type: ignore[arg-type]

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.capture.diagnosis import explain_failure
-from modelexport.capture.exporter_names import DYNAMO
+from modelexport.capture.capture import DYNAMO
+from modelexport.capture.diagnosis import failures_explained
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.errors import ContractError
+from modelexport.errors import ContractError, UnsupportedLibraryError
 from modelexport.hierarchy import CallId
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,16 +39,57 @@ def block() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
 
 
-def test_capture_without_hooks_has_a_note_and_owners_from_torchs_own_record(tmp_path: Path) -> None:
+def test_capture_without_hooks_is_an_attempt_of_its_own_with_a_note(tmp_path: Path) -> None:
     result = modelexport.export_model(WithoutHooks(), torch.ones(2, 4), tmp_path / "m.onnx", strategy="fx")
-    assert (
-        "module calls could not be watched: RuntimeError: this model runs without hooks; owners come from torch's own "
-        "record"
-    ) in result.notes
+    assert [(attempt.exporter, attempt.variant) for attempt in result.attempts] == [
+        ("dynamo", ""),
+        ("dynamo", "unwatched"),
+    ]
+    assert "RuntimeError: this model runs without hooks" in str(result.attempts[0].error)
+    (note,) = result.notes
+    assert note.startswith("module calls were not watched, because the exporter failed while hooks watched them")
     assert {node.op: (node.module, node.kind) for node in result.document.nodes} == {
         "Gemm": ("lin", "inferred"),
         "Relu": ("", "inferred"),
     }
+    (lin,) = (call for call in result.document.calls if call.id == "lin")
+    assert [tensor.tensor for tensor in (*lin.inputs, *lin.outputs)] == ["x", "linear"]
+
+
+class SizeByValue(nn.Module):
+    """The size of its result is a value of its input, which torch captures in strict mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(int(rows.max()) + 1, 4).index_add(0, rows, self.second(self.first(x).relu()))
+
+
+def test_model_that_only_strict_capture_takes_has_boundaries_and_a_note(tmp_path: Path) -> None:
+    inputs = (torch.ones(3, 4), torch.tensor([0, 1, 1]))
+    result = modelexport.export_model(SizeByValue(), inputs, tmp_path / "m.onnx", strategy="fx")
+    assert [(attempt.exporter, attempt.variant) for attempt in result.attempts] == [("dynamo", "strict")]
+    assert [note for note in result.notes if "only in its strict mode" in note]
+    boundaries = {
+        call.id: ([tensor.tensor for tensor in call.inputs], [tensor.tensor for tensor in call.outputs])
+        for call in result.document.calls
+    }
+    assert boundaries["first"] == (["x"], ["linear"])
+    assert boundaries["second"] == (["relu"], ["linear_1"])
+    assert boundaries[""][0] == ["x", "rows"]
+
+
+@pytest.mark.parametrize("model", ["unsupported operator", "values"])
+def test_model_whose_forward_torch_could_trace_is_not_exported_a_second_time(model: str, tmp_path: Path) -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cdist(x, x) if model == "unsupported operator" else x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(modelexport.StrategyIncompatibleError) as caught:
+        modelexport.export_model(Failing(), torch.ones(2, 4), tmp_path / "m.onnx", strategy="fx")
+    assert [(attempt.exporter, attempt.variant) for attempt in caught.value.attempts] == [("dynamo", "")]
 
 
 def test_capture_with_hooks_has_no_note(tmp_path: Path) -> None:
@@ -56,35 +97,42 @@ def test_capture_with_hooks_has_no_note(tmp_path: Path) -> None:
     assert result.notes == ()
 
 
-def test_error_of_this_package_in_a_hook_is_raised_although_torch_wraps_it() -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_error_of_this_package_is_never_the_exporters(wrapped: bool) -> None:
     error = ContractError("a bug")
-    model = nn.Sequential(nn.Linear(4, 4))
-    exports = []
+    found: Exception = error
+    if wrapped:
+        # As torch does with what is raised while it traces.
+        found = RuntimeError("could not trace")
+        found.__cause__ = error
+    with pytest.raises(ContractError) as caught, failures_explained("fx", DYNAMO, nn.Linear(1, 1)):
+        raise found
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_error_of_this_package_in_a_hook_during_the_export_is_raised_as_it_is(strategy: str, tmp_path: Path) -> None:
+    model, error = nn.Sequential(nn.Linear(4, 4)), ContractError("a bug")
 
     def hook(*_: Any) -> None:
+        # Not in the run before the export.
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            raise error
+
+    model[0].register_forward_hook(hook)
+    with pytest.raises(ContractError) as caught:
+        modelexport.export_model(model, torch.ones(2, 4), tmp_path / "m.onnx", strategy=strategy)
+    assert caught.value is error
+
+
+def test_missing_part_of_torch_is_not_the_exporters_failure() -> None:
+    error = UnsupportedLibraryError("torch._x", "1", ())
+    with (
+        pytest.raises(modelexport.StrategyIncompatibleError, match=r"has no torch\._x") as caught,
+        failures_explained("fx", DYNAMO, nn.Linear(1, 1)),
+    ):
         raise error
-
-    def export() -> Any:
-        exports.append(1)
-        # Only the first export fails: a second one would succeed, and hide the error.
-        handle = model[0].register_forward_hook(hook) if len(exports) == 1 else None
-        try:
-            return torch.onnx.export(model, (torch.ones(2, 4),), None, dynamo=True, verbose=False)
-        finally:
-            if handle is not None:
-                handle.remove()
-
-    with pytest.raises(ContractError) as caught:
-        capture_export(model, export, DYNAMO, optimize=True)
-    assert caught.value is error
-    assert exports == [1]
-
-
-def test_broken_contract_is_not_reported_as_a_failure_of_the_exporter() -> None:
-    error = ContractError("a bug")
-    with pytest.raises(ContractError) as caught:
-        explain_failure("fx", DYNAMO, nn.Linear(1, 1), error)
-    assert caught.value is error
+    assert "exporter failed" not in str(caught.value)
 
 
 @pytest.mark.parametrize("optimize", [True, False])

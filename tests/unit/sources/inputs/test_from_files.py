@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modelexport.errors import InputError
-from modelexport.sources.inputs.from_files import read_inputs
+from modelexport.sources.inputs.from_files import fill_shapes, read_inputs
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -46,6 +46,17 @@ def test_other_objects_are_arguments_with_parts_and_numbers_stay_numbers(tmp_pat
     assert read["batch"]["size"].shape == ()
     assert (read["steps"], read["fast"]) == (4, True)
     assert read["pairs"][0]["a"].tolist() == [1]
+
+
+def test_dots_in_names_lead_into_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.npz"
+    np.savez(path, **{"x": np.ones(1), "pair.left": np.ones(2), "pair.many.1": np.ones(3), "pair.many.0": np.ones(4)})
+    for read in (read_inputs(path), fill_shapes(["x=1", "pair.left=2", "pair.many.1=3", "pair.many.0=4"])):
+        shapes = torch.utils._pytree.tree_map(lambda tensor: tensor.numel(), read)
+        assert shapes == {"x": 1, "pair": {"left": 2, "many": [4, 3]}}
+    for names in (["x=1", "x.y=2"], ["x.y=1", "x=2"]):
+        with pytest.raises(InputError, match=r"x.*same place"):
+            fill_shapes(names)
 
 
 def test_list_holds_arguments_by_position(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.tiny_models import Trap
 
 from modelexport.errors import InputError, ModelExportError, ModelSourceError
 from modelexport.sources.loaders.model_reference import load_model
-from modelexport.sources.loaders.sourced_model import LoadOptions
+from modelexport.sources.loaders.sourced_model import LoadOptions, size_limit
 
 FACTORIES = "tests.support.factories"
 
@@ -47,6 +47,31 @@ def test_factory_gets_its_arguments_as_literals(arguments: str, expected: tuple[
         return
     model: Any = load_model(f"torch.nn:Linear{arguments}").model
     assert (model.in_features, model.out_features, model.bias is not None) == expected
+
+
+def test_file_is_imported_by_its_path_with_the_modules_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "sizes_of_mine.py").write_text("WIDTH = 3\n")
+    # The name is that of a library that is already imported.
+    file = tmp_path / "json.py"
+    file.write_text(
+        "import torch\nfrom sizes_of_mine import WIDTH\n\n\nclass Net(torch.nn.Linear):\n"
+        "    def __init__(self, size=WIDTH):\n        super().__init__(size, WIDTH)\n"
+    )
+    assert load_model(f"{file}:Net").model.in_features == 3
+    assert load_model(f"{file}:Net(size=5)").model.in_features == 5
+    assert sys.modules["json"] is json
+    assert "missing.py" in refusal(f"{tmp_path}/missing.py:Net")
+    assert "has no 'Other'" in refusal(f"{file}:Other")
+    assert f"{file}:factory" in refusal(file)
+
+
+def test_configuration_that_asks_for_too_many_modules_is_refused_while_they_are_built() -> None:
+    with (
+        pytest.raises(ModelSourceError, match=r"huge: .*over 5 modules"),
+        size_limit("huge", most_modules=5),
+    ):
+        torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(6)))
+    assert len(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(6)))) == 6
 
 
 def test_factory_below_a_class_and_structured_arguments_can_be_named() -> None:
@@ -184,7 +209,7 @@ def test_pickle_is_refused_and_not_opened(tmp_path: Path, kind: str, name: str) 
         ("model.onnx", b"\x08\x0a", "already an ONNX file"),
         ("model.safetensors", b"", "weights but no model"),
         ("weights", (64).to_bytes(8, "little") + json.dumps({"a": 1}).encode(), "weights but no model"),
-        ("net.py", b"", "net:factory"),
+        ("net.py", b"", "net.py:factory"),
         ("notes.txt", b"hello", "not a supported model file"),
         ("empty", b"", "not a supported model file"),
     ],

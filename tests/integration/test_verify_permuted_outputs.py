@@ -1,4 +1,4 @@
-"""Results in another order are told apart from errors: by what the calls around make of them."""
+"""Permuted outputs are distinguished from errors by their effect on the callers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 class Chooser(nn.Module):
-    """Puts all that there is in an order, with the weight of each."""
+    """Sorts all scores; returns them with their indices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Worker(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Sums up what was chosen: the order makes no difference, unless `by_place`."""
+    """Sums the selected rows: the order has no effect, unless `by_place`."""
 
     def __init__(self, by_place: bool = False) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Outer(nn.Module):
 
 
 def verified(model: nn.Module, x: torch.Tensor, path: Path, *, turned: bool, **options: str) -> VerificationReport:
-    """The report, with the order of the chooser turned round in the file."""
+    """The report; `turned` reverses the order of the chooser in the file."""
     modelexport.export_model(model.eval(), (x,), path)
     if not turned:
         return modelexport.verify_modules(path, model, (x,), **options)
@@ -84,13 +84,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "mixer.onnx"
 
 
-def test_order_that_the_call_around_does_not_notice_is_no_error(path: Path) -> None:
+def test_permuted_outputs_without_effect_on_the_caller_are_reordered(path: Path) -> None:
     report = verified(Outer(Mixer()), torch.randn(3, 4), path, turned=True)
     assert report.passed, str(report)
     chooser, worker = report["mixer.chooser"], report["mixer.worker"]
     assert chooser.verdict is worker.verdict is Verdict.REORDERED
     assert chooser.explanation == "permuted outputs: the same values in another order, without effect on 'mixer'"
-    # What it is given in the whole run is in another order; alone it is right.
+    # Its inputs in the full run are permuted; alone it is right.
     assert worker.introduced is not None
     assert not worker.introduced.is_out
     assert worker.judged is worker.total
@@ -98,27 +98,27 @@ def test_order_that_the_call_around_does_not_notice_is_no_error(path: Path) -> N
     assert "2 with permuted outputs without effect" in report.summary()
 
 
-def test_order_that_is_noticed_is_introduced_where_it_is_made(path: Path) -> None:
+def test_permuted_outputs_with_an_effect_are_introduced_by_their_call(path: Path) -> None:
     report = verified(Outer(Mixer(by_place=True)), torch.randn(3, 4), path, turned=True)
     assert report["mixer.chooser"].verdict is Verdict.INTRODUCED
     assert report["mixer"].source == "mixer.chooser"
     assert not report.passed
 
 
-def test_order_of_the_models_own_results_is_an_error(path: Path) -> None:
+def test_permuted_outputs_of_the_model_are_an_error(path: Path) -> None:
     report = verified(Chooser(), torch.randn(3, 4), path, turned=True)
     assert report[""].verdict is Verdict.INTRODUCED
     assert not report.passed
 
 
-def test_call_around_is_looked_at_where_it_was_not_asked_for(path: Path) -> None:
+def test_caller_is_compared_though_it_is_not_selected(path: Path) -> None:
     report = verified(Outer(Mixer()), torch.randn(3, 4), path, turned=True, select="call:mixer.chooser")
     assert [record.verdict for record in report.calls] == [Verdict.REORDERED]
     # To see the sizes, for the call itself, from another random state, and for the call around.
     assert report.forward_passes == 4
 
 
-def test_equal_scores_may_be_chosen_in_any_order(path: Path) -> None:
+def test_equal_scores_may_be_selected_in_any_order(path: Path) -> None:
     model = Outer(Mixer())
     nn.init.zeros_(model.mixer.chooser.scores.weight)
     nn.init.zeros_(model.mixer.chooser.scores.bias)

@@ -1,4 +1,4 @@
-"""Models whose modules compute equal values: where values cannot decide, the owner is a common caller."""
+"""Models whose modules compute equal values: the owner is a common caller where values do not decide."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Twins(nn.Module):
 
 
 class Stages(nn.Module):
-    """Layers that add nothing: by their values, each could be any of them."""
+    """Layers that return their input: by value, each could be any of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Stages(nn.Module):
 
 
 class Quiet(nn.Module):
-    """A norm behind a linear layer with no bias to speak of, dropout in between: much that changes no number."""
+    """A linear layer with a zero bias, dropout, and a norm: several operations change no value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Quiet(nn.Module):
 
 
 class Numbers(nn.Module):
-    """Whole numbers only: their values say nothing by themselves."""
+    """Integers only: their values are not distinctive."""
 
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Numbers(nn.Module):
 
 
 class Casting(nn.Module):
-    """Dropout, then a norm that makes sure of its input's type: two ways to do nothing, one node."""
+    """Dropout, then a norm that casts its input to the type it has: two no-ops, one node."""
 
     class Norm(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class Casting(nn.Module):
 
 
 class Picking(nn.Module):
-    """One row of each, for which the older exporter writes a chain of helpers; then another module."""
+    """Selects one row, for which the TorchScript exporter writes several nodes; then another module."""
 
     class Pick(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ class Picking(nn.Module):
         *((build, "htp", True) for build in (Twins, Stages, Quiet, Numbers, Casting, Picking)),
     ],
 )
-def test_no_stranger_owns_a_node_where_values_are_alike(
+def test_owner_is_a_related_module_where_modules_compute_equal_values(
     build: type[nn.Module], strategy: str, optimize: bool, tmp_path: Path
 ) -> None:
     x = torch.randint(0, 5, (4, 8)) if build is Numbers else torch.randn(4, 8)
@@ -140,7 +140,7 @@ def test_no_stranger_owns_a_node_where_values_are_alike(
     assert Confusion(specimen.name, graph, by_usage(graph, specimen), result.document).unrelated == []
 
 
-def test_candidates_are_named_where_nothing_decides(tmp_path: Path) -> None:
+def test_candidates_are_contributors_where_values_do_not_decide(tmp_path: Path) -> None:
     model, x = Twins().eval(), torch.randn(4, 8)
     result = modelexport.export_model(model, x, tmp_path / "model.onnx", strategy="fx", optimize=False)
     graph = stripped(result.onnx_path)
@@ -151,7 +151,7 @@ def test_candidates_are_named_where_nothing_decides(tmp_path: Path) -> None:
     assert "one, other" in found.reason
 
 
-def test_what_a_node_reads_decides_between_equal_values(tmp_path: Path) -> None:
+def test_inputs_of_a_node_decide_between_equal_values(tmp_path: Path) -> None:
     class Size(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.abs()
@@ -171,8 +171,8 @@ def test_what_a_node_reads_decides_between_equal_values(tmp_path: Path) -> None:
     assert [str(usage.attributions[node].owner) for node in graph.graph] == ["one", "", "other", ""]
 
 
-def test_reader_that_lays_a_value_out_anew_is_no_maker_of_it(tmp_path: Path) -> None:
-    """The next layer flattens what the activation made; that the exporter writes the activation in parts hides who."""
+def test_consumer_that_reshapes_a_value_is_not_its_producer(tmp_path: Path) -> None:
+    """The next layer flattens the output of the activation, which the exporter writes as several nodes."""
     specimen = zoo.Specimen("layers", nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(2, 3, 8))
     result = modelexport.export_model(
         specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="htp", opset_version=16
@@ -183,7 +183,7 @@ def test_reader_that_lays_a_value_out_anew_is_no_maker_of_it(tmp_path: Path) -> 
     assert all(one.contributors == () for one in found)
 
 
-def test_each_call_has_its_own_tensors_at_its_boundary_though_all_hold_the_same(tmp_path: Path) -> None:
+def test_each_call_has_its_own_boundary_tensors_though_all_have_equal_values(tmp_path: Path) -> None:
     class Gate(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -202,7 +202,7 @@ def test_each_call_has_its_own_tensors_at_its_boundary_though_all_hold_the_same(
     assert [calls[name].inputs[0].tensor for name in "12"] == [calls[name].outputs[0].tensor for name in "01"]
 
 
-def test_body_of_a_function_is_no_more_certain_than_its_callers(tmp_path: Path) -> None:
+def test_confidence_in_a_function_is_at_most_that_of_its_callers(tmp_path: Path) -> None:
     specimen = zoo.Specimen("relu", Relu().eval(), torch.randn(4, 8))
     result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="fx")
     proto = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
@@ -222,7 +222,7 @@ def test_body_of_a_function_is_no_more_certain_than_its_callers(tmp_path: Path) 
     assert inside[0].confidence < 1
 
 
-def test_order_of_the_nodes_in_the_file_makes_no_difference(tmp_path: Path) -> None:
+def test_owners_do_not_depend_on_the_order_of_nodes_in_the_file(tmp_path: Path) -> None:
     specimen = zoo.Specimen("numbers", Numbers().eval(), torch.randint(0, 5, (4, 8)))
     result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="fx")
     proto = modelexport.strip_hierarchy(onnx.load(result.onnx_path))

@@ -1,4 +1,4 @@
-"""What its inputs are nondeterministic cannot be compared, and is no error; what does not is compared all the same."""
+"""Nondeterministic outputs are not compared and are not errors; the others are compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 class Noise(nn.Module):
-    """Adds what nobody can foresee, also when it does not train."""
+    """Adds random numbers, also in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,9 @@ def noisy(tmp_path: Path) -> tuple[nn.Module, torch.Tensor, Path]:
     return model, x, path
 
 
-def test_random_results_are_not_comparable_and_what_reads_them_is(noisy: tuple[nn.Module, torch.Tensor, Path]) -> None:
+def test_nondeterministic_outputs_are_not_comparable_and_their_consumers_are_compared(
+    noisy: tuple[nn.Module, torch.Tensor, Path],
+) -> None:
     model, x, path = noisy
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
     report = modelexport.verify_modules(path, model, (x,))
@@ -64,7 +66,9 @@ def test_random_results_are_not_comparable_and_what_reads_them_is(noisy: tuple[n
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # type: ignore[union-attr]
 
 
-def test_error_between_random_calls_is_found(noisy: tuple[nn.Module, torch.Tensor, Path], tmp_path: Path) -> None:
+def test_error_between_nondeterministic_calls_is_found(
+    noisy: tuple[nn.Module, torch.Tensor, Path], tmp_path: Path
+) -> None:
     model, x, path = noisy
     changed = tmp_path / "changed.onnx"
     change_weight(path, changed, modelexport.load(path).document, "last")
@@ -73,7 +77,7 @@ def test_error_between_random_calls_is_found(noisy: tuple[nn.Module, torch.Tenso
     assert report["last"].verdict is Verdict.INTRODUCED
 
 
-def test_owners_in_a_random_model_are_not_judged_and_the_error_says_why(tmp_path: Path) -> None:
+def test_owners_of_a_nondeterministic_model_are_refused_with_the_reason(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Noise(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
     modelexport.export_model(model, (x,), tmp_path / "noisy.onnx")

@@ -1,0 +1,58 @@
+"""Attempts of an export as data: how each differs from a plain call of its exporter, and how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How an attempt differs from the first attempt with the same exporter.
+
+    Attributes:
+        unwatched: The exporter runs without the parts of the recorder that can change how it behaves: hooks on modules
+            (`fx`), or questions to the tracer (`htp`).
+        tensors_only: The model is exported as a function from tensors to tensors.
+        decomposed: The operators that torch's own decompositions replace, because the exporter cannot translate them.
+    """
+
+    unwatched: bool = False
+    tensors_only: bool = False
+    decomposed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = ["unwatched"] if self.unwatched else []
+        parts += ["as a function of tensors"] if self.tensors_only else []
+        parts += [f"with substitutes for {', '.join(self.decomposed)}"] if self.decomposed else []
+        return ", ".join(parts)
+
+
+PLAIN = Variant()
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptReport:
+    """An attempt to export a model with one strategy, exporter and variant.
+
+    Attributes:
+        strategy: The strategy.
+        exporter: The exporter.
+        reason: Why this attempt was made.
+        error: Why it failed, or was not made; None for the attempt that succeeded.
+        variant: How it differs from the first attempt with that exporter; empty for the first.
+        seconds: The time that it took.
+        tried: False where the time was used up before it.
+    """
+
+    strategy: str
+    exporter: str
+    reason: str
+    error: str | None = None
+    variant: str = ""
+    seconds: float = 0.0
+    tried: bool = True
+
+    @property
+    def name(self) -> str:
+        """Strategy, exporter and variant as text."""
+        return f"{self.strategy} ({', '.join(filter(None, (self.exporter, self.variant)))})"

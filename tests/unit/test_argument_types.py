@@ -1,0 +1,47 @@
+"""An argument of another type than documented is an error of ours that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnx import helper
+from tests.support.hostile_graphs import model
+
+import modelexport
+
+MODULE = torch.nn.ReLU()
+X = torch.ones(3)
+CALLS: dict[str, Callable[[Path, Any], object]] = {
+    "read_model": lambda _, wrong: modelexport.read_model(wrong),
+    "load": lambda _, wrong: modelexport.load(wrong),
+    "limits": lambda path, wrong: modelexport.load(path, wrong),
+    "ReadLimits": lambda _, wrong: modelexport.ReadLimits(nodes=wrong),
+    "RunLimits": lambda _, wrong: modelexport.RunLimits(seconds=wrong),
+    "extract_module": lambda path, wrong: modelexport.extract_module(path, wrong),
+    "extract_modules": lambda path, wrong: modelexport.extract_modules(path, wrong, path.parent / "out"),
+    "extract_modules, folder": lambda path, wrong: modelexport.extract_modules(path, "*", wrong),
+    "analyze, selector": lambda path, wrong: modelexport.analyze(path, selector=wrong),
+    "select": lambda path, wrong: modelexport.select(path, wrong),
+    "retag": lambda path, wrong: modelexport.retag(wrong, path),
+    "tag_file": lambda _, wrong: modelexport.tag_file(wrong, MODULE, X),
+    "verify_modules": lambda _, wrong: modelexport.verify_modules(wrong, MODULE, X),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_argument_of_another_type_is_our_error(name: str, tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], name="/a/Relu")
+    onnx.save_model(model(node), tmp_path / "model.onnx")
+    with pytest.raises(modelexport.InputError):
+        CALLS[name](tmp_path / "model.onnx", object())
+
+
+def test_path_that_no_file_system_takes_is_our_error() -> None:
+    for path in ("x" * 5000, "a\0b", "\udc80.onnx", Path("/")):
+        with pytest.raises(modelexport.InputError, match="is not a file"):
+            modelexport.read_model(path)
