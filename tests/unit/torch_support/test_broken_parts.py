@@ -40,6 +40,7 @@ from modelexport.strategies.htp import HtpStrategy
 from modelexport.strategies.registry import StrategyRegistry
 from modelexport.torch_support import control_flow_depth, tensors_in
 from modelexport.torch_support.private import map_leaves_with_keys
+from modelexport.torch_support.private_export import name_dynamic_axes
 from modelexport.torch_support.private_fx import translated_text
 from modelexport.torch_support.private_jit import is_block
 from modelexport.torch_support.private_part import Part
@@ -161,6 +162,18 @@ def use_htp_with_nested_inputs(folder: Path) -> Outcome:
     return exported(Nested(), {"pair": {"one": [X, X]}}, folder, strategy="htp", dynamic={"pair.one.0": {0: "n"}})
 
 
+def use_htp_as_a_function_of_tensors(folder: Path) -> Outcome:
+    class Result:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    class Wrapping(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return Result(x.relu())
+
+    return exported(Wrapping(), X, folder, strategy="htp")
+
+
 def use_htp_without_an_operator(folder: Path) -> Outcome:
     return exported(differences(), torch.ones(3, 5), folder, strategy="htp")
 
@@ -232,6 +245,8 @@ def use_directly(folder: Path) -> Outcome:
     map_leaves_with_keys(lambda way, leaf: way, {"a": [1]})
     translated_text(ir.Node("", "Relu", [], metadata_props={"pkg.torch.onnx.fx_node": "%relu"}))
     is_block(object())
+    graph = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
+    name_dynamic_axes(torch.onnx.ONNXProgram(graph, None), ())
     return Outcome()
 
 
@@ -252,6 +267,7 @@ EXPORTS = (
     use_htp,
     use_htp_with_dynamic_axes,
     use_htp_with_nested_inputs,
+    use_htp_as_a_function_of_tensors,
     use_htp_without_an_operator,
     use_auto,
 )

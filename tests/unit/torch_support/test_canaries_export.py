@@ -181,7 +181,7 @@ def test_export_through() -> None:
         return original(*args, strict=strict, **kwargs)
 
     with private_export.export_through(around):
-        torch.onnx.export(nn.ReLU(), (torch.ones(1),), None, dynamo=True, verbose=False)
+        torch.onnx.export(nn.ReLU().eval(), (torch.ones(1),), None, dynamo=True, verbose=False)
     assert modes == [False]
 
 
