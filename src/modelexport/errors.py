@@ -14,7 +14,7 @@
     ├── ExtractionError               a module that cannot be extracted from a graph; has the reason and an alternative
     ├── OnnxRunError                  onnxruntime could not run a graph; quotes its message
     ├── FileFormatError               a model file or sidecar that is invalid, or exceeds a limit
-    ├── UnsupportedLibraryError       an installed library lacks a part that is needed; names the part
+    ├── UnsupportedLibraryError       an installed library lacks or changed a part that is needed; names it
     ├── StorageError                  the result could not be written; existing files are unchanged
     └── ContractError                 a step violated its own contract: a bug, please report it
 
@@ -172,19 +172,21 @@ class FileFormatError(ModelExportError):
 
 
 class UnsupportedLibraryError(ModelExportError):
-    """An installed library lacks a private part that this package needs.
+    """An installed library lacks a private part that this package needs, or has another one of that name.
 
     Attributes:
         part: The dotted path of the part.
         version: The installed release.
         seen_on: The releases that have it.
+        change: How it behaves differently; empty where it is missing.
     """
 
-    def __init__(self, part: str, version: str, seen_on: Sequence[str]) -> None:
-        self.part, self.version, self.seen_on = part, version, tuple(seen_on)
+    def __init__(self, part: str, version: str, seen_on: Sequence[str], change: str = "") -> None:
+        self.part, self.version, self.seen_on, self.change = part, version, tuple(seen_on), change
         library = part.partition(".")[0]
+        problem = f"has another {part} than this package knows ({change})" if change else f"has no {part}"
         super().__init__(
-            f"{library} {version} has no {part}, which this package needs here; install a release of {library} that it "
+            f"{library} {version} {problem}, which this package needs here; install a release of {library} that it "
             f"is known to work with: {', '.join(self.seen_on) or 'see the documentation'}"
         )
 

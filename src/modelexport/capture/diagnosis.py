@@ -89,6 +89,20 @@ def check_forward(
     Raises:
         InputError: It fails, or returns no tensor.
     """
+    try:
+        return _check_forward(model, args, kwargs, training, on_result, written)
+    except UnsupportedLibraryError as error:
+        return (f"the example inputs were not checked: {error}",)
+
+
+def _check_forward(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    training: bool,
+    on_result: Callable[[object], object],
+    written: CopyOnWrite | None,
+) -> tuple[str, ...]:
     tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
     if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
         # An exported program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
@@ -97,6 +111,8 @@ def check_forward(
         return ("the example inputs were not checked: the model or its inputs are fake tensors",)
     try:
         result = _run(model, args, kwargs, training, written if written is not None else CopyOnWrite(model))
+    except UnsupportedLibraryError:
+        raise
     except (Exception, SystemExit) as error:
         if _is_about_this_machine(error):
             return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
@@ -134,6 +150,8 @@ def _run(
 
     try:
         return run(torch.no_grad(), written)
+    except UnsupportedLibraryError:
+        raise
     except Exception:  # noqa: BLE001  raised below if it fails again
         return run()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 
 import torch
 
 from modelexport.capture.module_tree import qualified_name
+from modelexport.torch_support.private_fx import module_stack_of
 
 _NUMBERED_KEY = re.compile(r"(?P<module>.*)@(?P<count>[0-9]{1,9})", re.DOTALL)
 
@@ -35,8 +35,7 @@ class StackEntry:
 
 def read_module_stack(node: torch.fx.Node) -> list[StackEntry]:
     """Return the module calls that were running when the node was traced, outermost first."""
-    stack: Mapping[str, tuple[str, object]] = node.meta.get("nn_module_stack") or {}
-    return [StackEntry(str(key), str(path), _class_name(cls)) for key, (path, cls) in stack.items()]
+    return [StackEntry(key, path, _class_name(cls)) for key, path, cls in module_stack_of(node)]
 
 
 def call_index(key: str, name: str) -> int:

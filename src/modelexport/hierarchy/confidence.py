@@ -57,6 +57,17 @@ def recorded_before_optimization(call: CallId) -> Attribution:
     return Attribution(call, Kind.INFERRED, *named_by_torch())
 
 
+def recorded_unseen(call: CallId) -> Attribution:
+    """The exporter recorded the call of the node, and no hook saw that call."""
+    reason = "torch's metadata names this module; the call itself was not seen while torch traced the model"
+    return Attribution(call, Kind.INFERRED, TORCH_METADATA, reason)
+
+
+def recorded_in_name(call: CallId) -> Attribution:
+    """The exporter's name for the node has the scope of the call, and nothing else was seen."""
+    return Attribution(call, Kind.INFERRED, *named_by_scope())
+
+
 def fused(own: Attribution, contributors: Iterable[CallId]) -> Attribution:
     """One node of the rewritten graph replaces nodes of several calls; `own` is that of the node with its output."""
     reason = "this node replaces nodes of several calls; this call computed its output"

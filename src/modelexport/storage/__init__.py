@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from modelexport.storage.atomic_text import check_text_target, staged_text, write_text
 from modelexport.storage.document_builder import build_document, tensor_records
+from modelexport.storage.exporter_scopes import read_name_scope
 from modelexport.storage.inline_writer import save_inline, write_tensor
 from modelexport.storage.metadata_stores import (
     NodeStores,
@@ -47,6 +48,7 @@ __all__ = [
     "has_node_properties",
     "load",
     "read_model",
+    "read_name_scope",
     "read_node_stores",
     "read_proto",
     "read_sidecar",

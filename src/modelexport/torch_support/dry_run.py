@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from modelexport.errors import ModelExportError
+from modelexport.errors import ModelExportError, UnsupportedLibraryError
 from modelexport.torch_support.private import storage_id, tensors_among, written_arguments
 from modelexport.torch_support.state_guard import preserved_state
 
@@ -45,6 +45,8 @@ def run_without_effects(model: torch.nn.Module, action: Callable[[], object]) ->
     with preserved_state(model) as state:
         try:
             action()
+        except UnsupportedLibraryError:
+            raise
         except Exception:  # noqa: BLE001  a branch that is not taken may fail in any way
             return False
     return not state.changed

@@ -1,106 +1,31 @@
 """Private APIs of torch, each wrapped in one function: tensors, modules, operators and nested values.
 
-`private_fx` wraps those of FX and the dynamo exporter, `private_jit` those of TorchScript and its exporter. Every API
-is tested on the releases in `SEEN_ON`, and has a test that fails by name when torch changes it. It is looked up when it
-is used, so that only this use fails on a release without it.
+`private_export`, `private_fx` and `private_jit` wrap those of torch's exporters; `private_part` says what a part is.
+Each part has a test in `tests/unit/torch_support` that fails by name when a release changes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
 import torch
 
-from modelexport.errors import UnsupportedLibraryError
-
-# The releases on which every private API here was tested.
-SEEN_ON = {"torch": ("2.9.1", "2.11.0", "2.13.0", "2.15.0"), "transformers": ("5.17.0", "5.22.2")}
-
-
-def find_part(path: str) -> Any:
-    """Look up a private API of a library by its dotted path.
-
-    Raises:
-        UnsupportedLibraryError: The installed release does not have it.
-    """
-    library, *names = path.split(".")
-    try:
-        found: Any = importlib.import_module(library)
-        current = library
-        for name in names:
-            current = f"{current}.{name}"
-            if isinstance(found, ModuleType) and not hasattr(found, name):
-                importlib.import_module(current)
-            found = getattr(found, name)
-    except (ImportError, AttributeError) as error:
-        raise missing_part(path) from error
-    return found
-
-
-@functools.cache
-def fixed_part(path: str) -> Any:
-    """Look up an API that nothing patches while the process runs: cached."""
-    return find_part(path)
-
-
-def find_attribute(instance: Any, name: str) -> Any:
-    """A private attribute of a library's object.
-
-    Raises:
-        UnsupportedLibraryError: The object does not have it.
-    """
-    try:
-        return getattr(instance, name)
-    except AttributeError as error:
-        kind = type(instance)
-        owner = instance.__name__ if isinstance(instance, ModuleType) else f"{kind.__module__}.{kind.__name__}"
-        raise missing_part(f"{owner}.{name}") from error
-
-
-def missing_part(path: str) -> UnsupportedLibraryError:
-    """The error for an API that the installed release of its library does not have."""
-    library = path.partition(".")[0]
-    try:
-        version = importlib.import_module(library).__version__
-    except ImportError:
-        version = "(not installed)"
-    return UnsupportedLibraryError(path, version, SEEN_ON.get(library, ()))
-
-
-@contextlib.contextmanager
-def called_through(owner: str, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Replace a function or method within the context: this thread calls `around` with the original and its arguments.
-
-    Other threads call the original.
-
-    Args:
-        owner: The dotted path of the module or class that has it.
-        name: Its name there.
-        around: Called with the original and its arguments.
-    """
-    holder, original = find_part(owner), find_part(f"{owner}.{name}")
-    own = vars(holder).get(name, original)
-    thread = threading.get_ident()
-
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(*args, **kwargs)
-        return around(original, *args, **kwargs)
-
-    setattr(holder, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(holder, name, own)
-
+from modelexport.torch_support.private_part import Part
 
 # --- tensors ----------------------------------------------------------------------------------------------------
+
+_STORAGE_ID = Part("torch.UntypedStorage._cdata", "recognizes views of one storage")
+_STORAGE_REFERENCE = Part(
+    "torch.multiprocessing.reductions.StorageWeakRef", "keeps torch from reusing the id of a storage"
+)
+_VERSION = Part("torch.Tensor._version", "finds tensors that something wrote into")
+_BASE = Part("torch.Tensor._base", "finds the tensor that a view was taken of")
+_IS_FUNCTORCH = Part(
+    "torch._C._functorch.is_functorch_wrapped_tensor", "tells a run of a control-flow function from shape inference"
+)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -114,16 +39,16 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def storage_id(tensor: torch.Tensor) -> int | None:
     """The id of a tensor's storage; None for a tensor without one.
 
-    Needed to recognize views of one storage: `data_ptr` is 0 for every empty tensor, and repeats when memory is reused.
+    `data_ptr` would not do: it is 0 for every empty tensor, and repeats when memory is reused.
     """
     storage = storage_of(tensor)
-    return int(find_attribute(storage, "_cdata")) if storage is not None else None
+    return _STORAGE_ID.check(_STORAGE_ID.of(storage), int) if storage is not None else None
 
 
 def storage_reference(tensor: torch.Tensor) -> Any:
     """A reference that keeps torch from reusing the storage's id; None where `storage_id` is None."""
     storage = storage_of(tensor)
-    return fixed_part("torch.multiprocessing.reductions.StorageWeakRef")(storage) if storage is not None else None
+    return _STORAGE_REFERENCE.call(object, storage) if storage is not None else None
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -132,13 +57,13 @@ def version_of(tensor: torch.Tensor) -> int:
     Raises:
         RuntimeError: torch does not count writes to tensors created in inference mode.
     """
-    return int(find_attribute(tensor, "_version"))
+    return _VERSION.check(_VERSION.of(tensor), int)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor that this one is a view of; None where it is not a view."""
-    base: torch.Tensor | None = find_attribute(tensor, "_base")
-    return base
+    base = _BASE.of(tensor)
+    return None if base is None else _BASE.check(base, torch.Tensor)
 
 
 def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
@@ -146,41 +71,63 @@ def is_functorch_wrapped(tensor: torch.Tensor) -> bool:
 
     Control-flow operators call their functions with such tensors to infer the shapes of the outputs.
     """
-    return bool(fixed_part("torch._C._functorch.is_functorch_wrapped_tensor")(tensor))
+    return _IS_FUNCTORCH.call(bool, tensor)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------
 
 
+_CHILDREN = Part("torch.nn.Module._modules", "finds a child with two names under both: `named_children` yields it once")
+_PRE_HOOKS = Part("torch.nn.Module._forward_pre_hooks", "finds modules with hooks: the public API can only add hooks")
+_HOOKS = Part("torch.nn.Module._forward_hooks", "finds modules with hooks: the public API can only add hooks")
+_GLOBAL_PRE_HOOKS = Part("torch.nn.modules.module._global_forward_pre_hooks", "finds hooks on all modules")
+_GLOBAL_HOOKS = Part("torch.nn.modules.module._global_forward_hooks", "finds hooks on all modules")
+
+
 def has_forward_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling the module runs more than its `forward`. The public API can only add hooks."""
-    shared = fixed_part("torch.nn.modules.module")
-    return any(find_attribute(module, name) for name in ("_forward_pre_hooks", "_forward_hooks")) or any(
-        find_attribute(shared, name) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
+    """Whether calling the module runs more than its `forward`."""
+    return any(part.check(part.of(module), dict) for part in (_PRE_HOOKS, _HOOKS)) or any(
+        part.check(part.find(), dict) for part in (_GLOBAL_PRE_HOOKS, _GLOBAL_HOOKS)
     )
 
 
+def global_hook_tables() -> list[dict[Any, Any]]:
+    """The tables of hooks on all modules, of every kind: torch may leave one of its own hooks registered."""
+    tables = vars(torch.nn.modules.module).items()
+    return [table for name, table in tables if name.startswith("_global_") and isinstance(table, dict)]
+
+
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The children by name, a child with two names under both: `named_children` yields it once."""
-    return {name: child for name, child in find_attribute(module, "_modules").items() if child is not None}
+    """The children by name, a child with two names under both."""
+    children = _CHILDREN.check(_CHILDREN.of(module), dict)
+    return {name: child for name, child in children.items() if child is not None}
 
 
 # --- operators --------------------------------------------------------------------------------------------------
 
+_HIGHER_ORDER = Part("torch._ops.HigherOrderOperator", "recognizes control-flow operators")
+_HIGHER_ORDER_CALL = Part(
+    "torch._ops.HigherOrderOperator.__call__", "finds the module calls of a loop or branch without a dispatch mode"
+)
+_OVERLOAD = Part("torch._ops.OpOverload", "recognizes operators with a schema")
+_SCHEMA = Part("torch._ops.OpOverload._schema", "finds the arguments that an operator writes to")
+_CONTROL_FLOW = Part("torch._higher_order_ops", "recognizes functions such as `torch.cond` in a model's code")
+_DISPATCH_MODE = Part("torch.utils._python_dispatch.TorchDispatchMode", "sees every operator that runs")
+
 
 def is_higher_order_operator(func: object) -> bool:
     """Whether an operator takes functions as arguments: `cond`, `while_loop`, `scan`."""
-    return isinstance(func, fixed_part("torch._ops.HigherOrderOperator"))
+    return _HIGHER_ORDER.is_instance(func, torch.ops.higher_order.cond)
 
 
 def is_operator_overload(target: object) -> TypeGuard[torch._ops.OpOverload]:
     """Whether the target of an FX node is an operator with a schema."""
-    return isinstance(target, fixed_part("torch._ops.OpOverload"))
+    return _OVERLOAD.is_instance(target, torch.ops.aten.add.Tensor)
 
 
 def schema_of(operator: Any) -> Any:
     """The schema of an operator: its arguments, and which of them it writes to; None where it has no schema."""
-    return getattr(operator, "_schema", None)
+    return _SCHEMA.check(_SCHEMA.of(operator), torch.FunctionSchema) if is_operator_overload(operator) else None
 
 
 def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -195,7 +142,7 @@ def written_arguments(operator: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def is_control_flow(value: object) -> bool:
     """Whether a value is a control-flow operator, or one of torch's functions that call one: `torch.cond`, `scan`."""
-    package = fixed_part("torch._higher_order_ops").__name__
+    package = _CONTROL_FLOW.check(_CONTROL_FLOW.fixed, ModuleType).__name__
     if not isinstance(value, FunctionType):
         return is_higher_order_operator(value)
     # `torch.cond` says that its module is `torch`: its globals say where it is defined.
@@ -208,10 +155,11 @@ def dispatch_mode(
 ) -> contextlib.AbstractContextManager[Any]:
     """Within the context every operator, control flow included, is passed to `handle` with its arguments.
 
-    The context is reentrant. torch has no public API to observe operators. The class is defined here so that nothing is
-    looked up when this module is imported.
+    The context is reentrant. The class is defined here so that nothing is looked up when this module is imported.
     """
-    base: Any = fixed_part("torch.utils._python_dispatch.TorchDispatchMode")
+    base: Any = _DISPATCH_MODE.check(_DISPATCH_MODE.fixed, type)
+    if not hasattr(base, "__enter__"):
+        raise _DISPATCH_MODE.changed("it is not a context manager")
 
     class Mode(base):  # type: ignore[misc]  # the base is Any
         # Otherwise torch raises for control-flow operators in a mode.
@@ -225,22 +173,25 @@ def dispatch_mode(
 
 
 def higher_order_calls_through(around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Within the context, control-flow operators are called through `around`; its first argument is the original.
-
-    Needed to find the module calls of a loop or branch without a dispatch mode, which would observe all operators.
-    """
-    return called_through("torch._ops.HigherOrderOperator", "__call__", around)
+    """Within the context, control-flow operators are called through `around`; its first argument is the original."""
+    return _HIGHER_ORDER_CALL.called_through(around)
 
 
 # --- nested values ----------------------------------------------------------------------------------------------
 
-# The pytree module of torch is private; the public `torch.utils.pytree` is newer than the oldest supported release.
+# The public `torch.utils.pytree` is newer than the oldest supported release.
+_LEAVES = Part("torch.utils._pytree.tree_leaves", "finds the tensors inside arguments and results")
+_FLATTEN = Part("torch.utils._pytree.tree_flatten", "turns a model into a function from tensors to tensors")
+_UNFLATTEN = Part("torch.utils._pytree.tree_unflatten", "turns a model into a function from tensors to tensors")
+_MAP = Part("torch.utils._pytree.tree_map", "copies the tensors inside example inputs")
+_FLATTEN_WITH_PATH = Part("torch.utils._pytree.tree_flatten_with_path", "names the tensors inside example inputs")
+_MAP_WITH_PATH = Part("torch.utils._pytree.tree_map_with_path", "names the tensors inside example inputs")
+_NODES = Part("torch.utils._pytree.SUPPORTED_NODES", "finds the tensors inside objects of registered classes")
 
 
 def leaves_of(value: object) -> list[Any]:
     """The leaves of a pytree: everything inside tuples, lists, dicts and registered classes."""
-    found: list[Any] = fixed_part("torch.utils._pytree.tree_leaves")(value)
-    return found
+    return _LEAVES.call(list, value)
 
 
 def tensors_among(value: object) -> list[torch.Tensor]:
@@ -250,41 +201,50 @@ def tensors_among(value: object) -> list[torch.Tensor]:
 
 def flatten(value: object) -> tuple[list[Any], Any]:
     """The leaves of a value, and its structure for `unflatten`."""
-    leaves, structure = fixed_part("torch.utils._pytree.tree_flatten")(value)
+    leaves, structure = _pair(_FLATTEN, value)
     return leaves, structure
+
+
+def _pair(flatten_with: Part, value: object) -> tuple[list[Any], Any]:
+    found = flatten_with.call(tuple, value)
+    if len(found) != 2 or not isinstance(found[0], list):
+        raise flatten_with.changed("it returns no list of leaves with a structure")
+    return found
 
 
 def unflatten(leaves: list[Any], structure: Any) -> Any:
     """A value of that structure with these leaves."""
-    return fixed_part("torch.utils._pytree.tree_unflatten")(leaves, structure)
+    kind = getattr(structure, "type", None)
+    return _UNFLATTEN.call(kind if isinstance(kind, type) else object, leaves, structure)
 
 
 def map_leaves(change: Callable[[Any], Any], value: object) -> Any:
     """The value with each leaf replaced by the result of `change`."""
-    return fixed_part("torch.utils._pytree.tree_map")(change, value)
+    return _MAP.call(_container(value), change, value)
 
 
 def leaves_with_keys(value: object) -> list[tuple[tuple[object, ...], Any]]:
     """The leaves of a value, each with the keys, indices and attribute names on its path."""
-    found, _ = fixed_part("torch.utils._pytree.tree_flatten_with_path")(value)
+    found, _ = _pair(_FLATTEN_WITH_PATH, value)
     return [(tuple(map(_unwrapped, path)), leaf) for path, leaf in found]
 
 
 def map_leaves_with_keys(change: Callable[[tuple[object, ...], Any], Any], value: object) -> Any:
     """The value with each leaf replaced by the result of `change` for its keys and the leaf."""
-    return fixed_part("torch.utils._pytree.tree_map_with_path")(
-        lambda path, leaf: change(tuple(map(_unwrapped, path)), leaf), value
-    )
+    return _MAP_WITH_PATH.call(_container(value), lambda path, leaf: change(tuple(map(_unwrapped, path)), leaf), value)
+
+
+def _container(value: object) -> type:
+    """The type that a value with other leaves has."""
+    return type(value) if isinstance(value, tuple | list | dict) else object
 
 
 def _unwrapped(key: Any) -> object:
-    for kind, field in (("MappingKey", "key"), ("SequenceKey", "idx"), ("GetAttrKey", "name")):
-        if isinstance(key, fixed_part(f"torch.utils._pytree.{kind}")):
-            return getattr(key, field)
-    return key
+    # The fields of torch's keys of a mapping, a sequence and an attribute; other classes may have keys of their own.
+    return next((getattr(key, field) for field in ("key", "idx", "name") if hasattr(key, field)), key)
 
 
 def registered_children(value: object) -> list[Any] | None:
     """The children of a value whose class is registered as a pytree node; None for other classes."""
-    registered = fixed_part("torch.utils._pytree.SUPPORTED_NODES").get(type(value))
+    registered = _NODES.check(_NODES.fixed, dict).get(type(value))
     return list(registered.flatten_fn(value)[0]) if registered is not None else None

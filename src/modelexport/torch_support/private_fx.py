@@ -1,14 +1,16 @@
-"""Private APIs of FX tracing and of torch's dynamo exporter, each wrapped in one function. See `private`."""
+"""Private APIs of FX tracing and of torch's dynamo exporter, each wrapped in one function. See `private_part`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import onnx_ir as ir
 import torch
 
-from modelexport.torch_support.private import called_through, fixed_part
+from modelexport.torch_support.private_part import Part
 
 
 class Tracer(Protocol):
@@ -17,33 +19,34 @@ class Tracer(Protocol):
     graph: torch.fx.Graph
 
 
-_PROXY_MODE = "torch.fx.experimental.proxy_tensor.get_proxy_mode"
-_PROXY_SLOT = "torch.fx.experimental.proxy_tensor.get_proxy_slot"
+# --- tracing ----------------------------------------------------------------------------------------------------
 
-
-def require_tracing_parts() -> None:
-    """Look up the APIs that hooks use while torch traces: torch reports an error in a hook as an untraceable model.
-
-    Raises:
-        UnsupportedLibraryError: The installed release does not have one of them.
-    """
-    for part in (_PROXY_MODE, _PROXY_SLOT):
-        fixed_part(part)
+_PROXY_MODE = Part("torch.fx.experimental.proxy_tensor.get_proxy_mode", "finds the tracer while a model is traced")
+_TRACER = Part("torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode.tracer", "finds the graph of a trace")
+_PROXY_SLOT = Part("torch.fx.experimental.proxy_tensor.get_proxy_slot", "finds the FX node of a tensor in a hook")
+_MODULE_STACK = Part(
+    "torch.fx.experimental.proxy_tensor._ModuleStackTracer.module_stack", "matches a call with torch's own record of it"
+)
 
 
 def active_tracer() -> Tracer | None:
     """The tracer that records the operators that run now; None outside of a trace."""
-    mode = fixed_part(_PROXY_MODE)()
-    tracer: Tracer | None = mode.tracer if mode is not None else None
+    mode = _PROXY_MODE.call(object)
+    if mode is None:
+        return None
+    tracer: Tracer = _TRACER.of(mode)
+    _TRACER.check(getattr(tracer, "graph", None), torch.fx.Graph)
     return tracer
 
 
 def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:
     """The FX node of a tensor in the graph of the tracer; None for an unknown tensor."""
-    slot = fixed_part(_PROXY_SLOT)(tensor, tracer, None)
+    slot = _PROXY_SLOT.call(object, tensor, tracer, None)
+    if slot is None:
+        return None
     proxy = getattr(slot, "proxy", slot)
-    node = getattr(proxy, "node", None)
-    return node if isinstance(node, torch.fx.Node) else None
+    node = _PROXY_SLOT.check(getattr(proxy, "node", None), torch.fx.Node)
+    return node if node.graph is tracer.graph else None
 
 
 def innermost_scope(tracer: Tracer | None) -> tuple[str, str | None]:
@@ -51,22 +54,104 @@ def innermost_scope(tracer: Tracer | None) -> tuple[str, str | None]:
 
     Not every tracer has such a stack; the name is None without one.
     """
-    stack = getattr(tracer, "module_stack", None)
+    stack = _MODULE_STACK.optional(tracer)
     if not stack:
         return "", None
-    key, (name, _) = next(reversed(stack.items()))
-    return key, name
+    key, (name, _) = next(reversed(_MODULE_STACK.check(stack, dict).items()))
+    return _MODULE_STACK.check(key, str), _MODULE_STACK.check(name, str)
 
 
-def before_optimization(observe: Callable[[Any], object]) -> contextlib.AbstractContextManager[None]:
-    """Show the ONNX graph to `observe` when torch starts to optimize it, for the time of the context.
+# --- metadata of FX nodes ---------------------------------------------------------------------------------------
+
+_CUSTOM = Part('torch.fx.Node.meta["custom"]', "leads from a decomposed node to the node it was decomposed from")
+_STACK = Part('torch.fx.Node.meta["nn_module_stack"]', "torch's own record of the module calls around a node")
+_STACK_TRACE = Part('torch.fx.Node.meta["stack_trace"]', "leads from a node to the line of generated code behind it")
+_SERIAL = "modelexport.serial"
+# A frame as Python's traceback prints it: file, line number and function, then the source line.
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+, in [^\n]*\n\s+(?P<variable>\w+)(?:\s*:[^=\n]*)?\s*=[^=]')
+
+
+def serial_of(node: torch.fx.Node) -> int | None:
+    """The serial number of `node`, which may be that of the node it was decomposed from.
+
+    torch copies `meta["custom"]` from a node to the nodes it is decomposed into, and writes none of it to ONNX.
+    """
+    custom = _CUSTOM.item(node.meta)
+    serial = custom.get(_SERIAL) if isinstance(custom, dict) else None
+    return serial if isinstance(serial, int) else None
+
+
+def set_serial(node: torch.fx.Node, serial: int) -> None:
+    """Give a node its serial number."""
+    node.meta[_CUSTOM.key] = {**node.meta.get(_CUSTOM.key, {}), _SERIAL: serial}
+
+
+@contextlib.contextmanager
+def serials_removed(nodes: Iterable[torch.fx.Node]) -> Iterator[None]:
+    """Remove the serial numbers that the nodes get within the context, at its end."""
+    saved = [(node, node.meta.get(_CUSTOM.key)) for node in nodes]
+    try:
+        yield
+    finally:
+        for node, custom in saved:
+            if custom is None:
+                node.meta.pop(_CUSTOM.key, None)
+            else:
+                node.meta[_CUSTOM.key] = custom
+
+
+def module_stack_of(node: torch.fx.Node) -> list[tuple[str, str, object]]:
+    """The entries of `nn_module_stack`, outermost first: the key of a call, the module's path and its class.
+
+    Raises:
+        UnsupportedLibraryError: The entries are of another form.
+    """
+    stack = _STACK.check(_STACK.item(node.meta) or {}, Mapping)  # type: ignore[type-abstract]  # for isinstance
+    try:
+        return [(str(key), str(path), cls) for key, (path, cls) in stack.items()]
+    except (TypeError, ValueError) as error:
+        raise _STACK.changed(error) from error
+
+
+def generated_line(node: torch.fx.Node) -> tuple[str, str] | None:
+    """The file and the assigned variable of the last line in the stack trace of a node; None where it has none."""
+    trace = _STACK_TRACE.item(node.meta)
+    frames = list(_FRAME.finditer(trace)) if isinstance(trace, str) else []
+    return (frames[-1]["file"], frames[-1]["variable"]) if frames else None
+
+
+# --- the dynamo exporter ----------------------------------------------------------------------------------------
+
+_OPTIMIZE = Part("torch.onnx.ONNXProgram.optimize", "shows the graph before torch optimizes it: torch calls it itself")
+_FX_NODE = Part('onnx_ir.Node.meta["node"]', "leads from an ONNX node to the FX node it was translated from")
+_FX_TEXT = Part(
+    'onnx_ir.Node.metadata_props["pkg.torch.onnx.fx_node"]',
+    "leads from an ONNX node of an inlined function to the FX node it was translated from",
+)
+
+
+def before_optimization(observe: Callable[[torch.onnx.ONNXProgram], object]) -> contextlib.AbstractContextManager[None]:
+    """Show a program to `observe` when torch starts to optimize its ONNX graph, for the time of the context.
 
     Optimizing it ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after it
     optimizes: only its own sequence of steps gives its own result.
     """
 
-    def optimize(original: Callable[..., Any], program: torch.onnx.ONNXProgram, *args: Any, **kwargs: Any) -> Any:
-        observe(program.model)
-        return original(program, *args, **kwargs)
+    def optimize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.onnx.ONNXProgram):
+            observe(args[0])
+        return original(*args, **kwargs)
 
-    return called_through("torch.onnx.ONNXProgram", "optimize", optimize)
+    return _OPTIMIZE.called_through(optimize)
+
+
+def translated_node(node: ir.Node) -> torch.fx.Node | None:
+    """The FX node that torch attached to an ONNX node; None for a node of an inlined function."""
+    source = _FX_NODE.item(node.meta)
+    return source if isinstance(source, torch.fx.Node) else None
+
+
+def translated_text(node: ir.Node) -> str | None:
+    """The text of the FX node that an ONNX node was translated from, copied to the nodes of an inlined function."""
+    text = _FX_TEXT.item(node.metadata_props)
+    return text if isinstance(text, str) else None

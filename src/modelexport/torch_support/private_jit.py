@@ -1,4 +1,4 @@
-"""Private APIs of TorchScript tracing and of torch's TorchScript exporter, each wrapped in one function. See `private`.
+"""Private APIs of TorchScript tracing and of torch's TorchScript exporter. See `private_part`.
 
 The exporter has no public API to observe its graph before ONNX: its passes are functions of `torch._C`, which we wrap
 during an export.
@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
+import torch
 
-from modelexport.torch_support.private import called_through, find_part, fixed_part, missing_part
+from modelexport.torch_support.private import is_operator_overload
+from modelexport.torch_support.private_part import Part
 
 # A TorchScript graph, a block of a node, a node or value. Their classes are private and barely typed.
 JitGraph = Any
@@ -21,22 +23,36 @@ JitBlock = Any
 JitObject = Any
 
 
-class JitPass(enum.StrEnum):
-    """The exporter's passes that are observed, by their names in `torch._C`."""
+_ORIGINAL = "shows the graph before constant folding and fusion"
+_TRACKED = "tracks the tensors of module calls through a pass that rewrites or copies the graph"
+_NAMED = "reads the scope and the final name of nodes"
 
-    INLINE = "_jit_pass_inline"
-    CSE = "_jit_pass_cse"
-    TO_ONNX = "_jit_pass_onnx"
-    CANONICALIZE = "_jit_pass_canonicalize"
+
+class JitPass(enum.Enum):
+    """The exporter's passes that are observed."""
+
+    INLINE = Part("torch._C._jit_pass_inline", _TRACKED)
+    CSE = Part("torch._C._jit_pass_cse", "finds nodes of several calls that were merged")
+    TO_ONNX = Part("torch._C._jit_pass_onnx", _TRACKED)
+    CANONICALIZE = Part("torch._C._jit_pass_canonicalize", _TRACKED)
     # Both start folding and fusing, the first one in evaluation mode only.
-    EVAL_PEEPHOLE = "_jit_pass_onnx_eval_peephole"
-    CONSTANT_FOLD = "_jit_pass_onnx_constant_fold"
-    ASSIGN_NAMES = "_jit_pass_onnx_assign_scoped_names_for_node_and_value"
+    EVAL_PEEPHOLE = Part("torch._C._jit_pass_onnx_eval_peephole", _ORIGINAL)
+    CONSTANT_FOLD = Part("torch._C._jit_pass_onnx_constant_fold", _ORIGINAL)
+    ASSIGN_NAMES = Part("torch._C._jit_pass_onnx_assign_scoped_names_for_node_and_value", _NAMED)
 
 
-def pass_through(name: JitPass, around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Within the context, call a pass through `around`; its first arguments are the original and the graph."""
-    return called_through("torch._C", str(name), around)
+_TRANSLATE = Part("torch.onnx._internal.torchscript_exporter.utils._run_symbolic_function", _TRACKED)
+
+
+def pass_through(
+    name: JitPass, around: Callable[..., Any], *, required: bool = True
+) -> contextlib.AbstractContextManager[None]:
+    """Within the context, call a pass through `around`; its first arguments are the original and the graph.
+
+    `required` says that the exporter must run it.
+    """
+    part: Part = name.value
+    return part.called_through(around, first=_GRAPH.check(_GRAPH.fixed, type), required=required)
 
 
 def translation_seen(see: Callable[[dict[Any, Any]], None]) -> contextlib.AbstractContextManager[None]:
@@ -46,57 +62,52 @@ def translation_seen(see: Callable[[dict[Any, Any]], None]) -> contextlib.Abstra
     """
 
     def translate(original: Callable[..., Any], graph: Any, block: Any, node: Any, *rest: Any) -> Any:
-        if len(rest) > 1 and isinstance(rest[1], dict):
-            see(rest[1])
+        see(_TRANSLATE.check(rest[1] if len(rest) > 1 else None, dict))
         return original(graph, block, node, *rest)
 
-    return called_through("torch.onnx._internal.torchscript_exporter.utils", "_run_symbolic_function", translate)
+    return _TRANSLATE.called_through(translate)
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------
 
+_GRAPH = Part("torch._C.Graph", "creates a graph, and tells graphs from blocks")
+_EXPORT_GRAPH = Part("torch._C.Graph._export_onnx", "serializes the graph before it is folded, and weights separately")
+_DEFAULT_OPSET = Part("torch.onnx._constants.ONNX_DEFAULT_OPSET", "serializes the graph before it is folded")
+_SETTINGS = Part(
+    "torch.onnx._internal.torchscript_exporter._globals.GLOBALS", "serializes the graph before it is folded"
+)
+
 
 def new_graph() -> JitGraph:
     """An empty graph."""
-    return fixed_part("torch._C.Graph")()
+    return _GRAPH.call(_GRAPH.check(_GRAPH.fixed, type))
 
 
 def is_graph(block: JitBlock) -> bool:
     """Whether this is a graph, not a block of a node."""
-    return isinstance(block, fixed_part("torch._C.Graph"))
+    return _GRAPH.is_instance(block)
 
 
 def is_tensor(value: JitObject) -> bool:
     """Whether a value of a graph is a tensor."""
-    return isinstance(value.type(), fixed_part("torch._C.TensorType"))
+    return bool(value.type().kind() == "TensorType")
 
 
 def as_onnx(graph: JitGraph, opset_version: int | None) -> onnx.ModelProto | None:
     """A graph of ONNX operators as a model without weights; None where torch cannot serialize it."""
-    constants = find_part("torch.onnx._constants")
-    settings = find_part("torch.onnx._internal.torchscript_exporter._globals.GLOBALS")
-    find_part("torch._C.Graph._export_onnx")
+    opset = _DEFAULT_OPSET.check(_DEFAULT_OPSET.find(), int) if opset_version is None else opset_version
+    kind = getattr(_SETTINGS.find(), "operator_export_type", None)
+    _SETTINGS.check(kind, torch.onnx.OperatorExportTypes)
+    serialize = _EXPORT_GRAPH.of(graph)
     try:
         # The binding has positional arguments only: weights, opset, dynamic axes, separate weights, operator export
         # type, no documentation, initializers as inputs, custom opsets, module types, file, functions.
-        proto, *_ = graph._export_onnx(
-            {},
-            opset_version or constants.ONNX_DEFAULT_OPSET,
-            {},
-            False,
-            settings.operator_export_type,
-            True,
-            True,
-            {},
-            True,
-            "",
-            {},
-        )
+        proto, *_ = serialize({}, opset, {}, False, kind, True, True, {}, True, "", {})
     except RuntimeError:
         return None
-    except TypeError as error:
-        raise missing_part("torch._C.Graph._export_onnx") from error
-    return onnx.load_model_from_string(proto)
+    except (TypeError, ValueError) as error:
+        raise _EXPORT_GRAPH.changed(error) from error
+    return onnx.load_model_from_string(_EXPORT_GRAPH.check(proto, bytes))
 
 
 @contextlib.contextmanager
@@ -112,41 +123,56 @@ def weights_apart() -> Iterator[dict[str, bytes]]:
         original: Callable[..., Any], graph: Any, weights: Any, opset: Any, axes: Any, defer: Any, *rest: Any
     ) -> Any:
         file, deferred, *others = original(graph, weights, opset, axes, True, *rest)
-        contents.update(deferred)
+        contents.update(_EXPORT_GRAPH.check(deferred, dict))
         return (file, {}, *others)
 
-    with called_through("torch._C.Graph", "_export_onnx", export):
+    with _EXPORT_GRAPH.called_through(export):
         yield contents
+
+
+_IS_LOGGING = Part("torch._C._jit_is_onnx_log_enabled", "restores the exporter's log after an export that fails")
+_SET_LOGGING = Part("torch._C._jit_set_onnx_log_enabled", "restores the exporter's log after an export that fails")
+_LOG = Part("torch._C._jit_onnx_log", "keeps the exporter from printing the whole graph when it fails")
 
 
 @contextlib.contextmanager
 def silent_log() -> Iterator[None]:
     """Suppress the exporter's log: when it fails it prints the whole graph, and leaves its log enabled."""
-    enabled = find_part("torch._C._jit_is_onnx_log_enabled")()
-    with called_through("torch._C", "_jit_onnx_log", lambda *_: None):
+    enabled = _IS_LOGGING.call(bool)
+    _SET_LOGGING.call(object, enabled)
+    with _LOG.called_through(lambda *_: None):
         try:
             yield
         finally:
-            find_part("torch._C._jit_set_onnx_log_enabled")(enabled)
+            _SET_LOGGING.call(object, enabled)
 
 
 # --- the trace --------------------------------------------------------------------------------------------------
 
+_STATE = Part("torch._C._get_tracing_state", "pauses a trace while module calls are recorded")
+_SET_STATE = Part("torch._C._set_tracing_state", "pauses a trace while module calls are recorded")
+_VALUE = Part("torch._C._get_value_trace", "finds the value of a tensor in the traced graph")
+_LABELS = Part("torch.jit._trace._trace_module_map", "adds the number of a call to the scope of its nodes")
+_CALL = Part("torch.nn.Module._call_impl", "sees module calls: our own hooks would be traced as part of the caller")
+_FORWARD = Part("torch.nn.Module._slow_forward", "labels the scope of a call after its hooks ran")
+
 
 def is_tracer_warning(category: type[Warning]) -> bool:
     """Whether a warning says that a value of the example inputs becomes a constant in the trace."""
-    warning: type[Warning] = find_part("torch.jit._trace.TracerWarning")
-    return issubclass(category, warning)
+    return issubclass(category, torch.jit.TracerWarning)  # type: ignore[attr-defined]  # not declared
 
 
 def tracing_state() -> Any:
     """The tracing state of this thread; None outside of a trace."""
-    return fixed_part("torch._C._get_tracing_state")()
+    state = _STATE.call(object)
+    if state is not None:
+        _STATE.check(getattr(state, "push_scope", None), Callable)  # type: ignore[arg-type]  # for isinstance
+    return state
 
 
 def set_tracing_state(state: Any) -> None:
     """Resume a trace, or interrupt it with None."""
-    fixed_part("torch._C._set_tracing_state")(state)
+    _SET_STATE.call(object, state)
 
 
 class TracingPaused:
@@ -157,6 +183,8 @@ class TracingPaused:
 
     def __enter__(self) -> None:
         set_tracing_state(None)
+        if tracing_state() is not None:
+            raise _SET_STATE.changed("the trace goes on")
 
     def __exit__(self, *error: object) -> None:
         set_tracing_state(self._state)
@@ -168,8 +196,9 @@ def traced_value(tensors: Any, place: int) -> JitObject | None:
     The tracer adds an unknown tensor as a constant. It names a value after a local variable that refers to the tensor
     in the calling frames: there must be none, so the tensor is passed by its index.
     """
-    state, look_up = tracing_state(), fixed_part("torch._C._get_value_trace")
+    state, look_up = tracing_state(), _VALUE.fixed
     try:
+        # Not by `Part.call`, whose arguments are local variables.
         return look_up(tensors[place])
     except RuntimeError:
         # An unknown tensor that requires a gradient: the tracer raises and stops tracing.
@@ -179,20 +208,20 @@ def traced_value(tensors: Any, place: int) -> JitObject | None:
 
 def module_labels() -> dict[Any, str]:
     """The label of each module. The tracer looks it up at each call and builds the scopes of nodes from it."""
-    labels: dict[Any, str] = find_part("torch.jit._trace._trace_module_map") or {}
-    return labels
+    return _LABELS.check(_LABELS.find() or {}, dict)
 
 
 @contextlib.contextmanager
-def module_calls_through(call: Callable[..., Any], forward: Callable[..., Any]) -> Iterator[None]:
+def module_calls_through(
+    call: Callable[..., Any], forward: Callable[..., Any], *, required: bool = False
+) -> Iterator[None]:
     """Within the context, run module calls through `call`, and their `forward` in a trace through `forward`.
 
-    The first arguments of both are the original and the module. Needed because a call's scope must be labelled after
-    its hooks ran, and our own hooks would be traced as part of the caller.
+    The first arguments of both are the original and the module. `required` says that a module must be called.
     """
     with (
-        called_through("torch.nn.Module", "_call_impl", call),
-        called_through("torch.nn.Module", "_slow_forward", forward),
+        _CALL.called_through(call, first=torch.nn.Module, required=required),
+        _FORWARD.called_through(forward, first=torch.nn.Module, required=required),
     ):
         yield
 
@@ -200,10 +229,17 @@ def module_calls_through(call: Callable[..., Any], forward: Callable[..., Any]) 
 # --- operators --------------------------------------------------------------------------------------------------
 
 
+_DECOMPOSITION = "exports operators that have no ONNX translation"
+_DECOMPOSITIONS = Part("torch._decomp.decomposition_table", _DECOMPOSITION)
+_LOOK_UP = Part("torch._library.utils.lookup_op", _DECOMPOSITION)
+_OVERLOADS = Part("torch._C._jit_get_schemas_for_operator", _DECOMPOSITION)
+
+
 def decompositions_of(operator: str) -> Iterator[Callable[..., Any]]:
     """The decompositions that torch has for the overloads of an operator, for operators without an ONNX translation."""
-    table = find_part("torch._decomp.decomposition_table")
-    look_up = find_part("torch._library.utils.lookup_op")
-    for schema in find_part("torch._C._jit_get_schemas_for_operator")(operator):
-        overload = look_up(f"{operator}.{schema.overload_name or 'default'}")
+    table = _DECOMPOSITIONS.check(_DECOMPOSITIONS.fixed, dict)
+    for schema in _OVERLOADS.call(list, operator):
+        overload = _LOOK_UP.call(object, f"{operator}.{schema.overload_name or 'default'}")
+        if not is_operator_overload(overload):
+            raise _LOOK_UP.changed(f"it returns a {type(overload).__name__}")
         yield table.get(overload, overload.decompose)

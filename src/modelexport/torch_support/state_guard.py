@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 
-from modelexport.torch_support.private import dispatch_mode, find_attribute, storage_id, storage_of, written_arguments
+from modelexport.torch_support.private import (
+    dispatch_mode,
+    global_hook_tables,
+    storage_id,
+    storage_of,
+    written_arguments,
+)
 
 
 class _TorchLock:
@@ -214,8 +220,12 @@ class _ModuleAttributes:
 
 
 def _is_uninitialized(module: torch.nn.Module) -> bool:
-    tensors = (value for name in ("_parameters", "_buffers") for value in find_attribute(module, name).values())
-    return any(tensor is not None and torch.nn.parameter.is_lazy(tensor) for tensor in tensors)
+    # Not the module's own `parameters`, which a class may override.
+    own = (
+        torch.nn.Module.named_parameters(module, recurse=False),
+        torch.nn.Module.named_buffers(module, recurse=False),
+    )
+    return any(torch.nn.parameter.is_lazy(tensor) for tensors in own for _, tensor in tensors)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -261,7 +271,7 @@ def _global_hooks() -> Iterator[None]:
 
     torch 2.9.1 and 2.11.0 leave their hook on registered buffers; 2.13.0 and 2.15.0 remove it.
     """
-    tables = [table for name, table in vars(torch.nn.modules.module).items() if _is_hook_table(name, table)]
+    tables = global_hook_tables()
     before = [dict(table) for table in tables]
     try:
         yield
@@ -270,10 +280,6 @@ def _global_hooks() -> Iterator[None]:
             if table != kept:
                 table.clear()
                 table.update(kept)
-
-
-def _is_hook_table(name: str, table: object) -> bool:
-    return name.startswith("_global_") and "_hooks" in name and isinstance(table, dict)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Undocumented APIs of transformers, each wrapped in one function: internals of its exporters and auto classes.
 
-Only some releases have exporters. `private.SEEN_ON` lists the tested releases.
+Only some releases have exporters. See `private_part`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,34 @@ from typing import Any
 
 import torch
 
-from modelexport.torch_support.private import find_attribute, find_part
+from modelexport.errors import UnsupportedLibraryError
+from modelexport.torch_support.private_part import Part
 
-_EXPORTERS = "transformers.exporters"
+_EXPORTED = "exports models that torch's exporter cannot export"
+_EXPORTER = Part("transformers.exporters.exporter_onnx.OnnxExporter", _EXPORTED, runs_model=True)
+_CONFIG = Part("transformers.exporters.exporter_onnx.OnnxConfig", _EXPORTED)
+_NAMES = Part("transformers.exporters.exporter_onnx.disambiguate_io_names", "names graph inputs and outputs")
+_PRECOMPUTE = Part(
+    "transformers.exporters.utils.precompute_export_inputs", "exports with unprepared inputs where preparing them fails"
+)
+_PREPARE = Part(
+    "transformers.exporters.utils.prepare_for_export",
+    "runs a file on the inputs that its exporter prepared",
+    runs_model=True,
+)
+_REGISTER = Part(
+    "transformers.exporters.exporter_dynamo.register_cache_pytrees_for_model",
+    "exports models that return a cache",
+    runs_model=True,
+)
+_DECOMPOSE = Part(
+    "transformers.exporters.utils.decompose_for_generation", "finds the stages of text generation", runs_model=True
+)
 
 
 def has_exporters() -> bool:
     """Whether the installed release has exporters."""
-    return importlib.util.find_spec(_EXPORTERS) is not None
+    return importlib.util.find_spec("transformers.exporters") is not None
 
 
 def export_to_onnx(
@@ -32,10 +52,11 @@ def export_to_onnx(
         inputs: Its example inputs.
         options: Arguments of the exporter's configuration.
     """
-    exporter = find_part(f"{_EXPORTERS}.exporter_onnx.OnnxExporter")
-    config = find_part(f"{_EXPORTERS}.exporter_onnx.OnnxConfig")(**options)
-    program: torch.onnx.ONNXProgram = exporter().export(model, inputs, config)
-    return program
+    config = _CONFIG.call(object, **options)
+    export = getattr(_EXPORTER.call(object), "export", None)
+    if export is None:
+        raise _EXPORTER.changed("it has no method export")
+    return _EXPORTER.check(export(model, inputs, config), torch.onnx.ONNXProgram)
 
 
 @contextlib.contextmanager
@@ -47,49 +68,40 @@ def input_preparation_through(
     Before it traces a model, the exporter adds values to the inputs that modules inside would compute from them. Does
     nothing on a release that does not prepare inputs.
     """
-    utils = find_part(f"{_EXPORTERS}.utils")
-    original = getattr(utils, "precompute_export_inputs", None)
-    if original is None:
+    try:
+        _PRECOMPUTE.find()
+    except UnsupportedLibraryError:
         yield
         return
-    utils.precompute_export_inputs = lambda model, inputs: around(original, model, inputs)
-    try:
+    with _PRECOMPUTE.called_through(around):
         yield
-    finally:
-        utils.precompute_export_inputs = original
 
 
-@contextlib.contextmanager
-def graph_names_through(rename: Callable[[str, bool], str]) -> Iterator[None]:
+def graph_names_through(rename: Callable[[str, bool], str]) -> contextlib.AbstractContextManager[None]:
     """Within the context, the exporter renames graph inputs and outputs before it passes the names to torch.
 
     Args:
         rename: Takes the exporter's name, and whether it is an output.
     """
-    module = find_part(f"{_EXPORTERS}.exporter_onnx")
-    original = find_attribute(module, "disambiguate_io_names")
 
-    def named(inputs: list[str], outputs: list[str]) -> tuple[list[str], list[str]]:
+    def named(original: Callable[..., Any], inputs: list[str], outputs: list[str]) -> tuple[list[str], list[str]]:
         inputs, outputs = original(inputs, outputs)
         return [rename(name, False) for name in inputs], [rename(name, True) for name in outputs]
 
-    module.disambiguate_io_names = named
-    try:
-        yield
-    finally:
-        module.disambiguate_io_names = original
+    return _NAMES.called_through(named)
 
 
 def prepared_inputs(model: torch.nn.Module, inputs: dict[str, Any]) -> Mapping[str, Any]:
     """The inputs after the exporter's preparation. Changes both the model and the inputs."""
-    _, prepared, _ = find_part(f"{_EXPORTERS}.utils.prepare_for_export")(model, inputs)
-    found: Mapping[str, Any] = prepared
-    return found
+    found = _PREPARE.call(tuple, model, inputs)
+    if len(found) != 3 or not isinstance(found[1], Mapping):
+        raise _PREPARE.changed("it returns no model, inputs and outputs")
+    return found[1]
 
 
 def register_caches(model: torch.nn.Module) -> None:
     """Register transformers' cache classes as pytree nodes in torch. torch cannot unregister them."""
-    find_part(f"{_EXPORTERS}.exporter_dynamo.register_cache_pytrees_for_model")(model)
+    _REGISTER.call(object, model)
 
 
 def decompose_for_generation(
@@ -101,31 +113,37 @@ def decompose_for_generation(
         model: A `PreTrainedModel` that generates.
         inputs: The arguments of `generate`.
     """
-    decompose = find_part(f"{_EXPORTERS}.utils.decompose_for_generation")
-    found: dict[str, tuple[torch.nn.Module, dict[str, Any]]] = decompose(model, inputs, multi_token_decode=True)
-    return found
-
-
-def holds_tensors(value: object) -> bool:
-    """Whether the exporter finds a tensor in a value: it names graph inputs after the values with tensors."""
-    return bool(find_part(f"{_EXPORTERS}.utils.get_leaf_tensors")(value))
+    return _DECOMPOSE.call(dict, model, inputs, multi_token_decode=True)
 
 
 # --- models and configurations ----------------------------------------------------------------------------------
 
 
+_ATTENTION = Part("transformers.PretrainedConfig._attn_implementation", "names the attention that a model runs")
+_EXPERTS = Part("transformers.PretrainedConfig._experts_implementation", "names the experts that a model runs")
+_FROM_CONFIG = Part(
+    "transformers.PreTrainedModel._from_config", "creates a model with the settings of the caller", runs_model=True
+)
+_MODEL_MAPPING = Part("transformers.AutoModel._model_mapping", "finds the class of a model by its configuration")
+
+
 def implementations_of(config: Any) -> Iterator[Any]:
     """The names of the attention and expert implementations that a configuration selects."""
-    for name in ("_attn_implementation", "_experts_implementation"):
-        found = getattr(config, name, None)
+    for part in (_ATTENTION, _EXPERTS):
+        found = part.optional(config)
         yield from found.values() if isinstance(found, dict) else (found,)
 
 
 def model_from_config(model_class: Any, config: Any, settings: Mapping[str, Any]) -> Any:
     """Create a model with random weights as auto classes do; the class's constructor would ignore the settings."""
-    return find_attribute(model_class, "_from_config")(config, **settings)
+    return _FROM_CONFIG.run(_FROM_CONFIG.of(model_class), torch.nn.Module, config, **settings)
 
 
 def models_by_config(auto_class: Any) -> Any:
     """An auto class's mapping from configuration classes to model classes; None where it has none."""
-    return getattr(auto_class, "_model_mapping", None)
+    found = _MODEL_MAPPING.optional(auto_class)
+    if found is None:
+        # Does any auto class have one?
+        _MODEL_MAPPING.find()
+        return None
+    return _MODEL_MAPPING.check(found, Mapping)  # type: ignore[type-abstract]  # for isinstance

@@ -214,7 +214,8 @@ class Body(nn.Module):
 def test_calls_in_control_flow_are_counted_separately() -> None:
     found = run(Body(), torch.ones(3, 2))
     assert found.calls["cell"] == 2
-    assert found.control_flow_calls["cell"] == 3
+    # torch 2.9 and 2.11 run the body of a scan once more, for the shapes of its results.
+    assert found.control_flow_calls["cell"] in (3, 4)
     assert found.values[BoundaryKey(control_flow_call("cell"), Direction.INPUT, "x")].shape == (2,)
     assert found.values[BoundaryKey("cell@1", Direction.INPUT, "x")].shape == (3, 2)
 

@@ -16,7 +16,7 @@ from modelexport.capture.by_value.graph_run import as_feed, match_inputs, run_gr
 from modelexport.capture.by_value.operator_matching import OperatorMatching
 from modelexport.capture.by_value.subgraph_matching import attribute_subgraphs
 from modelexport.capture.diagnosis import in_one_line
-from modelexport.errors import InputError
+from modelexport.errors import InputError, ModelExportError
 from modelexport.graph import Fingerprint, ValueIndex, nodes_with_ids, take_fingerprint
 from modelexport.hierarchy import ROOT_CALL, ROOT_PATH, Attribution, CallTree, ModuleCall, ModuleTree
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
@@ -119,6 +119,8 @@ def attribute_by_value(
 def _run_model(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerRun:
     try:
         return run_eagerly(model, tree, args, kwargs)
+    except ModelExportError:
+        raise
     except Exception as error:
         raise InputError(f"{type(model).__name__}.forward fails on the example inputs: {in_one_line(error)}") from error
 

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 
 from modelexport.attempt_report import Variant
-from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, read_module_tree
+from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, in_one_line, read_module_tree
 from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
-from modelexport.capture.fx.onnx_sources import FxSources, dynamic_sizes, onnx_owners, onnx_values
-from modelexport.capture.fx.original_graph import Export, ExportedGraphs, export_graphs
+from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
+from modelexport.capture.fx.original_graph import Export, export_graphs
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
-from modelexport.errors import find_own_error
-from modelexport.hierarchy import ModuleTree
+from modelexport.errors import UnsupportedLibraryError, find_own_error
 from modelexport.torch_support import exporter_arguments
 from modelexport.torch_support.private_export import fake_constants_refused
 
@@ -80,24 +79,27 @@ def capture_export(
         with fake_constants_refused(model), contextlib.nullcontext() if unwatched else recorder.watching():
             graphs = export_graphs(export, exporter, optimize=optimize)
     except Exception as error:
+        own = find_own_error(error)
+        lacks_part = isinstance(own, UnsupportedLibraryError)
         # Hooks can be the reason only where the model's own code failed while torch traced it.
-        if unwatched or recorder.completed or find_data_dependence(error) or find_own_error(error):
+        if unwatched or (own is not None and not lacks_part):
+            raise
+        if not lacks_part and (recorder.completed or find_data_dependence(error)):
             raise
         raise VariantError(Variant(unwatched=True)) from error
-    return _capture(exporter, graphs, recorder, tree, unwatched=unwatched)
-
-
-def _capture(
-    exporter: str, graphs: ExportedGraphs, recorder: TraceRecorder, tree: ModuleTree, *, unwatched: bool
-) -> Capture:
+    failure, strict = recorder.failure, recorder.strict
+    if failure is not None:
+        recorder = TraceRecorder(model, tree)
     program, original = graphs.program, graphs.original
-    sources = FxSources(program)
     found = find_calls(program, recorder, tree)
-    owners = onnx_owners(original, found.owners, sources)
-    notes = graphs.notes
+    recorded = graphs.attributions(found)
+    notes = (*found.notes, *graphs.notes)
     if recorder.last_pass is None:
-        why = _NOT_WATCHED if unwatched else _STRICT if recorder.strict else _NOT_SEEN
+        why = _NOT_WATCHED if unwatched else _STRICT if strict else _NOT_SEEN
+        if failure is not None:
+            why = f"{_NOT_SEEN} ({in_one_line(failure)})"
         notes = (f"{why}: {_EVIDENCE}", *notes)
+        owners = {node: attribution.owner for node, attribution in recorded.items()}
         calls = boundaries_by_flow(graphs, owners, found.calls, program, tree)
     else:
         calls = with_boundaries(found.calls, program, recorder, onnx_values(program, original))
@@ -105,12 +107,12 @@ def _capture(
         exporter=exporter,
         model=graphs.model,
         original_graph=original,
-        recorded=graphs.attributions(owners),
+        recorded=recorded,
         tree=tree,
         calls=calls,
         graph_kind="fx",
         graph_text=lambda: format_program(program, found.owners),
-        dynamic_sizes=dynamic_sizes(original, sources),
+        dynamic_sizes=dynamic_sizes(original, graphs.sources),
         notes=notes,
-        variant="strict" if recorder.strict else "",
+        variant="strict" if strict else "",
     )

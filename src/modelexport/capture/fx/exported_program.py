@@ -27,14 +27,14 @@ from modelexport.capture import (
 )
 from modelexport.capture.fx.generated_code import GeneratedCode
 from modelexport.capture.fx.node_owners import ProgramCalls
-from modelexport.capture.fx.onnx_sources import FxSources, dynamic_sizes, onnx_owners, onnx_values
+from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
 from modelexport.capture.fx.original_graph import ExportedGraphs, export_graphs
 from modelexport.capture.fx.program_nodes import format_program, nodes_in_order, owning_nodes, program_graphs
-from modelexport.capture.fx.serial_numbers import serial_of, serials_removed, set_serial
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.torch_support import named_arguments, named_results
 from modelexport.torch_support.private import unflatten
+from modelexport.torch_support.private_fx import serial_of, serials_removed, set_serial
 
 
 def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) -> Capture:
@@ -62,19 +62,19 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
     with record.watching():
         graphs = export_graphs(export, DYNAMO, optimize=bool(options.get("optimize", True)))
     found = record.find_calls(graphs.program)
-    sources = FxSources(graphs.program)
-    owners = onnx_owners(graphs.original, found.owners, sources)
+    recorded = graphs.attributions(found)
+    owners = {node: attribution.owner for node, attribution in recorded.items()}
     return Capture(
         exporter=DYNAMO,
         model=graphs.model,
         original_graph=graphs.original,
-        recorded=graphs.attributions(owners),
+        recorded=recorded,
         tree=tree,
         calls=boundaries_by_flow(graphs, owners, found.calls, program, tree),
         graph_kind="fx",
         graph_text=lambda: format_program(graphs.program, found.owners),
-        dynamic_sizes=dynamic_sizes(graphs.original, sources),
-        notes=graphs.notes,
+        dynamic_sizes=dynamic_sizes(graphs.original, graphs.sources),
+        notes=(*found.notes, *graphs.notes),
     )
 
 
@@ -106,7 +106,8 @@ class _ProgramRecord:
         """Return the calls, and the call that ran each node of the decomposed program of the export."""
         nodes = (node for _, graph in program_graphs(decomposed) for node in graph.nodes)
         owners = {node: call for node in nodes if (call := self._call_of(node)) is not None}
-        return ProgramCalls(owners, CallTree(self._calls))
+        notes = () if owners else ("no module call is known for any node of the program: owners come from data flow",)
+        return ProgramCalls(owners, CallTree(self._calls), notes=notes)
 
     def _call_of(self, node: torch.fx.Node) -> CallId | None:
         serial = serial_of(node)

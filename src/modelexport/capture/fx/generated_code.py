@@ -9,15 +9,11 @@ trace.
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import torch
 
 from modelexport.capture import StackEntry, read_module_stack
-from modelexport.capture.fx.serial_numbers import serial_of
-
-# A frame as Python's traceback prints it: file, line number and function, then the source line.
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+, in [^\n]*\n\s+(?P<variable>\w+)(?:\s*:[^=\n]*)?\s*=[^=]')
+from modelexport.torch_support.private_fx import generated_line, serial_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,5 +50,5 @@ class GeneratedCode:
 
     def find(self, node: torch.fx.Node) -> GeneratedNode | None:
         """Return the node whose generated code was traced to `node`; None for a node from other code."""
-        frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-        return self._nodes.get(frames[-1]["file"], {}).get(frames[-1]["variable"]) if frames else None
+        line = generated_line(node)
+        return self._nodes.get(line[0], {}).get(line[1]) if line is not None else None

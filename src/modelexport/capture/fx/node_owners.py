@@ -18,9 +18,9 @@ import torch
 from modelexport.capture import read_module_stack
 from modelexport.capture.fx.generated_code import GeneratedNode
 from modelexport.capture.fx.program_nodes import nodes_in_order, owning_nodes, program_graphs
-from modelexport.capture.fx.serial_numbers import serial_of
 from modelexport.capture.fx.trace_recorder import ForwardPass, TraceRecorder
 from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleTree
+from modelexport.torch_support.private_fx import serial_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,15 @@ class ProgramCalls:
 
     Attributes:
         owners: The call that ran each node, where it is recorded.
+        unseen: The nodes whose call only torch's own record names: no hook saw it.
+        notes: What evidence was lost.
         calls: The calls in the order in which they began, without boundary tensors.
     """
 
     owners: Mapping[torch.fx.Node, CallId]
     calls: CallTree
+    unseen: frozenset[torch.fx.Node] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 def find_calls(program: torch.export.ExportedProgram, recorder: TraceRecorder, tree: ModuleTree) -> ProgramCalls:
@@ -44,7 +48,13 @@ def find_calls(program: torch.export.ExportedProgram, recorder: TraceRecorder, t
     # Subgraphs that no node runs.
     nodes |= dict.fromkeys(node for _, graph in program_graphs(program) for node in graph.nodes)
     found = {node: finder.call_of(node) for node in nodes}
-    return ProgramCalls({node: call for node, call in found.items() if call is not None}, finder.calls())
+    owners = {node: call for node, call in found.items() if call is not None}
+    ran = [node for node in owners if node.op == "call_function"]
+    lost = sum(node in finder.unseen for node in ran) if recorder.last_pass is not None else 0
+    note = (
+        f"the module calls of {lost} of {len(ran)} operators were not seen: their owners come from torch's own record"
+    )
+    return ProgramCalls(owners, finder.calls(), frozenset(finder.unseen), (note,) if lost else ())
 
 
 class _CallFinder:
@@ -61,6 +71,7 @@ class _CallFinder:
         self._first_nodes = {call.id: call.first_node for call in watched}
         self._counts = Counter(call.path for call in self._calls)
         self._owning = owning_nodes(program.graph_module)
+        self.unseen: set[torch.fx.Node] = set()
 
     def call_of(self, node: torch.fx.Node) -> CallId | None:
         """Return the call that ran `node`, or None where nothing recorded it."""
@@ -116,6 +127,7 @@ class _CallFinder:
         serial = serial_of(node)
         if serial is not None and (owner := self._pass.owner(serial)) is not None:
             return owner
+        self.unseen.add(node)
         return self._call_of_stack(node)
 
     def _call_of_stack(self, node: torch.fx.Node) -> CallId | None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 
 import onnx_ir as ir
 import torch
 
 from modelexport.capture.fx.program_nodes import flatten_arguments, program_graphs
-from modelexport.hierarchy import CallId
-
-# The metadata key under which torch writes the text of the FX node that an ONNX node was translated from.
-_FX_TEXT = "pkg.torch.onnx.fx_node"
+from modelexport.torch_support.private_fx import translated_node, translated_text
 
 
 class FxSources:
@@ -26,10 +23,10 @@ class FxSources:
 
         Nodes of an inlined function have only the metadata, copied from the node that called the function.
         """
-        source = node.meta.get("node")
-        if isinstance(source, torch.fx.Node):
+        source = translated_node(node)
+        if source is not None:
             return source
-        text = node.metadata_props.get(_FX_TEXT)
+        text = translated_text(node)
         return self._by_text.get(text) if text is not None else None
 
     @functools.cached_property
@@ -43,18 +40,8 @@ class FxSources:
         return found
 
 
-def onnx_owners(model: ir.Model, owners: Mapping[torch.fx.Node, CallId], sources: FxSources) -> dict[ir.Node, CallId]:
-    """Return the recorded call of each ONNX node that leads back to an FX node with one."""
-    found: dict[ir.Node, CallId] = {}
-    for node in _all_nodes(model):
-        source = sources.find(node)
-        call = owners.get(source) if source is not None else None
-        if call is not None:
-            found[node] = call
-    return found
-
-
-def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes of the graph and of local functions, those of subgraphs included."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
@@ -70,7 +57,7 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
     names.update(value.name for value in model.graph.inputs if value.name)
     translated: set[object] = set()
     for node in model.graph:
-        translated.add(node.meta.get("node"))
+        translated.add(translated_node(node))
         names.update(value.name for value in node.outputs if value.name)
     signature = program.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -85,6 +72,51 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
         else:
             later = (found.get(user.name) for user in node.users if user not in translated)
             found[node.name] = next((tensor for tensor in later if tensor is not None), None)
+    return found
+
+
+def find_lost_value(program: torch.export.ExportedProgram, model: ir.Model) -> str | None:
+    """Return a tensor of the program that the ONNX graph does not have, if any: an optimizer has rewritten the graph.
+
+    The exporter translates every node, so that the graph has all tensors until nodes are fused, merged or folded. Only
+    a translation that returns its input unchanged adds no node: then the input is produced under the later name, or
+    consumed in place of the result.
+    """
+    tensors = onnx_values(program, model)
+    producers: dict[str | None, torch.fx.Node | None] = {}
+    consumed: dict[torch.fx.Node | None, set[str | None]] = {}
+    for node in model.graph:
+        source = translated_node(node)
+        producers.update({value.name: source for value in node.outputs})
+        consumed.setdefault(source, set()).update(value.name for value in node.inputs if value is not None)
+    for traced in program.graph.nodes:
+        if not _is_consumed_tensor(traced) or traced in consumed or traced.name in producers:
+            continue
+        inputs = _translated_inputs(traced, consumed)
+        later = tensors.get(traced.name)
+        if later in producers:
+            is_kept = producers[later] in inputs
+        else:
+            passed_on = {tensors.get(value.name) for value in inputs}
+            is_kept = any(not passed_on.isdisjoint(consumed.get(user, ())) for user in traced.users)
+        if not is_kept:
+            return str(traced.name)
+    return None
+
+
+def _is_consumed_tensor(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and bool(node.users) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _translated_inputs(node: torch.fx.Node, translated: Container[torch.fx.Node | None]) -> set[torch.fx.Node]:
+    """Return the inputs of a node, and those of inputs that were translated to no node."""
+    found: set[torch.fx.Node] = set()
+    pending = list(node.all_input_nodes)
+    while pending:
+        value = pending.pop()
+        if value not in found:
+            found.add(value)
+            pending += [] if value in translated else value.all_input_nodes
     return found
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
-from modelexport.hierarchy import Attribution, CallId
-from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter
+from modelexport.capture.fx.node_owners import ProgramCalls
+from modelexport.capture.fx.onnx_sources import FxSources, all_nodes, find_lost_value
+from modelexport.errors import UnsupportedLibraryError
+from modelexport.hierarchy import Attribution
+from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, recorded_unseen
 from modelexport.torch_support.private_fx import before_optimization
 
 Export = Callable[[], torch.onnx.ONNXProgram | None]
 
 _ORIGINAL_NOT_SEEN = (
-    "the graph before torch's optimizer was not seen: owners come from torch's metadata in the optimized graph, where "
-    "nodes may have been fused or merged since torch recorded them; export with optimize=False for exact owners"
+    "the graph before torch's optimizer was not seen{}: owners come from torch's metadata in the optimized graph, "
+    "where nodes may have been fused or merged since torch recorded them; export with optimize=False for exact owners"
 )
 
 
@@ -30,22 +35,33 @@ class ExportedGraphs:
         original: The graph before optimization; `model` itself where it was not optimized or that graph was not seen.
         program: The program that both were translated from.
         original_was_seen: False where torch was asked to optimize the graph, and `original` is not that before.
+        notes: Why it was not seen.
     """
 
     model: ir.Model
     original: ir.Model
     program: torch.export.ExportedProgram
-    original_was_seen: bool
+    original_was_seen: bool = True
+    notes: tuple[str, ...] = ()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the graphs."""
-        return () if self.original_was_seen else (_ORIGINAL_NOT_SEEN,)
+    @functools.cached_property
+    def sources(self) -> FxSources:
+        """The FX nodes behind the nodes of the graphs."""
+        return FxSources(self.program)
 
-    def attributions(self, owners: Mapping[ir.Node, CallId]) -> dict[ir.Node, Attribution]:
-        """Return the attributions of the nodes of `original` with these recorded calls."""
-        attribute = recorded_by_exporter if self.original_was_seen else recorded_before_optimization
-        return {node: attribute(call) for node, call in owners.items()}
+    def attributions(self, found: ProgramCalls) -> dict[ir.Node, Attribution]:
+        """Return the attributions of the nodes of `original` that lead back to an FX node with a recorded call."""
+        recorded: dict[ir.Node, Attribution] = {}
+        for node in all_nodes(self.original):
+            source = self.sources.find(node)
+            call = found.owners.get(source) if source is not None else None
+            if call is None:
+                continue
+            if not self.original_was_seen:
+                recorded[node] = recorded_before_optimization(call)
+            else:
+                recorded[node] = recorded_unseen(call) if source in found.unseen else recorded_by_exporter(call)
+        return recorded
 
 
 def export_graphs(export: Export, exporter: str, *, optimize: bool) -> ExportedGraphs:
@@ -59,14 +75,31 @@ def export_graphs(export: Export, exporter: str, *, optimize: bool) -> ExportedG
     Raises:
         RuntimeError: The exporter returned no program.
     """
-    originals: list[ir.Model] = []
-    with before_optimization(lambda graph: originals.append(graph.clone())):
+    # The first graph of each program: where torch optimizes one twice, the second graph is not the original.
+    originals: dict[torch.onnx.ONNXProgram, ir.Model] = {}
+
+    def keep(program: torch.onnx.ONNXProgram) -> None:
+        if program not in originals:
+            originals[program] = program.model.clone()
+
+    unseen = ""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(before_optimization(keep))
+        except UnsupportedLibraryError as error:
+            unseen = f" ({error})"
         result = export()
     if result is None or result.exported_program is None:
         raise RuntimeError(f"the {exporter} exporter returned no program")
-    if not originals:
-        return ExportedGraphs(result.model, result.model, result.exported_program, original_was_seen=not optimize)
-    original = originals[-1]
-    # torch's optimizer inlines local functions. With the same functions inlined here, the graphs can be compared.
-    InlinePass(lambda function: function.identifier() not in result.model.functions)(original)
-    return ExportedGraphs(result.model, original, result.exported_program, original_was_seen=True)
+    model, program = result.model, result.exported_program
+    if not optimize:
+        return ExportedGraphs(model, model, program)
+    original = originals.get(result)
+    if original is not None:
+        # torch's optimizer inlines local functions. With the same functions inlined here, the graphs can be compared.
+        InlinePass(lambda function: function.identifier() not in model.functions)(original)
+        lost = find_lost_value(program, original)
+        if lost is None:
+            return ExportedGraphs(model, original, program)
+        unseen = f" (torch rewrote it earlier: {lost} is gone)"
+    return ExportedGraphs(model, model, program, False, (_ORIGINAL_NOT_SEEN.format(unseen),))

@@ -20,8 +20,8 @@ import torch
 from modelexport.capture import can_export, in_one_line, root_cause
 from modelexport.errors import InputError, UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH
-from modelexport.torch_support import CallWatch, RunningCall
-from modelexport.torch_support.transformers_private import decompose_for_generation, holds_tensors
+from modelexport.torch_support import CallWatch, RunningCall, tensors_in
+from modelexport.torch_support.transformers_private import decompose_for_generation
 
 # An argument that only `generate` needs; transformers' exporters remove it as well.
 _GENERATE_ONLY = "logits_to_keep"
@@ -140,7 +140,7 @@ def _tensors_first(inputs: dict[str, Any]) -> dict[str, Any]:
     It lists the names after the call, when an empty cache has been filled: the names of its tensors, which are not
     inputs of the graph, must come last.
     """
-    return dict(sorted(inputs.items(), key=lambda item: not holds_tensors(item[1])))
+    return dict(sorted(inputs.items(), key=lambda item: not any(tensors_in(item[1], ""))))
 
 
 def _unique_names(names: list[str], paths: list[str]) -> list[str]:

@@ -18,16 +18,17 @@ import torch
 
 from modelexport.capture import call_index
 from modelexport.capture.fx.generated_code import GeneratedCode
-from modelexport.capture.fx.serial_numbers import serial_of, set_serial
+from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
 from modelexport.torch_support import CallWatch, RunningCall, named_arguments, named_results
-from modelexport.torch_support.private import called_through
+from modelexport.torch_support.private_export import export_through
 from modelexport.torch_support.private_fx import (
     Tracer,
     active_tracer,
     innermost_scope,
     node_of,
-    require_tracing_parts,
+    serial_of,
+    set_serial,
 )
 
 
@@ -107,6 +108,8 @@ class TraceRecorder:
         last_pass: The last complete forward pass; None where there was none.
         generated: The generated code that torch ran.
         paths_by_id: The path of each module by its `id()`.
+        failure: The first error of a hook. torch would take it for an error of the model, so that hooks raise none;
+            what they recorded is then incomplete.
         completed: Whether there was a complete forward pass, also one that torch did not use.
         strict: Whether torch captured the model in its strict mode, which runs no hooks.
     """
@@ -119,6 +122,7 @@ class TraceRecorder:
         self._current: ForwardPass | None = None
         self._calls: CallWatch[TracedCall | None] = CallWatch(self._enter, self._leave)
         self.last_pass: ForwardPass | None = None
+        self.failure: Exception | None = None
         self.generated = GeneratedCode()
         self.completed = self.strict = False
         self._global_hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -128,10 +132,9 @@ class TraceRecorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the passes within the context, with hooks on every module; the hooks are removed at its end."""
-        require_tracing_parts()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._calls.watching(self._modules))
-            stack.enter_context(called_through("torch.export", "export", self._export))
+            stack.enter_context(export_through(self._export))
             stack.callback(self._remove_global_hooks)
             for hook in (self._record_generated, self._watch_replacement):
                 self._global_hooks.append(torch.nn.modules.module.register_module_forward_pre_hook(hook))
@@ -153,6 +156,15 @@ class TraceRecorder:
         self._global_hooks.clear()
 
     def _enter(
+        self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TracedCall | None:
+        try:
+            return self._begin(call, args, kwargs)
+        except Exception as error:  # noqa: BLE001  see `failure`
+            self.failure = self.failure or error
+            return None
+
+    def _begin(
         self, call: RunningCall[TracedCall | None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedCall | None:
         tracer, path = active_tracer(), call.id.path
@@ -180,8 +192,11 @@ class TraceRecorder:
         current, traced = self._current, call.record
         if current is None or traced is None:
             return
-        _number_new_nodes(current, call.id)
-        traced.outputs = [_traced_tensor(name, tensor, current) for name, tensor in named_results(result)]
+        try:
+            _number_new_nodes(current, call.id)
+            traced.outputs = [_traced_tensor(name, tensor, current) for name, tensor in named_results(result)]
+        except Exception as error:  # noqa: BLE001  see `failure`
+            self.failure = self.failure or error
         if call.parent is None:
             self.last_pass = current
             self.completed = True
@@ -206,7 +221,10 @@ class TraceRecorder:
         if torch.compiler.is_dynamo_compiling() or not isinstance(module, torch.fx.GraphModule):
             return
         if id(module) not in self.paths_by_id:
-            self.generated.record(module)
+            try:
+                self.generated.record(module)
+            except UnsupportedLibraryError as error:
+                self.failure = self.failure or error
 
 
 def _number_new_nodes(current: ForwardPass, owner: CallId | None) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from modelexport.capture.fx.program_nodes import flatten_arguments
-from modelexport.capture.fx.serial_numbers import serial_of
 from modelexport.capture.fx.trace_recorder import ForwardPass, TracedTensor, TraceRecorder
 from modelexport.hierarchy import BoundaryTensor, CallTree, ModuleCall
 from modelexport.torch_support.private import is_operator_overload, schema_of
+from modelexport.torch_support.private_fx import serial_of
 
 
 def with_boundaries(

@@ -34,8 +34,9 @@ from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch
 from modelexport.capture.torchscript.missing_operators import Decomposing, missing_operator
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
 from modelexport.capture.torchscript.stack_traces import remove_package_frames, without_package_frames
+from modelexport.capture.torchscript.unwatched_export import capture_unwatched
 from modelexport.capture.torchscript.value_tracker import ConstantAddedError, ValueTracker
-from modelexport.errors import UnusableOptionError, find_own_error
+from modelexport.errors import UnsupportedLibraryError, UnusableOptionError, find_own_error
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleTree, TensorInfo
@@ -105,10 +106,11 @@ def capture_with_torchscript(
             if variant.decomposed:
                 stack.enter_context(Decomposing(variant.decomposed))
             if not variant.tensors_only:
-                capture = _capture(model, tree, args, kwargs, usable, tracker)
+                capture = _capture_watched_or_not(model, tree, args, kwargs, usable, tracker)
             else:
                 form = stack.enter_context(as_function_of_tensors(model, tree, args, kwargs))
-                capture = _capture(model, tree, form.tensors, {}, {"input_names": form.names, **usable}, tracker)
+                named = {"input_names": form.names, **usable}
+                capture = _capture_watched_or_not(model, tree, form.tensors, {}, named, tracker)
                 capture = dataclasses.replace(capture, calls=form.with_own_names(capture.calls))
     except Exception as error:
         following = _next_variant(variant, error)
@@ -149,6 +151,24 @@ def _check_types(model: ir.Model, variant: Variant) -> None:
         ) from error
 
 
+def _capture_watched_or_not(
+    model: torch.nn.Module,
+    tree: ModuleTree,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    tracker: ValueTracker | None,
+) -> Capture:
+    """Export while watching module calls, or without where torch lacks a part for that."""
+    try:
+        return _capture(model, tree, args, kwargs, options, tracker)
+    except Exception as error:
+        lost = find_own_error(error)
+        if not isinstance(lost, UnsupportedLibraryError):
+            raise
+    return capture_unwatched(model, tree, args, kwargs, options, lost)
+
+
 def _capture(
     model: torch.nn.Module,
     tree: ModuleTree,
@@ -161,7 +181,10 @@ def _capture(
     recorder = ScopeRecorder(model, tree, tracker, inputs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(recorder.watching())
-        watch = stack.enter_context(watch_graph(options.get("opset_version"), recorder.hooks.restore))
+        folds = bool(options.get("do_constant_folding", True))
+        fuses = folds and "training" not in options
+        opset = options.get("opset_version")
+        watch = stack.enter_context(watch_graph(opset, recorder.hooks.restore, folds=folds, fuses=fuses))
         if tracker is not None:
             stack.enter_context(tracker.watching())
         written = _export(model, args, kwargs, options)
@@ -186,6 +209,10 @@ def _build_capture(
     recorded = _onnx_owners(original, recorder.owners(watch.original_nodes if was_seen else watch.nodes, names))
     recorded_in_model = _onnx_owners(model, recorder.owners(watch.nodes, watch.names)) if was_seen else {}
     calls = recorder.call_tree()
+    notes = (_ORIGINAL_NOT_SEEN,) if was_rewritten else ()
+    if tracker is not None and recorder.finds_no_output(tracker):
+        tracker = None
+        notes = (*notes, "the inputs and outputs of module calls could not be tracked: they come from data flow")
     merged = _calls_with_merged_nodes(recorder, watch)
     infos: dict[str, TensorInfo] = {}
     by_flow = calls
@@ -207,7 +234,7 @@ def _build_capture(
         calls=calls,
         graph_kind="jit",
         graph_text=lambda: _format_graph(watch, recorder),
-        notes=(_ORIGINAL_NOT_SEEN,) if was_rewritten else (),
+        notes=notes,
     )
 
 

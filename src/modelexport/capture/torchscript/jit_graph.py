@@ -120,7 +120,11 @@ def _operators_with_blocks(text: str) -> set[str]:
 
 @contextlib.contextmanager
 def watch_graph(
-    opset_version: int | None, restore_scopes: Callable[[Any], Mapping[int, str]] = lambda graph: {}
+    opset_version: int | None,
+    restore_scopes: Callable[[Any], Mapping[int, str]] = lambda graph: {},
+    *,
+    folds: bool = True,
+    fuses: bool = True,
 ) -> Iterator[GraphWatch]:
     """Record the graphs of the export that this thread runs within the context; other threads are not recorded.
 
@@ -128,6 +132,8 @@ def watch_graph(
         opset_version: The opset version of the export.
         restore_scopes: Called with the final graph before the exporter names its nodes and values by their scopes.
             Restores the exporter's own scopes, and returns the scopes that it replaced, by the numbers of the outputs.
+        folds: Whether the exporter folds constants.
+        fuses: Whether it fuses nodes before that.
     """
     watch = GraphWatch()
 
@@ -158,8 +164,8 @@ def watch_graph(
         return result
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(pass_through(JitPass.EVAL_PEEPHOLE, fold))
-        stack.enter_context(pass_through(JitPass.CONSTANT_FOLD, fold))
+        stack.enter_context(pass_through(JitPass.EVAL_PEEPHOLE, fold, required=fuses))
+        stack.enter_context(pass_through(JitPass.CONSTANT_FOLD, fold, required=folds))
         stack.enter_context(pass_through(JitPass.CSE, merge))
         stack.enter_context(pass_through(JitPass.ASSIGN_NAMES, assign_names))
         yield watch

@@ -71,7 +71,10 @@ class ScopeRecorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the module calls that are traced within the context; the user's own hooks are part of a call."""
-        with module_calls_through(self._call, self._forward), own_calls_through(self._watched, self._own_call):
+        # A compiled root module is not called.
+        required = "" in self._paths.values()
+        calls = module_calls_through(self._call, self._forward, required=required)
+        with calls, own_calls_through(self._watched, self._own_call):
             yield
 
     def _own_call(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -186,6 +189,11 @@ class ScopeRecorder:
         self._numbers[call_id] = self._numbers[call_id][0], numbers
         if len(self._stack) == 1 and self._tracker is not None:
             self._tracker.end_trace(state, numbers)
+
+    def finds_no_output(self, tracker: ValueTracker) -> bool:
+        """Whether the tracker found no output of any call in the final graph; it finds inputs by position."""
+        numbers = [number for _, outputs in self._numbers.values() for number in outputs]
+        return bool(numbers) and all(tracker.find(number) is None for number in numbers)
 
     def owners(self, nodes: list[JitNode], names: Mapping[int, str]) -> dict[str, CallId]:
         """Return the call that computed each value, by the value's name."""

@@ -48,7 +48,10 @@ def test_capture_without_hooks_is_an_attempt_of_its_own_with_a_note(tmp_path: Pa
     assert "RuntimeError: this model runs without hooks" in str(result.attempts[0].error)
     (note,) = result.notes
     assert note.startswith("module calls were not watched, because the exporter failed while hooks watched them")
-    assert {node.op: node.module for node in result.document.nodes} == {"Gemm": "lin", "Relu": ""}
+    assert {node.op: (node.module, node.kind) for node in result.document.nodes} == {
+        "Gemm": ("lin", "inferred"),
+        "Relu": ("", "inferred"),
+    }
     (lin,) = (call for call in result.document.calls if call.id == "lin")
     assert [tensor.tensor for tensor in (*lin.inputs, *lin.outputs)] == ["x", "linear"]
 
@@ -155,6 +158,38 @@ def test_owners_are_not_exact_where_the_graph_before_optimization_was_not_seen()
     capture = capture_export(model, export, DYNAMO, optimize=True)
     assert [note for note in capture.notes if note.startswith("the graph before torch's optimizer was not seen")]
     assert {(found.kind, found.confidence) for found in capture.recorded.values()} == {("inferred", 0.7)}
+
+
+def test_graph_that_torch_optimized_before_it_was_seen_is_not_taken_for_the_original() -> None:
+    from onnxscript import optimizer
+
+    model = block()
+
+    def export() -> Any:
+        program = torch.onnx.export(model, (torch.ones(1, 3, 8, 8),), None, dynamo=True, verbose=False, optimize=False)
+        assert program is not None
+        # As a release of torch would do that optimizes in two steps, of which the first one is not seen.
+        program.model = optimizer.optimize(program.model)
+        program.optimize()
+        return program
+
+    capture = capture_export(model, export, DYNAMO, optimize=True)
+    assert [note for note in capture.notes if "torch rewrote it earlier: conv2d is gone" in note]
+    assert {found.kind for found in capture.recorded.values()} == {"inferred"}
+
+
+def test_first_graph_is_the_original_where_torch_optimizes_twice() -> None:
+    model = block()
+
+    def export() -> Any:
+        program = torch.onnx.export(model, (torch.ones(1, 3, 8, 8),), None, dynamo=True, verbose=False)
+        assert program is not None
+        program.optimize()
+        return program
+
+    capture = capture_export(model, export, DYNAMO, optimize=True)
+    assert capture.notes == ()
+    assert {node.op_type for node in capture.original_graph.graph} == {"Conv", "BatchNormalization", "Relu"}
 
 
 class Branches(nn.Module):
