@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from modelexport.errors import UnusableOptionError
 from modelexport.torch_support import private_export, private_fx
 from modelexport.torch_support.private_fx import serial_of, set_serial
 
@@ -185,10 +186,27 @@ def test_export_through() -> None:
     assert modes == [False]
 
 
+class _WritingThroughData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.lin.weight.data.add_(1)
+        found: torch.Tensor = self.lin(x)
+        return found
+
+
 def test_fake_constants_refused() -> None:
     model = nn.ReLU()
     with private_export.fake_constants_refused(model):
         assert torch.export.export(model, (torch.ones(1),)).constants == {}
+    writing = _WritingThroughData()
+    with (
+        pytest.raises(UnusableOptionError, match="constant of the exported program is a fake tensor"),
+        private_export.fake_constants_refused(writing),
+    ):
+        torch.export.export(writing, (torch.ones(1, 2),), strict=True)
 
 
 def test_name_dynamic_axes() -> None:
