@@ -26,6 +26,8 @@ import modelexport
 from modelexport.exporting import ProgressEvent
 
 _SIZES = (16, 24, 32)
+# The names of data files depend on the target's, so all targets have one name.
+_NAME = "model.onnx"
 _TARGETS = 3
 # In this time after its begin, the step that writes is killed.
 _WRITE_SECONDS = 0.05
@@ -64,16 +66,12 @@ class Durability:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.failures: list[str] = []
-        # The names of the files depend on the target's, so each target has sets of its own.
-        self.expected: dict[str, list[FileSet]] = {}
-        for name in ("own.onnx", *(f"shared{number}.onnx" for number in range(_TARGETS))):
-            alone = folder / "alone" / name
-            alone.parent.mkdir(exist_ok=True)
-            sets = []
-            for variant in range(len(_SIZES)):
-                export(variant, alone)
-                sets.append(read_set(alone))
-            self.expected[name] = sets
+        self.expected: list[FileSet] = []
+        alone = folder / "alone" / _NAME
+        alone.parent.mkdir()
+        for variant in range(len(_SIZES)):
+            export(variant, alone)
+            self.expected.append(read_set(alone))
 
     def check(self, target: Path, what: str) -> None:
         """Record a failure unless a target has exactly the files of one export, and its hierarchy."""
@@ -82,12 +80,12 @@ class Durability:
         except modelexport.ModelExportError as error:
             self.failures.append(f"{what}: {error}")
             return
-        if document is None or read_set(target) not in self.expected[target.name]:
-            self.failures.append(f"{what}: {target.name} has a mixed set of files: {sorted(read_set(target))}")
+        if document is None or read_set(target) not in self.expected:
+            self.failures.append(f"{what}: {target} has a mixed set of files: {sorted(read_set(target))}")
 
     def kill(self, count: int, seed: int) -> Counter[str]:
         """Kill `count` processes that export to one target, half of them while they write."""
-        target = self.folder / "killed" / "own.onnx"
+        target = self.folder / "killed" / _NAME
         target.parent.mkdir()
         started = time.monotonic()
         export(0, target)
@@ -110,13 +108,14 @@ class Durability:
     def side_by_side(self, pool: Executor, name: str, workers: int, exports: int) -> None:
         """Export in several workers at once: each to a file of its own, and all to a few shared files."""
         shared = self.folder / f"{name}-shared"
-        shared.mkdir()
+        for number in range(_TARGETS):
+            (shared / str(number)).mkdir(parents=True)
         jobs = [(self.folder / f"{name}-{worker}", shared, worker, exports) for worker in range(workers)]
         for worker, variants in enumerate(pool.map(_worker, jobs)):
             for position, (variant, files) in enumerate(variants):
-                if files != self.expected["own.onnx"][variant]:
+                if files != self.expected[variant]:
                     self.failures.append(f"{name} {worker}: export {position} gave other files than alone")
-        for target in shared.glob("*.onnx"):
+        for target in shared.glob(f"*/{_NAME}"):
             self.check(target, f"{name}: shared file")
 
 
@@ -149,10 +148,10 @@ def _worker(job: tuple[Path, Path, int, int]) -> list[tuple[int, FileSet]]:
     for number in range(exports):
         variant = (worker + number) % len(_SIZES)
         if number % 2:
-            export(variant, own / "own.onnx")
-            found.append((variant, read_set(own / "own.onnx")))
+            export(variant, own / _NAME)
+            found.append((variant, read_set(own / _NAME)))
         else:
-            export(variant, shared / f"shared{number % _TARGETS}.onnx")
+            export(variant, shared / str(number % _TARGETS) / _NAME)
     return found
 
 
