@@ -81,7 +81,7 @@ def test_what_the_exporter_cannot_compute_is_named(
     def fails(model: object, inputs: object) -> object:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr("transformers.exporters.utils.prepare_for_export", fails)
+    monkeypatch.setattr("modelexport.verification.graph_inputs.prepared_inputs", fails)
     with pytest.raises(InputError, match=r"no tensor for 'cu_seqlens', 'position_ids'.*no such thing"):
         validate_owners_by_value(path, model, inputs)
     error = modelexport.verify_modules(path, model, inputs).whole_run_error

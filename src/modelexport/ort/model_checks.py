@@ -61,11 +61,11 @@ def check_file(path: Path, model: onnx.ModelProto) -> ModelChecks:
 
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto | None:
     """The graph's tensors with the types that shape inference finds without `value_info`; None if it fails."""
-    light = without_large_weights(model)
-    del light.graph.value_info[:]
     try:
+        light = without_large_weights(model)
+        del light.graph.value_info[:]
         graph = np.frombuffer(light.SerializeToString(), np.uint8)
-    except ValueError:  # larger than protobuf can write, or a field that it can read and not write
+    except ValueError:  # larger than protobuf can write, or a text that is not UTF-8
         return None
     with Runner(_limits(graph.size)) as runner:
         return _types(runner, graph)

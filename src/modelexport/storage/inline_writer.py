@@ -19,7 +19,7 @@ from modelexport.storage.wire_format import fill_initializers
 
 # Smaller weights are serialized with the rest.
 _STREAMED_BYTES = 4096
-_PART_BYTES = 2**24
+_PART_BYTES = 2**20
 
 
 def _placeholder(like: ir.TensorProtocol) -> ir.LazyTensor:

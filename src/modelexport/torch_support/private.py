@@ -99,7 +99,9 @@ def global_hook_tables() -> list[dict[Any, Any]]:
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """The children by name, a child with two names under both."""
-    children = _CHILDREN.check(_CHILDREN.of(module), dict)
+    children = _CHILDREN.of(module)
+    if not hasattr(children, "items"):  # a compiled module has a mapping of its own
+        raise _CHILDREN.changed(f"{type(children).__name__} instead of a mapping")
     return {name: child for name, child in children.items() if child is not None}
 
 

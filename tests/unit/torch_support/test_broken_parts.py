@@ -33,6 +33,7 @@ from modelexport.capture.diagnosis import failures_explained
 from modelexport.capture.fx.stage_decomposition import decompose
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import ModelExportError, StrategyIncompatibleError
+from modelexport.sources.loaders.pt2 import text_rules
 from modelexport.sources.loaders.pt2.program_loader import load_exported_program
 from modelexport.sources.loaders.sourced_model import LoadOptions
 from modelexport.sources.loaders.transformers_model import load_folder
@@ -208,6 +209,8 @@ def use_diagnosis(folder: Path) -> Outcome:
 
 
 def use_program(folder: Path) -> Outcome:
+    # Another test of this process may have read the operators already.
+    text_rules._size_operators.cache_clear()
     path = folder / "program.pt2"
     if not path.exists():
         size = torch.export.Dim("length", max=64)
