@@ -24,7 +24,7 @@ SWEEP_ARGS ?=
 # For durability: `--kills 50 --threads 2 --processes 2 --exports 5 --seed 1`.
 DURABILITY_ARGS ?=
 
-# The number of mutated files of `make fuzz`; a test run has 1,000.
+# The number of mutated files of `make fuzz`; a test run has 500.
 FUZZ ?= 100000
 
 BIN := $(VENV)/bin

@@ -19,26 +19,17 @@ SAMPLE = {
     "transformers": (
         "clip",
         "deberta-v2",
-        "dinov2",
-        "falcon",
-        "gpt_neox",
         "llama",
-        "mobilebert",
-        "resnet",
         "segformer",
         "wav2vec2",
         "whisper",
     ),
     "timm": (
         "convit",
-        "efficientnet",
         "mambaout",
-        "nfnet",
-        "vision_transformer",
     ),
     "diffusers": (
         "AutoencoderTiny",
-        "T2IAdapter",
         "VQModel",
     ),
 }
