@@ -58,8 +58,16 @@ def test_onnxruntime_reproduces_pytorch(automatic: Exporter, name: str) -> None:
         np.testing.assert_allclose(one, other.numpy(), rtol=1e-3, atol=1e-5)
 
 
-@each_model
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("dynamic", "name"),
+    [
+        pytest.param(
+            dynamic, name, id=f"{'dynamic' if dynamic else 'static'}-{name}", marks=pytest.mark.xdist_group(name)
+        )
+        for dynamic, names in ((False, nine.NAMES), (True, ("gpt2", "mamba", "clip")))
+        for name in names
+    ],
+)
 def test_no_node_is_owned_by_a_module_that_did_not_compute_it(automatic: Exporter, name: str, dynamic: bool) -> None:
     ours = automatic(name, dynamic=dynamic)
     assert ours.result.coverage == 1.0

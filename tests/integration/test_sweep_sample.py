@@ -28,10 +28,6 @@ SAMPLE = {
         "convit",
         "mambaout",
     ),
-    "diffusers": (
-        "AutoencoderTiny",
-        "VQModel",
-    ),
 }
 
 pytestmark = pytest.mark.integration
