@@ -140,7 +140,7 @@ def _groups_are_kept(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _fewer_collections() -> Iterator[None]:
-    """Collects garbage less often: searching the objects of torch and transformers again takes an eighth of the time."""
+    """Collects garbage less often: searching all objects of torch and transformers took an eighth of the time."""
     threshold = gc.get_threshold()
     gc.collect()
     gc.freeze()
