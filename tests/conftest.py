@@ -140,14 +140,11 @@ def _groups_are_kept(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _fewer_collections() -> Iterator[None]:
-    """Collects garbage less often: searching all objects of torch and transformers took an eighth of the time."""
+    """Collects garbage less often: a collection searches all objects of torch and transformers."""
     threshold = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(20_000, 10, 20)
     yield
     gc.set_threshold(*threshold)
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
