@@ -22,6 +22,13 @@ pytestmark = [
 ]
 
 
+def export(model: Any) -> torch.onnx.ONNXProgram:
+    try:
+        return transformers_private.export_to_onnx(model, dict(TOKENS), {"optimize": False})
+    except ImportError as error:
+        pytest.skip(f"transformers' exporter refuses this torch: {error}")
+
+
 @pytest.fixture(scope="module")
 def gpt2() -> Any:
     transformers = pytest.importorskip("transformers")
@@ -47,10 +54,7 @@ def test_export_to_onnx(gpt2: Any) -> None:
         original(model, inputs)
 
     with transformers_private.input_preparation_through(around):
-        try:
-            program = transformers_private.export_to_onnx(gpt2, dict(TOKENS), {"optimize": False})
-        except ImportError as error:
-            pytest.skip(f"transformers' exporter refuses this torch: {error}")
+        program = export(gpt2)
     assert isinstance(program, torch.onnx.ONNXProgram)
     assert program.exported_program is not None
     assert prepared
@@ -65,7 +69,7 @@ def test_graph_names_through(gpt2: Any) -> None:
         return f"{name}_{'out' if is_output else 'in'}"
 
     with transformers_private.graph_names_through(rename), contextlib.redirect_stdout(io.StringIO()):
-        program = transformers_private.export_to_onnx(gpt2, dict(TOKENS), {"optimize": False})
+        program = export(gpt2)
     graph = program.model.graph
     assert graph.inputs[0].name == "input_ids_in"
     assert graph.outputs[0].name == "logits_out"
