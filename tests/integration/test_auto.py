@@ -71,6 +71,8 @@ def test_onnxruntime_reproduces_pytorch(automatic: Exporter, name: str) -> None:
 def test_no_node_is_owned_by_a_module_that_did_not_compute_it(automatic: Exporter, name: str, dynamic: bool) -> None:
     ours = automatic(name, dynamic=dynamic)
     assert ours.result.coverage == 1.0
+    # The check that the original graph was seen raises no false alarm: owners would not be exact.
+    assert not [note for note in ours.result.notes if "was not seen" in note]
     verdict = judge(ours.path, claims(ours), ours.specimen.model, (), ours.specimen.inputs, ours.feeds)
     assert verdict.contaminated == ()
     assert verdict.judged >= 20

@@ -80,8 +80,9 @@ def find_lost_value(program: torch.export.ExportedProgram, model: ir.Model) -> s
 
     The exporter translates every node, so that the graph has all tensors until nodes are fused, merged or folded. Only
     a translation that returns its input unchanged adds no node: then the input is produced under the later name, or
-    consumed in place of the result.
+    consumed in place of the result. Constants are left out: a translation may drop an empty one.
     """
+    from_inputs = _from_inputs(program)
     tensors = onnx_values(program, model)
     producers: dict[str | None, torch.fx.Node | None] = {}
     consumed: dict[torch.fx.Node | None, set[str | None]] = {}
@@ -90,7 +91,9 @@ def find_lost_value(program: torch.export.ExportedProgram, model: ir.Model) -> s
         producers.update({value.name: source for value in node.outputs})
         consumed.setdefault(source, set()).update(value.name for value in node.inputs if value is not None)
     for traced in program.graph.nodes:
-        if not _is_consumed_tensor(traced) or traced in consumed or traced.name in producers:
+        if traced not in from_inputs or not _is_consumed_tensor(traced):
+            continue
+        if traced in consumed or traced.name in producers:
             continue
         inputs = _translated_inputs(traced, consumed)
         later = tensors.get(traced.name)
@@ -102,6 +105,16 @@ def find_lost_value(program: torch.export.ExportedProgram, model: ir.Model) -> s
         if not is_kept:
             return str(traced.name)
     return None
+
+
+def _from_inputs(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:
+    """Return the nodes that depend on an input of the model."""
+    inputs = set(program.graph_signature.user_inputs)
+    found: set[torch.fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.name in inputs or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_consumed_tensor(node: torch.fx.Node) -> bool:
