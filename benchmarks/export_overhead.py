@@ -2,7 +2,9 @@
 
 Both run in one process, alternating, after a warm-up of each. The result is the median of the ratios of the rounds, so
 that other load on the machine affects both sides. Small models get more rounds. torch has one thread: with more, a
-small model spends most of its time on waiting between threads. Run with ``make benchmark``, or
+small model spends most of its time on waiting between threads. As in `timeit`, the garbage collector is off during a
+run: a full collection takes 0.3 s with torch loaded, and whether one falls into a run depends on a threshold that both
+sides come close to. Run with ``make benchmark``, or
 ``python -m benchmarks.export_overhead --rounds 7 --write docs/measurements/export-overhead.md``.
 """
 
@@ -81,10 +83,14 @@ def _peak_memory() -> int:
 
 def _measure(run: Callable[[], object]) -> tuple[float, int]:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start, _peak_memory()
+    gc.disable()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start, _peak_memory()
+    finally:
+        gc.enable()
 
 
 def _plain_dynamo(model: nn.Module, inputs: Any, path: Path) -> None:
