@@ -38,10 +38,10 @@ class AttemptReport:
         strategy: The strategy.
         exporter: The exporter.
         reason: Why this attempt was made.
-        error: Why it failed, or was not made; None for the attempt that succeeded.
+        error: Why it failed, was not made, or its file was not used; None for the attempt whose file was written.
         variant: How it differs from the first attempt with that exporter; empty for the first.
         seconds: The time that it took.
-        tried: False where the time was used up before it.
+        tried: False where it was not made.
     """
 
     strategy: str
