@@ -126,12 +126,35 @@ def test_of_wrong_files_the_least_wrong_is_written(tmp_path: Path) -> None:
     assert result.check.error is not None
     assert result.check.error < other.check.error
     assert result.attempts[-1].exporter == "dynamo"
-    assert [a.exporter for a in result.attempts if a.error is not None and "not PyTorch's" in a.error] == [
-        "torchscript"
-    ]
+    wrong = [attempt.name for attempt in result.attempts if "not PyTorch's" in (attempt.error or "")]
+    assert wrong == ["fx (dynamo, not optimized by torch)", "htp (torchscript)"]
     assert any("the file of htp (torchscript) was not used" in note for note in result.notes)
     assert not any("the file of fx (dynamo) was not used" in note for note in result.notes)
+    skipped = [attempt.name for attempt in result.attempts if not attempt.tried]
+    assert skipped == ["usage_based (dynamo)", "usage_based (torchscript)"]
     onnx.checker.check_model(result.onnx_path)
+
+
+def test_a_file_that_the_optimizer_of_torch_broke_is_exported_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    optimize = torch.onnx.ONNXProgram.optimize
+
+    def broken(program: torch.onnx.ONNXProgram) -> None:
+        optimize(program)
+        node = next(node for node in program.model.graph if node.op_type == "Erf")
+        node.op_type = "Sin"
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "optimize", broken)
+    result = _export(tmp_path / "net.onnx")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert [attempt.name for attempt in result.attempts] == ["fx (dynamo)", "fx (dynamo, not optimized by torch)"]
+    torch.manual_seed(0)
+    plain = torch.onnx.export(Net().eval(), (torch.randn(3, 4),), dynamo=True, optimize=False, verbose=False)
+    assert plain is not None
+    plain.save(tmp_path / "plain.onnx")
+    stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
+    assert stripped.SerializeToString() == (tmp_path / "plain.onnx").read_bytes()
 
 
 def test_a_nondeterministic_model_is_recognised(tmp_path: Path) -> None:

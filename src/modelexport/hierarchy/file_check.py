@@ -17,8 +17,9 @@ class CheckOutcome(enum.StrEnum):
 
     ``equal``: the file runs and gives PyTorch's results on the example inputs. ``nondeterministic``: it runs, and
     PyTorch's own results change with the random state. ``loaded``: onnxruntime loads it; it was not run. ``unchecked``:
-    it was not loaded. ``no_kernel``: onnxruntime has no kernel for an operator on this machine. ``different``: it runs
-    and gives other results. ``run_failed``: onnxruntime loads it but cannot run it. ``load_failed``: it cannot load it.
+    it was not loaded. ``no_kernel``: onnxruntime has no kernel for an operator on this machine. ``equal_unoptimized``:
+    it gives PyTorch's results only where onnxruntime does not optimize it. ``different``: it runs and gives other
+    results. ``run_failed``: onnxruntime loads it but cannot run it. ``load_failed``: it cannot load it.
     """
 
     EQUAL = "equal"
@@ -26,13 +27,19 @@ class CheckOutcome(enum.StrEnum):
     LOADED = "loaded"
     UNCHECKED = "unchecked"
     NO_KERNEL = "no_kernel"
+    EQUAL_UNOPTIMIZED = "equal_unoptimized"
     DIFFERENT = "different"
     RUN_FAILED = "run_failed"
     LOAD_FAILED = "load_failed"
 
 
 _ORDER = {outcome: position for position, outcome in enumerate(CheckOutcome)}
-_WRONG = (CheckOutcome.DIFFERENT, CheckOutcome.RUN_FAILED, CheckOutcome.LOAD_FAILED)
+_WRONG = (
+    CheckOutcome.EQUAL_UNOPTIMIZED,
+    CheckOutcome.DIFFERENT,
+    CheckOutcome.RUN_FAILED,
+    CheckOutcome.LOAD_FAILED,
+)
 
 
 class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +71,8 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def rank(self) -> tuple[int, float]:
         """The order of checks: the best first, of two different files the one with the smaller error."""
-        return _ORDER[self.outcome], float("inf") if self.error is None else self.error
+        error = self.error if self.outcome is CheckOutcome.DIFFERENT else 0.0
+        return _ORDER[self.outcome], float("inf") if error is None else error
 
     def __str__(self) -> str:
         begins = "the error begins in" if self.outcome is CheckOutcome.DIFFERENT else "the node is in"
@@ -79,6 +87,7 @@ _TEXTS = {
     CheckOutcome.LOADED: "onnxruntime loads it; not run",
     CheckOutcome.UNCHECKED: "not checked in onnxruntime",
     CheckOutcome.NO_KERNEL: "onnxruntime cannot run it on this machine",
+    CheckOutcome.EQUAL_UNOPTIMIZED: "equals PyTorch only without onnxruntime's own optimizations",
     CheckOutcome.DIFFERENT: "its results in onnxruntime are not PyTorch's",
     CheckOutcome.RUN_FAILED: "onnxruntime loads it and cannot run it",
     CheckOutcome.LOAD_FAILED: "onnxruntime rejects it",

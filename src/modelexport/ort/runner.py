@@ -124,14 +124,15 @@ class Runner:
             yield outputs[position], array
 
     def run_file(
-        self, path: Path, feeds: Mapping[str, np.ndarray] | None, outputs: Sequence[str]
+        self, path: Path, feeds: Mapping[str, np.ndarray] | None, outputs: Sequence[str], *, optimized: bool = True
     ) -> tuple[FileRun, dict[str, np.ndarray]]:
-        """Load a file with onnxruntime's own optimizations, as its users do, and run it once.
+        """Load a file as its users do, and run it once.
 
         Args:
             path: The file.
             feeds: Its inputs by name, of the declared types; None to load it only.
             outputs: The names of the outputs.
+            optimized: Whether onnxruntime optimizes the graph, as it does by default.
 
         Returns:
             How that went, and the outputs that are numeric tensors.
@@ -146,6 +147,7 @@ class Runner:
             "feeds": None if feeds is None else list(feeds),
             "outputs": list(outputs),
             "threads": self._threads,
+            "optimized": optimized,
         }
         answer, arrays = self.ask("run_file", "onnxruntime", header, [] if feeds is None else list(feeds.values()))
         # The message begins with a code, and names the file by its full path.

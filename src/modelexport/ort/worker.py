@@ -115,12 +115,15 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
 
 
 def _run_file(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Load a file as its users do, with onnxruntime's own optimizations, and run it where `feeds` are given."""
+    """Load a file, and run it where `feeds` are given."""
     import onnxruntime
 
+    options = _session_options(header)
+    if not header["optimized"]:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     loaded = False
     try:
-        session = onnxruntime.InferenceSession(header["path"], _session_options(header), ["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(header["path"], options, ["CPUExecutionProvider"])
         loaded = True
         answer, results = _run_session(session, header, arrays) if header["feeds"] is not None else ({}, ())
     except Exception as error:  # noqa: BLE001  onnxruntime raises many types

@@ -7,11 +7,20 @@ import dataclasses
 import math
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from modelexport.attempt_report import PLAIN, AttemptReport
-from modelexport.capture import TORCHSCRIPT, Capture, Specialization, find_data_reads, recorded_warnings
+from modelexport.attempt_report import PLAIN, AttemptReport, Variant
+from modelexport.capture import (
+    DYNAMO,
+    DYNAMO_WITH_CACHES,
+    TORCHSCRIPT,
+    Capture,
+    Specialization,
+    find_data_reads,
+    recorded_warnings,
+)
 from modelexport.errors import (
     AllStrategiesFailedError,
     DataDependentError,
@@ -81,18 +90,22 @@ class Attempts:
         """
         failures: list[_Failure] = []
         refused: Specialization | None = None
-        # The exporters whose graph the caller rejected: another strategy would export the same graph again.
-        rejected: set[str] = set()
+        # The exporters whose graph the caller rejected, and whether torch had not optimized it: another strategy would
+        # export the same graph again.
+        rejected: set[tuple[str, bool]] = set()
         pending = [(candidate, PLAIN) for candidate in candidates][::-1]
         while pending:
             candidate, variant = pending.pop()
             described = _joined(str(variant), axes)
-            obstacle = self._obstacle(candidate, refused, rejected)
+            obstacle = self._obstacle(candidate, variant, refused, rejected)
             if obstacle is not None:
                 failures.append(_Failure(self.record(candidate, described, obstacle, tried=False), obstacle))
                 continue
             started = time.perf_counter()
-            outcome = _try(candidate, dataclasses.replace(request, exporter=candidate.exporter, variant=variant))
+            options = {**request.options, "optimize": False} if variant.unoptimized else request.options
+            outcome = _try(
+                candidate, dataclasses.replace(request, exporter=candidate.exporter, variant=variant, options=options)
+            )
             seconds = time.perf_counter() - started
             if isinstance(outcome, ModelExportError):
                 error = outcome
@@ -102,7 +115,9 @@ class Attempts:
                     used = dataclasses.replace(candidate, exporter=capture.exporter)
                     self.record(used, _joined(described, capture.variant), None, seconds)
                     yield dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
-                    rejected.add(candidate.exporter)
+                    rejected.add((candidate.exporter, variant.unoptimized))
+                    if candidate.exporter != TORCHSCRIPT and options.get("optimize", True):
+                        pending.append((candidate, dataclasses.replace(variant, unoptimized=True)))
                     report = self.reports[-1]
                     why = StrategyIncompatibleError(candidate.strategy.name, report.error or "it was not used", "")
                     failures.append(_Failure(report, why))
@@ -149,10 +164,16 @@ class Attempts:
         return self.reports[-1]
 
     def _obstacle(
-        self, candidate: Candidate, refused: Specialization | None, rejected: Collection[str]
+        self,
+        candidate: Candidate,
+        variant: Variant,
+        refused: Specialization | None,
+        rejected: AbstractSet[tuple[str, bool]],
     ) -> ModelExportError | None:
         """Why a candidate is not tried at all; None if it is."""
-        if candidate.exporter in rejected:
+        # Torch's exporter did not need to know the caches, so knowing them changes nothing.
+        same = DYNAMO if candidate.exporter == DYNAMO_WITH_CACHES else candidate.exporter
+        if not rejected.isdisjoint([(same, variant.unoptimized), (candidate.exporter, variant.unoptimized)]):
             reason = f"not tried: the {candidate.exporter} exporter would write the file again that was rejected."
             return StrategyIncompatibleError(candidate.strategy.name, reason, "")
         if refused is not None and candidate.exporter == TORCHSCRIPT:

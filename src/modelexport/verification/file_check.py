@@ -6,10 +6,11 @@ import importlib.util
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -101,7 +102,10 @@ class FileChecker:
                 CheckOutcome.UNCHECKED, "onnxruntime is not installed (pip install 'modelexport[runtime]')"
             )
         try:
-            return self._check(path, model, document)
+            found = self._check(path, model, document)
+            if found.is_wrong and self._is_right_unoptimized(path, model, document):
+                return msgspec.structs.replace(found, outcome=CheckOutcome.EQUAL_UNOPTIMIZED)
+            return found
         except OnnxRunError as error:
             # It crashed or took too long: loading and running cannot be told apart any more.
             return FileCheck(CheckOutcome.RUN_FAILED, str(error))
@@ -110,9 +114,8 @@ class FileChecker:
 
     def _check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
         types = precisions_of(model.graph)
-        outputs = [value.name or "" for value in model.graph.outputs]
         feeds, obstacle = self._feeds(model, document)
-        run, found = self._runner.run_file(path, None if obstacle else feeds, outputs)
+        run, found = self._runner.run_file(path, None if obstacle else feeds, _outputs(model))
         if run.problem:
             return _failure(run, model.graph, document)
         if obstacle:
@@ -123,23 +126,18 @@ class FileChecker:
             except Exception as error:  # noqa: BLE001  a model may raise anything
                 return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({_in_one_line(error)})")
         reference = self._reference
-        differences = {
-            name: compare(found[tensor], reference[name].content, _TOLERANCE, reference[name].dtype, *types)
-            for name, tensor in _pairs(outputs, document, reference)
-            if tensor in found
-        }
-        if not differences:
+        worst = _worst_output(found, _outputs(model), document, reference, types)
+        if worst is None:
             return FileCheck(CheckOutcome.LOADED, "none of its outputs could be matched with a result of PyTorch")
-        worst = max(differences, key=lambda name: (differences[name].excess, differences[name].absolute))
-        difference = differences[worst]
-        rtol, atol = _TOLERANCE.limits(reference[worst].dtype, *types)
+        name, difference = worst
+        rtol, atol = _TOLERANCE.limits(reference[name].dtype, *types)
         largest = difference.absolute if math.isfinite(difference.absolute) else None
         if not difference.is_out:
-            return FileCheck(CheckOutcome.EQUAL, "", worst, largest, rtol, atol)
-        again = self._results(_OTHER_SEED).get(worst)
-        if again is None or compare(again.content, reference[worst].content, _TOLERANCE, again.dtype, *types).is_out:
-            return FileCheck(CheckOutcome.NONDETERMINISTIC, f"{worst} changes with the random state in PyTorch")
-        return FileCheck(CheckOutcome.DIFFERENT, _reason(worst, difference), worst, largest, rtol, atol)
+            return FileCheck(CheckOutcome.EQUAL, "", name, largest, rtol, atol)
+        again = self._results(_OTHER_SEED).get(name)
+        if again is None or compare(again.content, reference[name].content, _TOLERANCE, again.dtype, *types).is_out:
+            return FileCheck(CheckOutcome.NONDETERMINISTIC, f"{name} changes with the random state in PyTorch")
+        return FileCheck(CheckOutcome.DIFFERENT, _reason(name, difference), name, largest, rtol, atol)
 
     def _feeds(self, model: ir.Model, document: HierarchyDocument) -> tuple[dict[str, np.ndarray], str]:
         """The inputs of the graph; if there are none to run it with, why."""
@@ -196,6 +194,14 @@ class FileChecker:
         introducing = {record.call for record in report.calls if record.verdict is Verdict.INTRODUCED}
         return next((call.id for call in document.calls if call.id in introducing), None)
 
+    def _is_right_unoptimized(self, path: Path, model: ir.Model, document: HierarchyDocument) -> bool:
+        feeds, obstacle = self._feeds(model, document)
+        if obstacle or self._reference is None:
+            return False
+        run, found = self._runner.run_file(path, feeds, _outputs(model), optimized=False)
+        worst = _worst_output(found, _outputs(model), document, self._reference, precisions_of(model.graph))
+        return not run.problem and worst is not None and not worst[1].is_out
+
 
 def _is_installed() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
@@ -226,6 +232,26 @@ def _pairs(
     if not pairs and len(outputs) == len(reference):
         pairs = list(zip(reference, outputs, strict=True))
     return pairs
+
+
+def _outputs(model: ir.Model) -> list[str]:
+    return [value.name or "" for value in model.graph.outputs]
+
+
+def _worst_output(
+    found: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    document: HierarchyDocument,
+    reference: Mapping[str, _Result],
+    types: Collection[str],
+) -> tuple[str, Difference] | None:
+    """The output with the largest error relative to its tolerance; None if no output can be compared."""
+    differences = [
+        (name, compare(found[tensor], reference[name].content, _TOLERANCE, reference[name].dtype, *types))
+        for name, tensor in _pairs(outputs, document, reference)
+        if tensor in found
+    ]
+    return max(differences, key=lambda pair: (pair[1].excess, pair[1].absolute), default=None)
 
 
 def _reason(name: str, difference: Difference) -> str:
