@@ -184,6 +184,20 @@ def test_a_type_without_kernels_is_not_an_error(tmp_path: Path) -> None:
     assert len(result.attempts) == 1
 
 
+def test_a_file_that_cannot_be_run_here_is_not_called_wrong(tmp_path: Path) -> None:
+    """Operators of another runtime, and weights that are not in the file."""
+
+    class Custom(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.onnx.ops.symbolic("my.runtime::Curve", (x,), dtype=x.dtype, shape=x.shape, version=1)
+
+    custom = modelexport.export_model(Custom(), torch.randn(3), tmp_path / "custom.onnx", check="run")
+    assert (custom.document.exporter, custom.check.outcome) == ("dynamo", CheckOutcome.UNCHECKED)
+    assert "my.runtime" in custom.check.reason
+    empty = _export(tmp_path / "empty.onnx", export_params=False)
+    assert (empty.document.exporter, empty.check.outcome) == ("dynamo", CheckOutcome.UNCHECKED)
+
+
 @pytest.mark.parametrize(("option", "value"), [("check", "fast"), ("check_bytes", -1), ("check_bytes", "1 GB")])
 def test_unknown_levels_are_refused(option: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(modelexport.InputError, match=option):
