@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from onnxscript import opset18 as op
+from tests.support.command import Outcome
 from torch import nn
 
 import modelexport
@@ -212,3 +213,22 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("MODELEXPORT_CHECK", "sometimes")
     with pytest.raises(modelexport.InputError, match="MODELEXPORT_CHECK is 'sometimes'"):
         _export(tmp_path / "none.onnx", check=None)
+
+
+def test_the_command_exits_with_1_and_names_the_module(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(
+        "import torch\nfrom tests.integration.test_checked_export import Net\n\n"
+        "def make():\n    torch.manual_seed(0)\n    return Net(), torch.randn(3, 4)\n",
+        encoding="utf-8",
+    )
+    with _torchscript_translates(lambda graph, x: graph.op("Sin", x)):
+        wrong = command("export", "net.py:make", "wrong.onnx", "--strategy", "htp", "--check", "run")
+    assert wrong.code == 1
+    assert "WRONG: its results in onnxruntime are not PyTorch's" in wrong.stdout
+    assert "the error begins in curve" in wrong.stdout
+    assert Path("wrong.onnx").exists()
+    right = command("export", "net.py:make", "right.onnx", "--strategy", "htp", "--check", "run")
+    assert (right.code, "check: runs in onnxruntime and equals PyTorch" in right.stdout) == (0, True)
