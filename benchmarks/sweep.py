@@ -61,6 +61,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = sweep_parser(__doc__, "build/sweep/results.jsonl", 240, "step")
     parser.add_argument("--jobs", type=int, default=1, help="how many models at a time")
+    parser.add_argument("--ours", action="store_true", help="leave out the other exporters and their comparison")
     parser.add_argument("--again", action="store_true", help="discard the results so far")
     parser.add_argument("--write", type=Path, default=None, help="the page")
     return parser.parse_args()
@@ -83,7 +84,9 @@ def _prepared() -> Iterator[tuple[list[Any], Any]]:
         ONNXRegistry.from_torchlib()
         yield (
             list_candidates(),
-            lambda candidate, options: sweep_one(candidate, Limits(options.seconds, int(options.memory * 2**30))),
+            lambda candidate, options: sweep_one(
+                candidate, Limits(options.seconds, int(options.memory * 2**30)), ours_only=options.ours
+            ),
         )
 
 
@@ -131,7 +134,8 @@ def _line(record: dict[str, Any]) -> str:
     for step in ("built", "forward", "ours"):
         if "error" in record.get(step, {}):
             return f"{record['name']}: {step} failed"
-    return f"{record['name']}: {record['ours']['value']['exporter']}"
+    ours = record["ours"]["value"]
+    return f"{record['name']}: {ours['exporter']}, {ours['check']['outcome']}"
 
 
 if __name__ == "__main__":

@@ -82,8 +82,23 @@ def _shares(records: Sequence[Record], exist: Mapping[str, int]) -> list[str]:
         row("`transformers.exporters`", share_of_transformers),
         row("TorchScript", share(lambda r: works(r, "torchscript"))),
         row("**ours**", share(lambda r: works(r, "ours"))),
+        row("**ours, runs in onnxruntime and equals PyTorch**", share(_is_right)),
+        row("the same, without nondeterministic models", _right_share),
     ]
     return ["Exports are shares of the models that run a forward pass.", "", *lines]
+
+
+def _outcome(record: Record) -> str | None:
+    return record["ours"]["value"].get("check", {}).get("outcome") if works(record, "ours") else None
+
+
+def _is_right(record: Record) -> bool:
+    return _outcome(record) == "equal"
+
+
+def _right_share(found: list[Record], _: int) -> str:
+    comparable = [r for r in found if works(r, "forward") and _outcome(r) != "nondeterministic"]
+    return _share(sum(map(_is_right, comparable)), len(comparable))
 
 
 def _running_share(found: list[Record], _: int) -> str:
@@ -232,6 +247,14 @@ def _cases(records: Sequence[Record]) -> list[str]:
             for r in records
             for way in ("plain", "plain_no_cache", "transformers", "torchscript")
             if works(r, way) and not works(r, "ours")
+        ],
+    )
+    section(
+        "Exported, and not shown to be right",
+        [
+            f"- `{r['name']}` ({r['ours']['value']['exporter']}): {_code(r['ours']['value']['check']['says'])}"
+            for r in records
+            if _outcome(r) not in (None, "equal", "nondeterministic")
         ],
     )
     section(
