@@ -66,7 +66,7 @@ class NodeMatching:
     def _pair_by_module(self) -> None:
         """Pair nodes with the same structure in their module call, upstream or downstream.
 
-        Keys that one model has more often than the other are paired last, after names and neighborhoods.
+        Keys that one model has more often than the other are paired last, after names.
         """
         nodes = self._nodes_of_unmatched_groups()
         upstream = {side: side.upstream(nodes[side], side.kind, side.group, side.source) for side in nodes}
@@ -76,7 +76,6 @@ class NodeMatching:
             self._pair(keys.__getitem__, same_count_only=True)
         self._propagate()
         self._pair_by_names()
-        self._pair_by_neighborhood()
         for keys in (upstream, downstream):
             self._pair(keys.__getitem__)
         self._propagate()
@@ -92,18 +91,6 @@ class NodeMatching:
 
         if self._has_unmatched():
             self._pair(keys, accept=self._may_have_same_owner)
-            self._propagate()
-
-    def _pair_by_neighborhood(self) -> None:
-        """Pair nodes with the same neighborhood, if both models have equally many of them."""
-
-        def keys(side: KeyedModel) -> list[int]:
-            local = side.local(side.index.order, side.kind, side.source)
-            own = [side.number(both) for both in zip(local, side.group, strict=True)]
-            return side.neighborhood(side.unmatched(), own)
-
-        if self._has_unmatched():
-            self._pair(keys, same_count_only=True)
             self._propagate()
 
     def _pair_changed(self) -> None:
