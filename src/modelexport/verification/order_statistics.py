@@ -87,7 +87,6 @@ def order_statistics_of(array: Array, itemsize: int | None = None) -> OrderStati
     """The order statistics of an array; None if it is empty or not numeric.
 
     Args:
-        array: The array.
         itemsize: Bytes per element when it was computed, if the array was widened since.
     """
     if array.size == 0 or array.dtype.kind not in "fiub":
