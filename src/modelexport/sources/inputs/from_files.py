@@ -18,11 +18,7 @@ _TENSOR_KEYS = frozenset(["data", "dtype", "shape"])
 
 
 def read_inputs(path: Path) -> dict[str, Any] | tuple[Any, ...]:
-    """Read the inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``.
-
-    Raises:
-        InputError: The file cannot be read as one of these.
-    """
+    """Read the inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``."""
     if path.suffix.lower() == ".json":
         return read_json(path)
     try:
@@ -58,9 +54,6 @@ def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
 
     A list of numbers, nested or not, is a tensor; so is ``{"data": …, "dtype": "int64", "shape": [2, 3]}``, whose dtype
     and shape are optional. Any other object is a dict of such values, and a single number is a Python number.
-
-    Raises:
-        InputError: The file cannot be read as one of these.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -117,9 +110,6 @@ def fill_shapes(specifications: list[str]) -> dict[str, Any]:
     """A tensor for each ``name=1x16`` or ``name=1x16:int64``: random floats, or ones for other dtypes.
 
     A name with dots is a tensor inside an argument.
-
-    Raises:
-        InputError: A specification cannot be read.
     """
     generator = torch.Generator().manual_seed(_SEED)
     return _nested(dict(_fill(text, generator) for text in specifications), "--input-shape")

@@ -41,11 +41,7 @@ class RawInputs:
 
 
 def read_raw_inputs(processor: object, texts: list[str], images: list[Path], audio: list[Path]) -> RawInputs:
-    """Read images and audio files; texts are used as they are.
-
-    Raises:
-        InputError: A file cannot be read, or has another sample rate than the model expects.
-    """
+    """Read images and audio files; texts are used as they are."""
     rate = sampling_rate(processor)
     return RawInputs(
         tuple(texts), tuple(_read_image(path) for path in images), tuple(_read_audio(path, rate) for path in audio)
@@ -59,12 +55,8 @@ def process(
 
     Args:
         processor: The model's own processor.
-        raw: The raw inputs.
         accepted: The names of forward's arguments.
         dtype: The dtype of the model's weights, which processors do not know.
-
-    Raises:
-        InputError: The processor does not accept one of the kinds, or fails.
     """
     keys = _call_keys(processor)
     name = type(processor).__name__
@@ -73,7 +65,7 @@ def process(
         if kind not in keys:
             raise InputError(
                 f"{_OPTIONS[kind]}: the model's processor, a {name}, does not accept this option; "
-                f"it accepts {_option_names(keys)}"
+                f"it accepts {' and '.join(_OPTIONS[known] for known in keys) or 'none of these options'}"
             )
         arguments[keys[kind]] = list(values)
     options: dict[str, Any] = {"return_tensors": "pt"}
@@ -141,10 +133,6 @@ def _call_keys(processor: object) -> dict[str, str]:
         if callable(part):
             found |= {kind: _KEYS[kind][0] for kind in _call_keys(part)}
     return found
-
-
-def _option_names(keys: Mapping[str, str]) -> str:
-    return " and ".join(_OPTIONS[kind] for kind in keys) or "none of these options"
 
 
 def _read_image(path: Path) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.load_errors import explain_load_error, in_one_line
+from modelexport.sources.loaders.libraries import explain_load_error, in_one_line
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _SAFETENSORS = ".safetensors"
@@ -38,12 +39,12 @@ class Repository:
     def on_hub(self) -> bool:
         return self.revision is not None
 
-    def weights_file(self, names: tuple[str, ...] = SAFE_WEIGHTS) -> str:
-        """The first of these files that exists. All weights are safetensors, which load without running code.
+    def at_revision(self) -> dict[str, Any]:
+        """The argument of transformers' loaders for the revision on the hub."""
+        return {"revision": self.revision} if self.on_hub else {}
 
-        Raises:
-            ModelSourceError: None of the files exists, or one is not safetensors.
-        """
+    def weights_file(self, names: tuple[str, ...] = SAFE_WEIGHTS) -> str:
+        """The first of these files that exists. All weights are safetensors, which load without running code."""
         found = [name for name in names if name in self.files]
         # Each of them: diffusers prefers an index to a single file, transformers the reverse.
         for name in found:
@@ -97,11 +98,7 @@ class Repository:
 
 
 def folder_repository(reference: str, folder: Path, cached_only: str | None = None) -> Repository:
-    """The files of a model in a folder.
-
-    Raises:
-        ModelSourceError: The folder cannot be read.
-    """
+    """The files of a model in a folder."""
     try:
         files = frozenset(path.name for path in folder.iterdir() if path.is_file())
     except OSError as error:
@@ -116,13 +113,9 @@ def find_on_hub(
 
     Args:
         reference: What the user wrote.
-        repository: The id.
         revision: The branch, tag or commit; by default the newest.
         advice: What else the user can do or may have meant.
         marker: A file that the cache has if it has the model.
-
-    Raises:
-        ModelSourceError: The model does not exist, or cannot be reached.
     """
     from huggingface_hub import HfApi, constants, errors, is_offline_mode
     from huggingface_hub.utils import validate_repo_id
@@ -166,11 +159,7 @@ def _from_cache(
 
 
 def fetch(repository: Repository, file: str) -> Path:
-    """The path of one file of a model, downloaded if it is on the hub and not in the cache.
-
-    Raises:
-        ModelSourceError: It cannot be downloaded.
-    """
+    """The path of one file of a model, downloaded if it is on the hub and not in the cache."""
     if not repository.on_hub:
         return Path(repository.location, file)
     from huggingface_hub import hf_hub_download

@@ -12,20 +12,15 @@ import torch
 
 from modelexport.errors import InputError, ModelSourceError
 from modelexport.sources.loaders.hub import fetch, find_on_hub
-from modelexport.sources.loaders.library_logging import quiet
-from modelexport.sources.loaders.load_errors import explain_load_error, require
-from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel
+from modelexport.sources.loaders.libraries import quiet, require
+from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel, building
 
 _RANDOM_WEIGHTS = "--random-weights initializes the weights at random"
 _WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
 
 
 def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
-    """Load a timm model with its pretrained weights, and an image of its input size.
-
-    Raises:
-        ModelSourceError: timm has no model of this name, or its weights cannot be loaded.
-    """
+    """Load a timm model with its pretrained weights, and an image of its input size."""
     options.only(reference, ("revision", "dtype", "random_weights"))
     dtype = options.torch_dtype()
     timm = require("timm", "timm", reference)
@@ -34,13 +29,9 @@ def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
         likely = f": did you mean {' or '.join(close)}?" if close else ""
         raise ModelSourceError(f"timm {timm.__version__} has no model {name!r}{likely}")
     weights = [] if options.random_weights else [_find_weights(timm, reference, name, options.revision)]
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            model = timm.create_model(name, **_weights_arguments(weights)).to(dtype=dtype).eval()
-            image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
-    except Exception as error:
-        raise explain_load_error(reference, options.revision, error, weights=weights) from error
+    with quiet(), building(reference, options.revision, weights):
+        model = timm.create_model(name, **_weights_arguments(weights)).to(dtype=dtype).eval()
+        image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
     return SourcedModel(model, (image,), lambda: _ImageProcessor(timm, model))
 
 
