@@ -34,6 +34,20 @@ FOUR_BITS = "4-bit integers"
 _STEPS = {EIGHT_BITS: 2.0**-7, FOUR_BITS: 2.0**-3}
 # A quantized product rounds weights and inputs, each by half a step, and by more where values are clipped.
 _ATOL_STEPS = 4
+# Rows are sorted by a random projection of their elements. Two rows with nearly the same projection may be swapped; the
+# outputs then count as different.
+_SEED = 0
+# Replaces infinities and NaN in the projection.
+_NONFINITE = 7.0
+_FLOATS = {element: name for name, element in ELEMENT_TYPES.items() if element.is_floating_point()} | {
+    element: element.name.lower().replace("float8e", "float8_e") for element in ir.DataType if "FLOAT8" in element.name
+}
+_INTEGERS = {
+    ir.DataType.INT8: EIGHT_BITS,
+    ir.DataType.UINT8: EIGHT_BITS,
+    ir.DataType.INT4: FOUR_BITS,
+    ir.DataType.UINT4: FOUR_BITS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,13 +187,6 @@ def _shape_text(array: np.ndarray) -> str:
     return "x".join(map(str, array.shape)) or "scalar"
 
 
-# Rows are sorted by a random projection of their elements. Two rows with nearly the same projection may be swapped; the
-# outputs then count as different.
-_SEED = 0
-# Replaces infinities and NaN in the projection.
-_NONFINITE = 7.0
-
-
 class OutputPair(NamedTuple):
     """An output of a call, its reference, and the types they were computed with."""
 
@@ -231,17 +238,6 @@ def _order(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _sorted(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
     return np.take_along_axis(rows, order[:, :, None], axis=1)
-
-
-_FLOATS = {element: name for name, element in ELEMENT_TYPES.items() if element.is_floating_point()} | {
-    element: element.name.lower().replace("float8e", "float8_e") for element in ir.DataType if "FLOAT8" in element.name
-}
-_INTEGERS = {
-    ir.DataType.INT8: EIGHT_BITS,
-    ir.DataType.UINT8: EIGHT_BITS,
-    ir.DataType.INT4: FOUR_BITS,
-    ir.DataType.UINT4: FOUR_BITS,
-}
 
 
 def precisions_of(nodes: Iterable[ir.Node]) -> frozenset[str]:

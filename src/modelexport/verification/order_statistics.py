@@ -35,8 +35,6 @@ class OrderStatistics:
 
     Attributes:
         kind: ``f``, ``i`` or ``b`` for floats, integers and booleans.
-        size: The number of elements.
-        shape: The shape.
         ranks: Elements at fixed ranks: equal in every layout.
         positions: Elements at fixed positions: equal only in the same layout.
         scale: The root mean square.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from modelexport.display import in_one_line
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, HierarchyDocument
 from modelexport.torch_support import (
@@ -214,8 +215,8 @@ class _BoundaryObserver:
                         self._kept[number] = array_of(tensor).copy()
                     self.recording.values[key] = self._kept[number]
                 except (RuntimeError, TypeError, NotImplementedError) as error:
-                    reason = " ".join(str(error).split())
-                    self.recording.unreadable[key] = f"{name!r} of PyTorch's run cannot be compared: {reason}"
+                    problem = f"{name!r} of PyTorch's run cannot be compared: {in_one_line(error)}"
+                    self.recording.unreadable[key] = problem
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The same number for tensors of the same content: equal views of one storage without a write in between."""

@@ -16,6 +16,11 @@ from modelexport.verification.pytorch_run import BoundaryKey, BoundaryRecording,
 
 _SHOWN = 10
 _SCHEMA_VERSION = 1
+_NONDETERMINISTIC = "its outputs are nondeterministic: in PyTorch they change with the random state"
+_NONDETERMINISTIC_INPUTS = "not compared in the full ONNX run: its inputs are nondeterministic"
+# Runs PyTorch's model again and keeps the content of these inputs and outputs, with another random seed from the
+# beginning of the call with this id.
+ReseededRun = Callable[[Sequence[BoundaryKey], str], BoundaryRecording]
 
 
 class Verdict(enum.StrEnum):
@@ -35,7 +40,7 @@ class Verdict(enum.StrEnum):
 _FINDINGS = (Verdict.INTRODUCED, Verdict.FAILED, Verdict.UNDECIDED, Verdict.INSIDE, Verdict.INHERITED)
 # The verdicts about the call run alone, rather than in the full ONNX run.
 _OWN = (Verdict.INTRODUCED, Verdict.INSIDE, Verdict.WITHIN)
-_ORDER = {verdict: position for position, verdict in enumerate(Verdict)}
+_ORDER = list(Verdict)
 
 
 class TensorVerification(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -230,17 +235,11 @@ def verification_schema() -> dict[str, Any]:
 def worst_first(record: CallVerification) -> tuple[int, float]:
     """The sort key of a record in a report."""
     judged = record.judged
-    return _ORDER[record.verdict], -judged.excess if judged is not None else 0.0
+    return _ORDER.index(record.verdict), -judged.excess if judged is not None else 0.0
 
 
 # The verdicts that a permutation or nondeterminism can cause.
 _EXCUSABLE = (Verdict.INTRODUCED, Verdict.INHERITED, Verdict.UNDECIDED)
-_NONDETERMINISTIC = "its outputs are nondeterministic: in PyTorch they change with the random state"
-_NONDETERMINISTIC_INPUTS = "not compared in the full ONNX run: its inputs are nondeterministic"
-
-# Runs PyTorch's model again and keeps the content of these inputs and outputs, with another random seed from the
-# beginning of the call with this id.
-ReseededRun = Callable[[Sequence[BoundaryKey], str], BoundaryRecording]
 
 
 def worst(differences: Iterable[Difference | None]) -> Difference | None:

@@ -204,9 +204,6 @@ class _Comparer:
         )
 
 
-# --- fields ----------------------------------------------------------------------------------------------------
-
-
 def _field_changes(before: dict[str, str], after: dict[str, str]) -> tuple[FieldChange, ...]:
     return tuple(
         FieldChange(field, before.get(field), after.get(field))

@@ -31,7 +31,6 @@ class ModelIndex:
     """The nodes and values of one file, by number.
 
     Attributes:
-        file: The file.
         document: The hierarchy, from the sidecar or from torch's metadata in the nodes; None if nodes have only tags.
         origin: Where the owners were read from.
         node_ids: The id of each node.

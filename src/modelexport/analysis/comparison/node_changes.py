@@ -94,9 +94,6 @@ def type_name(number: object) -> str:
         return f"type {number}"
 
 
-# --- shapes ----------------------------------------------------------------------------------------------------
-
-
 def _compare_shapes(before: ModelIndex, a: int, after: ModelIndex, b: int, differs: dict[str, str]) -> None:
     for v, w in zip(before.outputs[a], after.outputs[b], strict=False):
         first, second = before.types.get(v), after.types.get(w)

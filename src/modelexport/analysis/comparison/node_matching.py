@@ -51,8 +51,6 @@ class NodeMatching:
             self._pair_by_module()
             self._pair_changed()
 
-    # --- rounds --------------------------------------------------------------------------------------------------
-
     def _pair_same_structure(self) -> None:
         """Pair nodes with the same structure upstream and downstream in the whole model."""
 
@@ -111,8 +109,6 @@ class NodeMatching:
         sides = (self._a, self._b)
         groups = {side.group[node] for side in sides for node in side.unmatched()}
         return {side: [node for node in side.index.order if side.group[node] in groups] for side in sides}
-
-    # --- pairing -------------------------------------------------------------------------------------------------
 
     def _has_unmatched(self) -> bool:
         return -1 in self.to_after and -1 in self.to_before
@@ -208,8 +204,6 @@ class NodeMatching:
         outputs = self.after.outputs[match] if match >= 0 else ()
         slot = self.before.output_indexes[value]
         return outputs[slot] if slot < len(outputs) else _UNMATCHED
-
-    # --- propagation ---------------------------------------------------------------------------------------------
 
     def _propagate(self) -> None:
         self._propagate_by(lambda s: s.kind, exact=True)

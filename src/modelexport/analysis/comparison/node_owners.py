@@ -103,18 +103,15 @@ class NodeOwners:
                 found[node] = self._innermost_common_of([found[source] for source in sources if source >= 0])
 
     def _innermost_common_of(self, calls: Iterable[str | None]) -> str | None:
+        """The innermost call that is, or encloses, all of the known calls."""
         around: str | None = None
         for call in calls:
-            if call is not None:
-                around = call if around is None else self._innermost_common(around, call)
+            if around is None:
+                around = call
+            elif call is not None and around not in (call, ROOT_PATH):
+                outer = self._with_callers(around)
+                around = next((caller for caller in self._with_callers(call) if caller in outer), ROOT_PATH)
         return around
-
-    def _innermost_common(self, first: str, second: str) -> str:
-        """The innermost call that is, or encloses, both calls."""
-        if first in (second, ROOT_PATH):
-            return first
-        outer = self._with_callers(first)
-        return next((call for call in self._with_callers(second) if call in outer), ROOT_PATH)
 
     def _with_callers(self, call: str) -> dict[str, None]:
         """The call and its callers, innermost first."""

@@ -132,9 +132,6 @@ def _type_and_shape(tensor: TensorProto) -> str:
     return f"{type_name(tensor.data_type)}{list(tensor.dims)}"
 
 
-# --- contents --------------------------------------------------------------------------------------------------
-
-
 def compare_contents(before: ModelFile, after: ModelFile, pairs: list[WeightPair]) -> ContentReport:
     """Read and compare the contents of matched weights of the same type and shape."""
     comparable = [pair for pair in pairs if _shape(pair[0]) == _shape(pair[1])]

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from modelexport.analysis.contamination.call_index import (
     ROOT,
-    BoundaryTensors,
     CallIndex,
     Conflict,
     NodeOwners,
@@ -154,7 +153,7 @@ class FlowRules:
         """Whether the tensor, or its elements in another layout, can enter a target from the calls that have it."""
         for target in targets:
             call = target
-            while call not in reached and call != ROOT and self._may_enter(call, tensor, other):
+            while call not in reached and call != ROOT and self._may_cross(call, tensor, other, outward=False):
                 call = self.calls.parents[call]
             if call in reached:
                 return True
@@ -169,7 +168,7 @@ class FlowRules:
             call = source
             while call not in found:
                 found.add(call)
-                if call != ROOT and self._may_leave(call, tensor):
+                if call != ROOT and self._may_cross(call, tensor, outward=True):
                     call = self.calls.parents[call]
         if len(sources) > 1:
             # A mask may serve a hundred layers, and each of them consumes it.
@@ -194,23 +193,19 @@ class FlowRules:
             has_layout = False
             for call in self.calls.with_callers(source):
                 has_layout = has_layout or other in self.calls.outputs[call].unnamed
-                if not self._may_leave(call, tensor, other):
+                if not self._may_cross(call, tensor, other, outward=True):
                     break
                 if has_layout:
                     found.add(self.calls.parents[call])
         return found
 
-    def _may_leave(self, call: int, tensor: int, other: TensorInfo | None = None) -> bool:
-        return self._may_cross(call, tensor, self.calls.outputs[call], self.calls.returns_numbers[call], other)
-
-    def _may_enter(self, call: int, tensor: int, other: TensorInfo | None = None) -> bool:
-        return self._may_cross(call, tensor, self.calls.inputs[call], self.calls.takes_numbers[call], other)
-
-    def _may_cross(
-        self, call: int, tensor: int, boundary: BoundaryTensors, has_numbers: bool, other: TensorInfo | None
-    ) -> bool:
+    def _may_cross(self, call: int, tensor: int, other: TensorInfo | None = None, *, outward: bool) -> bool:
+        """Whether the tensor, or its elements in another layout, can leave or enter a call."""
+        calls = self.calls
+        boundary = calls.outputs[call] if outward else calls.inputs[call]
+        has_numbers = calls.returns_numbers[call] if outward else calls.takes_numbers[call]
         return (
-            not self.calls.has_boundary[call]
+            not calls.has_boundary[call]
             or boundary.may_contain(tensor, self.flow.types.get(tensor))
             or (has_numbers and self._unrecorded[tensor] and not self.flow.is_constant[tensor])
             or (other is not None and other in boundary.unnamed)

@@ -19,6 +19,17 @@ from modelexport.hierarchy import HierarchyDocument, NodeRecord
 MAX_SEARCHED = 2000
 # Of the calls that share a neighbour, these are tried: a mask may serve a hundred layers.
 _MAX_TRIED_CALLS = 8
+RULE = "contamination"
+# The confidence of a case: an owner without conflicts exists, and no other node explains the conflict as well; the
+# owner of one of several neighbours is wrong; no other owner has fewer conflicts.
+_CERTAIN = 0.95
+_ONE_OF_SEVERAL = 0.8
+_NO_BETTER_OWNER = 0.5
+# A conflict with an owner of at most this confidence is a warning. So is one that no other owner resolves: either the
+# owner is wrong, or a tensor passes from call to call in an attribute or a cache, which no boundary records.
+_LOW_CONFIDENCE = 0.5
+_SHOWN = 5
+FIX = "inspect the node and its neighbors; if the owner is wrong, export again or correct all three stores"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,20 +107,6 @@ def _candidates(rules: FlowRules, node: int, owners: NodeOwners) -> list[int]:
         found.update(dict.fromkeys(rules.calls.with_callers(call)))
     found[ROOT] = None
     return list(found)
-
-
-RULE = "contamination"
-
-# The confidence of a case: an owner without conflicts exists, and no other node explains the conflict as well; the
-# owner of one of several neighbours is wrong; no other owner has fewer conflicts.
-_CERTAIN = 0.95
-_ONE_OF_SEVERAL = 0.8
-_NO_BETTER_OWNER = 0.5
-# A conflict with an owner of at most this confidence is a warning. So is one that no other owner resolves: either the
-# owner is wrong, or a tensor passes from call to call in an attribute or a cache, which no boundary records.
-_LOW_CONFIDENCE = 0.5
-_SHOWN = 5
-FIX = "inspect the node and its neighbors; if the owner is wrong, export again or correct all three stores"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,9 @@ from modelexport.storage import LoadedModel, load, read_sidecar, recover_documen
 _SHOWN = 5
 # Characters that only a selector has: then report the error of the selector.
 _PATTERN = re.compile(r"[\s*?\[\]():]")
+# The types that a graph and a hierarchy can be given as.
+ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
+HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
 
 
 def find_call(document: HierarchyDocument, target: str) -> CallRecord:
@@ -82,11 +85,6 @@ def _similar(document: HierarchyDocument, target: str) -> str:
     )
     near = difflib.get_close_matches(target, names, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ": 'modelexport tree FILE' lists the modules"
-
-
-# The types that a graph and a hierarchy can be given as.
-ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
-HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
 
 
 class Extractor:

@@ -24,6 +24,8 @@ from modelexport.hierarchy import (
 )
 from modelexport.storage import tensor_records
 
+_ADDED = "added by the extraction for the inputs and outputs of the submodel"
+
 
 class Port(msgspec.Struct, frozen=True):
     """An input or output of a submodel.
@@ -41,9 +43,6 @@ class Port(msgspec.Struct, frozen=True):
     tensor: str
     type: str | None
     shape: tuple[int | str | None, ...] | None
-
-
-_ADDED = "added by the extraction for the inputs and outputs of the submodel"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,15 @@ from modelexport.storage import (
     write_tensor,
 )
 
+# Larger weights are stored in a separate file, as in an export.
+_EXTERNAL_DATA_BYTES = 2**30
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+# Names that Windows reserves for devices, with any extension.
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
+_MAX_NAME_LENGTH = 80
+_DIGEST_LENGTH = 8
+MANIFEST = "manifest.json"
+
 
 class SubmodelSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A submodel in reports and manifests.
@@ -117,15 +126,6 @@ def summarize_submodel(submodel: Submodel) -> SubmodelSummary:
         outputs=submodel.outputs,
         notes=tuple(submodel.notes),
     )
-
-
-# Larger weights are stored in a separate file, as in an export.
-_EXTERNAL_DATA_BYTES = 2**30
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-# Names that Windows reserves for devices, with any extension.
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
-_MAX_NAME_LENGTH = 80
-_DIGEST_LENGTH = 8
 
 
 def write_submodel(
@@ -236,9 +236,6 @@ def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
     return names
 
 
-MANIFEST = "manifest.json"
-
-
 def extract_modules(
     source: ModelSource, targets: str | Sequence[str], folder: str | Path, *, overwrite: bool = False
 ) -> ExtractedModules:
@@ -285,7 +282,12 @@ def extract_modules(
     # A temporary folder on the same file system, so that files can be renamed into place.
     with tempfile.TemporaryDirectory(dir=place, prefix=".extracting-") as temporary:
         found = _write(extractor, names, Path(temporary))
-        _move(Path(temporary), place)
+        # The manifest last: where it is, the others are.
+        for file in sorted(Path(temporary).iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
+            try:
+                file.replace(place / file.name)
+            except OSError as error:
+                raise StorageError(f"Cannot write {place / file.name}: {error.strerror or error}.") from error
     return ExtractedModules(found.submodels, found.refused, manifest=str(manifest))
 
 
@@ -303,12 +305,3 @@ def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifes
     found = Manifest(tuple(written), tuple(refused))
     (folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(found), indent=1) + "\n", encoding="utf-8")
     return found
-
-
-def _move(temporary: Path, folder: Path) -> None:
-    """Move the files into place, the manifest last: where it is, the others are."""
-    for file in sorted(temporary.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
-        try:
-            file.replace(folder / file.name)
-        except OSError as error:
-            raise StorageError(f"Cannot write {folder / file.name}: {error.strerror or error}.") from error

@@ -24,6 +24,8 @@ from modelexport.graph import Fingerprint, release, take_fingerprint
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, prepared, require_onnxruntime
 
+Arrays = Mapping[str, npt.NDArray[Any]]
+
 
 def fingerprint_tensors(
     runner: Runner, model: ir.Model, ready: PreparedModel, feeds: Mapping[str, npt.NDArray[Any]]
@@ -61,9 +63,6 @@ def _content(tensor: ir.TensorProtocol) -> npt.NDArray[Any]:
     if array.dtype.kind in "fiub" or tensor.dtype == ir.DataType.STRING:
         return array
     return array.astype(np.float32)
-
-
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def match_tensors_by_value(

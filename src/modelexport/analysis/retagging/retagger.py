@@ -48,6 +48,9 @@ from modelexport.storage import (
     write_tagged,
 )
 
+STRATEGY = "retag"
+_PROJECTED = frozenset({"fused", "merged", "folded"})
+
 
 def correct(file: UntaggedFile, tagged: ir.Model) -> tuple[UntaggedFile, tuple[str, ...]]:
     """The file with sorted nodes and the element types that its operators return, and a note on each change."""
@@ -91,11 +94,6 @@ def _correct_types(file: UntaggedFile, tagged: ir.Model) -> str:
     graph.value_info.extend(kept)
     note = f"value_info had the wrong element type for {len(wrong)} tensors, and now has that of their operators"
     return f"{note}; {removed} entries that cannot be inferred were removed" if removed else note
-
-
-STRATEGY = "retag"
-
-_PROJECTED = frozenset({"fused", "merged", "folded"})
 
 
 def _summary(report: RetagReport) -> Summary:

@@ -73,11 +73,15 @@ def _inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def _kind(value: ir.Value) -> str:
+def _type_of(value: ir.Value) -> np.dtype[Any]:
     dtype = numpy_type(value.dtype) if value.dtype is not None else None
     if dtype is None:
         raise InputError(f"input {value.name!r} is not a numeric tensor ({value.type}): its values cannot be compared")
-    return "i" if dtype.kind == "u" else dtype.kind
+    return dtype
+
+
+def _kind(value: ir.Value) -> str:
+    return _type_of(value).kind.replace("u", "i")
 
 
 def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
@@ -136,11 +140,6 @@ def _synthesize(pair: InputPair, dynamic_size: int, random: np.random.Generator)
         raise InputError(f"input {pair.names[0]!r} has no known shape: give it with --inputs or --input-shape")
     sizes = [size if isinstance(size, int) else dynamic_size for size in shape]
     return _fill(sizes, _type_of(pair.original), random, f"input {pair.names[0]!r}")
-
-
-def _type_of(value: ir.Value) -> np.dtype[Any]:
-    dtype = numpy_type(value.dtype) if value.dtype is not None else None
-    return dtype if dtype is not None else np.dtype(np.float32)
 
 
 def _fill(shape: Sequence[int], dtype: np.dtype[Any], random: np.random.Generator, what: str) -> Array:

@@ -17,14 +17,13 @@ from modelexport.hierarchy import HierarchyDocument, NodeRecord
 from modelexport.ort import ModelChecks, check_file
 from modelexport.storage import ModelFile
 
+REPAIR = "modelexport repair FILE --force restores missing stores from the others"
+
 
 class ValidatedFile:
     """A model file with its sidecar, and the baseline that its graph must equal.
 
     Attributes:
-        opened: The opened file.
-        path: Its path.
-        nodes: Its nodes with their ids.
         model: The model; large inline weights are read only with `weights`.
         sidecar: The path of its sidecar, which need not exist.
         document: The sidecar's content, if it exists and can be read.
@@ -98,9 +97,6 @@ class ValidatedFile:
         """The check of the owners of its nodes by the file alone."""
         document = self.required_document
         return OwnerCheck.from_file(self.model, document, lambda: self.model_checks.inferred)
-
-
-REPAIR = "modelexport repair FILE --force restores missing stores from the others"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,10 @@ from modelexport.analysis.validation.rule import Rule, ValidatedFile, Violation
 from modelexport.analysis.validation.store_rules import STORE_RULES
 from modelexport.gc_pause import gc_paused
 
+RULES: tuple[Rule, ...] = (*GRAPH_RULES, *STORE_RULES, *HIERARCHY_RULES, *BASELINE_RULES)
+# A missing store violates a rule at every node: the report lists the first findings and counts the rest.
+_MAX_FINDINGS = 20
+
 
 def as_sarif(report: ValidationReport) -> dict[str, Any]:
     """The report as a SARIF log with one run."""
@@ -57,12 +61,6 @@ def _result(finding: Finding, numbers: dict[str, int], file: str) -> dict[str, A
     if finding.case is not None:
         result["properties"] = {"case": msgspec.to_builtins(finding.case)}
     return result
-
-
-RULES: tuple[Rule, ...] = (*GRAPH_RULES, *STORE_RULES, *HIERARCHY_RULES, *BASELINE_RULES)
-
-# A missing store violates a rule at every node: the report lists the first findings and counts the rest.
-_MAX_FINDINGS = 20
 
 
 def validate(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from modelexport.display import in_one_line
 from modelexport.errors import InputError
 from modelexport.input_options import read_arrays, read_shape
 
@@ -102,8 +103,7 @@ def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> t
     try:
         return torch.tensor(data, dtype=dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: {name} is not a tensor: {reason}") from error
+        raise InputError(f"{path}: {name} is not a tensor: {in_one_line(error)}") from error
 
 
 def fill_shapes(specifications: list[str]) -> dict[str, Any]:
@@ -125,5 +125,4 @@ def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
             return given.name, torch.randn(given.shape, generator=generator).to(dtype)
         return given.name, torch.ones(given.shape, dtype=dtype)
     except (RuntimeError, NotImplementedError, MemoryError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{given.option}: torch cannot create this tensor: {reason}") from error
+        raise InputError(f"{given.option}: torch cannot create this tensor: {in_one_line(error)}") from error

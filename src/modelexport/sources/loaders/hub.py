@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from modelexport.display import in_one_line
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.libraries import explain_load_error, in_one_line
+from modelexport.sources.loaders.libraries import explain_load_error
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _SAFETENSORS = ".safetensors"
@@ -117,45 +118,36 @@ def find_on_hub(
         advice: What else the user can do or may have meant.
         marker: A file that the cache has if it has the model.
     """
-    from huggingface_hub import HfApi, constants, errors, is_offline_mode
+    from huggingface_hub import HfApi, constants, errors, is_offline_mode, try_to_load_from_cache
     from huggingface_hub.utils import validate_repo_id
 
     try:
         validate_repo_id(repository)
     except errors.HFValidationError as error:
         raise ModelSourceError(f"{reference!r} is not a model id; {advice}") from error
-    if is_offline_mode():
-        reason = "HF_HUB_OFFLINE is set"
-        return _from_cache(reference, repository, revision, marker, reason, advice)
+    found, reason = None, "HF_HUB_OFFLINE is set"
     try:
-        found = HfApi().model_info(repository, revision=revision)
+        if not is_offline_mode():
+            found = HfApi().model_info(repository, revision=revision)
     except errors.HfHubHTTPError as error:
-        if error.response.status_code >= _SERVER_ERROR:
-            reason = f"the HuggingFace hub answered {error.response.status_code}"
-            return _from_cache(reference, repository, revision, marker, reason, advice)
-        raise explain_load_error(reference, revision, error, repository=repository, advice=advice) from error
+        if error.response.status_code < _SERVER_ERROR:
+            raise explain_load_error(reference, revision, error, repository=repository, advice=advice) from error
+        reason = f"the HuggingFace hub answered {error.response.status_code}"
     # HTTPError is the base class of the errors of whichever HTTP library huggingface_hub uses.
     except (errors.HTTPError, OSError) as error:
         reason = f"the HuggingFace hub at {constants.ENDPOINT} cannot be reached ({in_one_line(error)})"
-        return _from_cache(reference, repository, revision, marker, reason, advice)
+    if found is None:
+        cached = try_to_load_from_cache(repository, marker, revision=revision)
+        if not isinstance(cached, str):
+            named = reference if revision is None else f"{reference} at revision {revision}"
+            raise ModelSourceError(f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}")
+        # For a folder, transformers does not contact the hub.
+        return folder_repository(reference, Path(cached).parent, cached_only=reason)
     files = frozenset(sibling.rfilename for sibling in found.siblings or ())
     if marker in files:
         # Fetched by branch or tag, so that the cache records its commit; other files are fetched by the commit.
         fetch(Repository(reference, repository, files, revision or constants.DEFAULT_REVISION), marker)
     return Repository(reference, repository, files, found.sha)
-
-
-def _from_cache(
-    reference: str, repository: str, revision: str | None, marker: str, reason: str, advice: str
-) -> Repository:
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    found = try_to_load_from_cache(repository, marker, revision=revision)
-    if not isinstance(found, str):
-        named = reference if revision is None else f"{reference} at revision {revision}"
-        raise ModelSourceError(f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}")
-    # For a folder, transformers does not contact the hub.
-    return folder_repository(reference, Path(found).parent, cached_only=reason)
 
 
 def fetch(repository: Repository, file: str) -> Path:

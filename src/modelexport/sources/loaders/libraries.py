@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from modelexport.display import in_one_line
 from modelexport.errors import ModelExportError, ModelSourceError
 
 _LOGGING = ("transformers.utils.logging", "huggingface_hub.utils.logging", "diffusers.utils.logging")
@@ -77,8 +78,6 @@ def explain_load_error(
 
     Args:
         reference: What the user wrote.
-        revision: The revision that was asked for.
-        error: The error of the library.
         repository: The id on the hub, if it differs from the reference.
         weights: The safetensors files that it may have read, to name a broken one.
         advice: What else the user can do or may have meant.
@@ -104,11 +103,6 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def in_one_line(error: BaseException) -> str:
-    """The message of an error, without line breaks."""
-    return " ".join(str(error).split())
 
 
 def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[Path]) -> str | None:

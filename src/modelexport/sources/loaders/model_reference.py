@@ -10,12 +10,17 @@ import torch
 
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.file_kind import existing_path, is_exported_program, refuse_file
-from modelexport.sources.loaders.libraries import explain_load_error, require
+from modelexport.sources.loaders.libraries import require
 from modelexport.sources.loaders.python_reference import load_reference
-from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel
+from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel, building
 
 BUILTIN_PREFIX = "builtin:"
-_SEED = 0
+_TIMM_PREFIX = "timm:"
+_DIFFUSERS_PREFIX = "diffusers:"
+_FORMS = (
+    "a HuggingFace folder or hub id, package.module:factory, file.py:factory, timm:NAME, diffusers:FOLDER#unet, "
+    f"a .pt2 file, or {BUILTIN_PREFIX}bert-tiny for the built-in model"
+)
 
 
 def build_builtin(reference: str) -> tuple[torch.nn.Module, Any]:
@@ -24,12 +29,9 @@ def build_builtin(reference: str) -> tuple[torch.nn.Module, Any]:
     if name != "bert-tiny":
         raise ModelSourceError(f"there is no built-in model {name!r}: the only one is {BUILTIN_PREFIX}bert-tiny")
     require("transformers", "hf", reference)
-    try:
+    with building(reference, None):
         from transformers import BertConfig, BertModel
-    except ImportError as error:
-        raise explain_load_error(reference, None, error) from error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+
         config = BertConfig(
             vocab_size=1024,
             hidden_size=128,
@@ -41,14 +43,6 @@ def build_builtin(reference: str) -> tuple[torch.nn.Module, Any]:
         model = BertModel(config).eval()
         tokens = torch.randint(0, config.vocab_size, (1, 16))
     return model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-
-
-_TIMM_PREFIX = "timm:"
-_DIFFUSERS_PREFIX = "diffusers:"
-_FORMS = (
-    "a HuggingFace folder or hub id, package.module:factory, file.py:factory, timm:NAME, diffusers:FOLDER#unet, "
-    f"a .pt2 file, or {BUILTIN_PREFIX}bert-tiny for the built-in model"
-)
 
 
 def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> SourcedModel:

@@ -15,6 +15,8 @@ from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel,
 from modelexport.torch_support.transformers_private import implementations_of, model_from_config, models_by_config
 
 _AUTO_PREFIX = "Auto"
+_SUPPORTED_OPTIONS = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
+_CONFIG = "config.json"
 
 
 def choose_class(reference: str, config: Any, task: str | None) -> Any:
@@ -109,10 +111,6 @@ def _supports(auto_class: Any, config: Any) -> bool:
 def _classes_by_task() -> dict[str, tuple[Any, ...]]:
     registry = importlib.import_module("transformers.pipelines").PIPELINE_REGISTRY
     return {task: tuple(registry.check_task(task)[1]["pt"]) for task in registry.get_supported_tasks()}
-
-
-_SUPPORTED_OPTIONS = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
-_CONFIG = "config.json"
 
 
 def load_hub_model(reference: str, options: LoadOptions, other_forms: str) -> SourcedModel:

@@ -29,6 +29,9 @@ from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, Ten
 from modelexport.sources.inputs.synthesis.trial_call import Attempt, Failure
 
 _MAX_NAMED = 4
+# Rounding inside the model hides the exact size: sizes near the computed one are tried too.
+_NEARBY = (0, 1, -1, 2, -2, 3, 4)
+_OTHER_LENGTHS = (8, 16, 64, 128, 1)
 
 
 def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
@@ -74,10 +77,6 @@ def _fit(spec: Any, proposal: Proposal) -> Any:
     usual = {BATCH: [value.shape[0] for value in there if value.shape], LENGTH: lengths}
     axes = {axis: usual[size][0] for axis, size in enumerate(spec.shape[:2]) if usual.get(size)}
     return spec.resized(axes)
-
-
-# Rounding inside the model hides the exact size: sizes near the computed one are tried too.
-_NEARBY = (0, 1, -1, 2, -2, 3, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +177,6 @@ def _direct_argument(attempt: Attempt, mismatch: _Mismatch) -> str | None:
         return None
     name = operand.origins[0] if len(operand.origins) == 1 else ""
     return name if name in attempt.tensors and attempt.tensors[name].shape == mismatch.shape else None
-
-
-_OTHER_LENGTHS = (8, 16, 64, 128, 1)
 
 
 def take_number_from_message(attempt: Attempt) -> Iterator[Proposal]:

@@ -30,8 +30,6 @@ class TensorSpec:
     """A tensor to synthesize.
 
     Attributes:
-        shape: Its shape.
-        kind: What it contains.
         upper_bound: Tokens are smaller than this number.
         rows: The whole content, for a tensor whose values are sizes.
         rule: The name of the rule that guessed it; no part of what the tensor is.

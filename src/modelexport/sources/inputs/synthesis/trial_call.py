@@ -38,8 +38,7 @@ class Failure:
     """How a call failed.
 
     Attributes:
-        kind: The class of the error.
-        words: What it says, in one line.
+        words: The message of the error, in one line.
         names: Names in its words, then in the lines of code that led to it, the innermost first.
         module: The innermost module that was running.
         given: The tensors that this module was given.

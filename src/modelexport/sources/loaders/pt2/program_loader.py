@@ -26,6 +26,7 @@ from typing import IO, Any
 import torch
 
 from modelexport.capture import model_of_program
+from modelexport.display import in_one_line
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.pt2.text_rules import RefusedError, check_name, check_text, decode_checked
 from modelexport.sources.loaders.sourced_model import SourcedModel
@@ -42,6 +43,8 @@ _MEMBERS = re.compile(
     rf"{_COPIED.pattern}|version|\.format_version|\.data/[\w-]+|extra/[^/]+|models/model\.json"
     r"|data/sample_inputs/model\.pt|data/(weights/model_weights|constants/model_constants)_config\.json"
 )
+# What decoding raises for content of the wrong shape.
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError)
 
 
 @contextlib.contextmanager
@@ -61,16 +64,12 @@ def checked_program(path: Path) -> Iterator[tuple[IO[bytes], Any]]:
                 "original model instead, given as package.module:factory"
             ) from error
         except (OSError, zipfile.BadZipFile, *_UNREADABLE) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise ModelSourceError(
-                f"{path} is not an exported program that can be read: {reason}; save it again with torch.export.save"
+                f"{path} is not an exported program that can be read: {in_one_line(error)}; save it again with "
+                "torch.export.save"
             ) from error
         target.seek(0)
         yield target, examples
-
-
-# What decoding raises for content of the wrong shape.
-_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError)
 
 
 def _copy_checked(source: zipfile.ZipFile, file_size: int, target: zipfile.ZipFile) -> Any:
@@ -164,10 +163,9 @@ def load_exported_program(path: Path) -> SourcedModel:
                 program.example_inputs = examples
                 model = model_of_program(program)
         except Exception as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelSourceError(
-                f"{path}: torch {torch.__version__} cannot load this exported program: {reason}; save it again with "
-                "this release of torch, and import the packages whose operators or classes it uses"
+                f"{path}: torch {torch.__version__} cannot load this exported program: {in_one_line(error):.300}; save "
+                "it again with this release of torch, and import the packages whose operators or classes it uses"
             ) from error
     if not examples:
         return SourcedModel(model)

@@ -40,6 +40,34 @@ _EXPRESSIONS = frozenset(
 )
 _WORDS = frozenset({"true", "false", "oo", "int_oo", "nan"})
 _SETTINGS = frozenset({"positive", "integer", "negative", "nonnegative", "nonzero", "real", "finite", "precision"})
+# Characters that end or escape a string literal: torch puts dictionary keys and attribute names between quotes.
+_QUOTING = re.compile(r"[\"'\\`]")
+_NONFINITE = frozenset({"Infinity", "-Infinity", "NaN"})
+# What torch may restore on a node. It resolves other entries by attribute lookup, and export does not need them.
+_NODE_METADATA = frozenset({"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"})
+# Higher-order operators that torch.export writes and that call nothing but the subgraphs and operators they are given.
+_HIGHER_ORDER = frozenset(
+    {
+        *("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph", "flex_attention"),
+        *("wrap_with_set_grad_enabled", "wrap_with_autocast", "auto_functionalized", "auto_functionalized_v2"),
+        *("with_effects", "out_dtype"),
+    }
+)
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
+_HIGHER_ORDER_OPERATOR = re.compile(r"torch\.ops\.higher_order\.(\w+)")
+_SIZE_FUNCTION = re.compile(r"torch\.(_?sym_\w+)")
+# Operators that read attributes or files by a name.
+_REFUSED_NAMESPACES = frozenset({"export", "debugprims"})
+_FILE_ARGUMENT = re.compile(r"file|path|folder|directory|ur[il]", re.IGNORECASE)
+# Attributes that instances of `GraphModule` and `Module` have and their classes do not.
+MODULE_STATE = frozenset(
+    {
+        *("_graph", "_code", "_lineno_map", "_prologue_start", "_in_spec", "_out_spec", "_guards_fn", "_wrapped_call"),
+        *("_tracer_cls", "_tracer_extras", "_create_node_hooks", "_deepcopy_hooks", "_erase_node_hooks"),
+        *("_replace_hooks", "meta", "shape_env", "range_constraints", "validate_inputs"),
+        *vars(torch.nn.Module()),
+    }
+)
 
 
 def _is_size(node: ast.AST) -> bool:
@@ -77,37 +105,6 @@ def _is_small_power(node: ast.Call) -> bool:
     of_symbol = any(isinstance(part, ast.Name) and part.id == "Symbol" for part in ast.walk(node.args[0]))
     numbers = [part.value for part in ast.walk(node.args[1]) if isinstance(part, ast.Constant)]
     return of_symbol and all(isinstance(n, int | float) and abs(n) <= _LARGEST_POWER for n in numbers)
-
-
-# Characters that end or escape a string literal: torch puts dictionary keys and attribute names between quotes.
-_QUOTING = re.compile(r"[\"'\\`]")
-_NONFINITE = frozenset({"Infinity", "-Infinity", "NaN"})
-# What torch may restore on a node. It resolves other entries by attribute lookup, and export does not need them.
-_NODE_METADATA = frozenset({"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"})
-
-# Higher-order operators that torch.export writes and that call nothing but the subgraphs and operators they are given.
-_HIGHER_ORDER = frozenset(
-    {
-        *("cond", "while_loop", "scan", "associative_scan", "map_impl", "invoke_subgraph", "flex_attention"),
-        *("wrap_with_set_grad_enabled", "wrap_with_autocast", "auto_functionalized", "auto_functionalized_v2"),
-        *("with_effects", "out_dtype"),
-    }
-)
-_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
-_HIGHER_ORDER_OPERATOR = re.compile(r"torch\.ops\.higher_order\.(\w+)")
-_SIZE_FUNCTION = re.compile(r"torch\.(_?sym_\w+)")
-# Operators that read attributes or files by a name.
-_REFUSED_NAMESPACES = frozenset({"export", "debugprims"})
-_FILE_ARGUMENT = re.compile(r"file|path|folder|directory|ur[il]", re.IGNORECASE)
-# Attributes that instances of `GraphModule` and `Module` have and their classes do not.
-MODULE_STATE = frozenset(
-    {
-        *("_graph", "_code", "_lineno_map", "_prologue_start", "_in_spec", "_out_spec", "_guards_fn", "_wrapped_call"),
-        *("_tracer_cls", "_tracer_extras", "_create_node_hooks", "_deepcopy_hooks", "_erase_node_hooks"),
-        *("_replace_hooks", "meta", "shape_env", "range_constraints", "validate_inputs"),
-        *vars(torch.nn.Module()),
-    }
-)
 
 
 class RefusedError(ModelExportError):
