@@ -27,7 +27,7 @@ from tests.support.breaking import all_at_once, near_moves, random_moves, suspec
 import modelexport
 from modelexport.analysis.contamination.owner_check import OwnerCheck
 from modelexport.analysis.findings import Severity
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.errors import ModelExportError
 from modelexport.verification.contamination_by_value import check_owners_by_value
 

@@ -65,7 +65,7 @@ def _compare(path: Path) -> object:
 # To measure a further command, add a line.
 def _validate(path: Path) -> object:
     from modelexport.analysis.validation.graph_rules import GRAPH_RULES
-    from modelexport.analysis.validation.validated_file import ValidatedFile
+    from modelexport.analysis.validation.rule import ValidatedFile
     from modelexport.analysis.validation.validator import RULES, check
     from modelexport.gc_pause import gc_paused
 

@@ -22,7 +22,7 @@ import torch
 from benchmarks.sweep_process import run_limited
 from benchmarks.sweep_shrinking import LEVELS, Level, Shrinking, settings_of, shrink_configuration
 
-from modelexport.sources.inputs.synthesis.traceback_hints import mentioned
+from modelexport.sources.inputs.synthesis.failure_hints import mentioned
 
 Builder = tuple[str, Callable[[], torch.nn.Module]]
 

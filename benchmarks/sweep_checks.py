@@ -26,7 +26,7 @@ import modelexport
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
 from modelexport.verification.contamination_by_value import validate_owners_by_value
-from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.report import Verdict
 
 RTOL, ATOL = 1e-3, 1e-4

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.extraction.extractor import ModuleSubgraph as ModuleSubgraph
     from modelexport.analysis.extraction.extractor import extract_module as extract_module
     from modelexport.analysis.extraction.extractor import extract_module_subgraph as extract_module_subgraph
-    from modelexport.analysis.extraction.manifest import ExtractedModules as ExtractedModules
-    from modelexport.analysis.extraction.submodel_folder import extract_modules as extract_modules
+    from modelexport.analysis.extraction.submodel_files import ExtractedModules as ExtractedModules
+    from modelexport.analysis.extraction.submodel_files import extract_modules as extract_modules
     from modelexport.analysis.findings import Case as Case
     from modelexport.analysis.findings import Finding as Finding
     from modelexport.analysis.findings import ValidationReport as ValidationReport
@@ -101,7 +101,7 @@ _HOMES = {
     "DataDependentError": "errors",
     "ExportError": "errors",
     "ExportResult": "exporting.result",
-    "ExtractedModules": "analysis.extraction.manifest",
+    "ExtractedModules": "analysis.extraction.submodel_files",
     "ExtractionError": "errors",
     "Extractor": "analysis.extraction.extractor",
     "FXHierarchyExporter": "exporting.export",
@@ -151,7 +151,7 @@ _HOMES = {
     "export_stages": "exporting.generation_stages",
     "extract_module": "analysis.extraction.extractor",
     "extract_module_subgraph": "analysis.extraction.extractor",
-    "extract_modules": "analysis.extraction.submodel_folder",
+    "extract_modules": "analysis.extraction.submodel_files",
     "load": "storage.opened_file",
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",

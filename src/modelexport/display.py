@@ -44,6 +44,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def in_one_line(error: BaseException) -> str:
+    """The message of an error without line breaks; its class if there is no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: ``1 node``, ``2 nodes``, ``0 nodes``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import modelexport
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.verification.contamination_by_value import check_owners_by_value
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export

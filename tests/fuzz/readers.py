@@ -21,8 +21,8 @@ from modelexport.analysis.extraction.extractor import Extractor
 from modelexport.analysis.query.node_selection import select
 from modelexport.analysis.retagging.retagger import retag
 from modelexport.analysis.validation import validator
+from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.analysis.validation.store_repair import repair
-from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.cli import analyze as analyze_command
 from modelexport.cli import compare as compare_command
 from modelexport.cli import extract as extract_command

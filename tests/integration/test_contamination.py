@@ -21,7 +21,7 @@ from tests.support.breaking import (
 )
 
 import modelexport
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.analysis.validation.validator import validate
 
 pytestmark = pytest.mark.integration
@@ -107,7 +107,7 @@ def test_if_every_owner_is_wrong_all_are_reported_and_better_owners_searched_for
     calls = [call.id for call in ours.document.calls]
     wrong = {node.id: calls[(calls.index(node.module) + 7) % len(calls)] for node in ours.document.nodes}
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(ours.document, wrong))
-    monkeypatch.setattr("modelexport.analysis.contamination.suspects.MAX_SEARCHED", 10)
+    monkeypatch.setattr("modelexport.analysis.contamination.owner_check.MAX_SEARCHED", 10)
     found = [f.case for f in validate(path, check_contamination=True).findings if f.case is not None]
     assert len(found) > 40
     assert sum(bool(case.supported_modules) for case in found) <= 10

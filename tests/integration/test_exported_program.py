@@ -23,7 +23,7 @@ from tests.support.value_check import judge
 
 import modelexport
 from modelexport.sources.loaders.model_reference import load_model
-from modelexport.sources.loaders.pt2.archive_check import checked_program
+from modelexport.sources.loaders.pt2.program_loader import checked_program
 from modelexport.sources.loaders.pt2.text_rules import MODULE_STATE
 from modelexport.sources.loaders.sourced_model import SourcedModel
 from modelexport.torch_support.example_inputs import normalize_inputs
@@ -233,9 +233,9 @@ def test_archive_that_torch_reads_differently_loads_only_what_was_checked(
 
 def test_file_is_read_once_so_that_it_cannot_be_exchanged_after_the_check(tmp_path: Path) -> None:
     path = net(tmp_path)
-    with checked_program(path) as checked:
+    with checked_program(path) as (archive, _):
         path.write_bytes(b"another file")
-        assert torch.export.load(checked.archive).graph_module is not None
+        assert torch.export.load(archive).graph_module is not None
 
 
 def test_program_with_assertions_and_subgraphs_loads(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.support.untouched import snapshot
 import modelexport
 from modelexport.errors import InputError
 from modelexport.verification.contamination_by_value import validate_owners_by_value
-from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.onnx_run import GraphInputs
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("graph_inputs")]
 
@@ -81,7 +81,7 @@ def test_what_the_exporter_cannot_compute_is_named(
     def fails(model: object, inputs: object) -> object:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr("modelexport.verification.graph_inputs.prepared_inputs", fails)
+    monkeypatch.setattr("modelexport.verification.onnx_run.prepared_inputs", fails)
     with pytest.raises(InputError, match=r"no tensor for 'cu_seqlens', 'position_ids'.*no such thing"):
         validate_owners_by_value(path, model, inputs)
     error = modelexport.verify_modules(path, model, inputs).whole_run_error
@@ -92,7 +92,7 @@ def test_what_the_exporter_cannot_compute_is_named(
 def test_files_of_other_exporters_are_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(2, 2).eval()
     modelexport.export_model(model, torch.randn(1, 2), tmp_path / "linear.onnx")
-    monkeypatch.setattr("modelexport.verification.graph_inputs._prepared", None)
+    monkeypatch.setattr("modelexport.verification.onnx_run._prepared", None)
     found = GraphInputs(modelexport.load(tmp_path / "linear.onnx").document, model, (), {}, ["input"])
     assert found.missing == ["input"]
     assert found.explain() == ("no tensor for 'input': give the inputs that the file was exported with, by name")

@@ -101,9 +101,8 @@ def test_what_runs_after_a_caught_exception_is_the_caller_s_work() -> None:
     # The norm's kernel has results beside the one that it returns.
     assert list(dict.fromkeys(seen)) == ["risky.lin", "", "norm"]
     assert [call for call in seen if call != "risky.lin"] == ["", "", "", *["norm"] * seen.count("norm"), ""]
-    calls = record_forward(Catching().eval(), (example(),), {}).calls
+    calls = record_forward(Catching().eval(), (example(),), {})
     assert calls["risky"].outputs == {}
-    assert calls["norm"].parent == ""
 
 
 @pytest.mark.regression
@@ -140,7 +139,7 @@ def test_model_with_a_scripted_child_can_be_judged(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.act(self.lin(x))
 
-    calls = record_forward(Scripting().eval(), (example(),), {}).calls
+    calls = record_forward(Scripting().eval(), (example(),), {})
     assert list(calls) == ["", "lin"]
 
 

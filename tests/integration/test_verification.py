@@ -25,14 +25,15 @@ from tests.support.breaking import (
 from tests.support.eager_calls import record_calls
 
 import modelexport
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
+from modelexport.ort import Runner, prepared
+from modelexport.storage import build_ir
 from modelexport.verification.contamination_by_value import check_owners_by_value, validate_owners_by_value
 from modelexport.verification.forward_recording import record_forward
-from modelexport.verification.full_model_run import run_file
 from modelexport.verification.order_statistics import OrderStatisticsIndex, order_statistics_of
-from modelexport.verification.tensor_arrays import array_of
+from modelexport.verification.pytorch_run import array_of
 
 pytestmark = pytest.mark.integration
 
@@ -177,11 +178,10 @@ def test_recorded_calls_have_their_inputs_and_outputs(name: str) -> None:
     run = record_forward(specimen.model, args, kwargs)
     expected = record_calls(specimen.model, args, kwargs)
     for call, seen in expected.items():
-        for ours, theirs in ((run.calls[call].inputs, seen.inputs), (run.calls[call].outputs, seen.outputs)):
-            assert ours.keys() == theirs.keys()
-            for key, tensor in ours.items():
-                np.testing.assert_allclose(array_of(tensor), theirs[key], rtol=1e-5, atol=1e-6)
-    assert all(call.parent in run.calls for call in run.calls.values() if call.id)
+        assert run[call].outputs.keys() == seen.outputs.keys()
+        for ours, theirs in ((run[call].inputs, seen.inputs), (run[call].outputs, seen.outputs)):
+            for tensor, array in zip(ours.values(), theirs.values(), strict=True):
+                np.testing.assert_allclose(array_of(tensor), array, rtol=1e-5, atol=1e-6)
 
 
 def test_recording_restores_the_model() -> None:
@@ -251,10 +251,10 @@ def test_dry_run_of_a_branch_that_is_not_taken_changes_nothing(besides: Callable
     )
     torch.manual_seed(7)
     np.testing.assert_allclose(
-        array_of(run.calls[""].outputs["output"]), array_of(model.no(x) * 2 + torch.rand(3)), rtol=1e-6
+        array_of(run[""].outputs["output"]), array_of(model.no(x) * 2 + torch.rand(3)), rtol=1e-6
     )
-    assert list(run.calls) == (["", "yes", "no"] if besides is None else ["", "no"])
-    assert [call.in_control_flow for call in run.calls.values()] == (
+    assert list(run) == (["", "yes", "no"] if besides is None else ["", "no"])
+    assert [call.in_control_flow for call in run.values()] == (
         [False, True, True] if besides is None else [False, True]
     )
     assert model.seen == 0
@@ -286,10 +286,6 @@ def test_order_statistics_match_values_in_any_layout_and_distinguish_layouts() -
     assert order_statistics_of(np.zeros((0, 3))) is None
 
 
-def _ignore(path: str, name: str, value: np.ndarray) -> None:
-    pass
-
-
 @pytest.mark.xdist_group("cnn")
 def test_run_in_groups_returns_every_tensor_with_inline_and_external_weights(
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -300,19 +296,10 @@ def test_run_in_groups_returns_every_tensor_with_inline_and_external_weights(
     monkeypatch.setattr("modelexport.ort.prepared_model._GROUP_TENSORS", 3)
     found: list[dict[str, np.ndarray]] = []
     for path in (ours.path, beside):
-        tensors: dict[str, np.ndarray] = {}
-        run_file(
-            path,
-            onnx.load(path, load_external_data=False),
-            ours.feeds,
-            tensors.__setitem__,
-            _ignore,
-            DEFAULT_RUN_LIMITS,
-        )
-        found.append(tensors)
+        model = build_ir(path, onnx.load(path, load_external_data=False))
+        with Runner(DEFAULT_RUN_LIMITS) as runner, prepared(model) as ready:
+            found.append(dict(ready.tensors(runner, ours.feeds, ready.produced)))
     made = {name for node in onnx.load(ours.path).graph.node for name in node.output}
     assert found[0].keys() == found[1].keys() == made
     for name in made:
         np.testing.assert_array_equal(found[0][name], found[1][name])
-    with pytest.raises(InputError, match="onnxruntime cannot run"):
-        run_file(ours.path, onnx.load(ours.path), {}, tensors.__setitem__, _ignore, DEFAULT_RUN_LIMITS)

@@ -21,7 +21,7 @@ from torch import nn
 import modelexport
 from modelexport.errors import InputError, SelectorError
 from modelexport.storage.transaction import sidecar_path
-from modelexport.verification.boundary_recording import BoundaryRecorder, BoundaryRecording
+from modelexport.verification.pytorch_run import BoundaryRecorder, BoundaryRecording
 from modelexport.verification.report import CallVerification, Verdict
 
 pytestmark = pytest.mark.integration
@@ -84,7 +84,7 @@ def test_model_runs_in_evaluation_mode_and_is_restored(exported: Exporter) -> No
     try:
         assert verified(ours).passed
         assert snapshot(model) == before
-        with pytest.raises(InputError, match="cannot be run on these inputs"):
+        with pytest.raises(InputError, match="does not run on these inputs"):
             modelexport.verify_modules(ours.path, model, unfit)
         assert snapshot(model) == before
     finally:

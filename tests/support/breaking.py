@@ -10,10 +10,8 @@ import msgspec
 import onnx
 
 import modelexport
-from modelexport.analysis.contamination.call_index import CallIndex
-from modelexport.analysis.contamination.node_owners import NodeOwners
-from modelexport.analysis.contamination.owner_check import OwnerCheck
-from modelexport.analysis.contamination.suspects import find_suspects
+from modelexport.analysis.contamination.call_index import CallIndex, NodeOwners
+from modelexport.analysis.contamination.owner_check import OwnerCheck, find_suspects
 from modelexport.graph.flow_graph import NO_NODE, FlowGraph, read_flow_graph
 from modelexport.hierarchy.document import CallRecord, HierarchyDocument, NodeRecord
 from modelexport.hierarchy.document_codec import decode_document, encode_document

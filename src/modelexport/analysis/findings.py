@@ -122,18 +122,14 @@ class ValidationReport(msgspec.Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON."""
-        printed = PrintedValidation(self.file, self.nodes, self.rules, self.findings, self.errors, self.is_valid)
+        printed = PrintedValidation(**msgspec.structs.asdict(self), errors=self.errors, valid=self.is_valid)
         content: dict[str, Any] = msgspec.to_builtins(printed)
         return content
 
 
-class PrintedValidation(msgspec.Struct, frozen=True):
+class PrintedValidation(ValidationReport, frozen=True, kw_only=True):
     """The JSON of a `ValidationReport`, with derived fields."""
 
-    file: str
-    nodes: int
-    rules: tuple[RuleReport, ...]
-    findings: tuple[Finding, ...]
     errors: int
     valid: bool
     schema_version: int = 1

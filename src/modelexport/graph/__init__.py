@@ -8,7 +8,7 @@ from modelexport.graph.element_types import ELEMENT_TYPES
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
 from modelexport.graph.flow_graph import NO_NODE, FlowGraph, InferredTypes, TensorType, read_flow_graph, value_types
 from modelexport.graph.node_ids import nodes_with_ids, operation, proto_nodes_with_ids
-from modelexport.graph.tensors import GraphTensor, tensors_with_ids, weight_bytes
+from modelexport.graph.tensors import GraphTensor, shapes_compatible, tensors_with_ids, weight_bytes
 from modelexport.graph.traversal import consumed_values, named_values, nodes_of, proto_subgraphs_of, subgraphs_of
 from modelexport.graph.value_numbering import ValueNumbers, attributes_key
 
@@ -36,6 +36,7 @@ __all__ = [
     "read_flow_graph",
     "release",
     "same_constant",
+    "shapes_compatible",
     "subgraphs_of",
     "take_fingerprint",
     "tensors_with_ids",

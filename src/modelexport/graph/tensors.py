@@ -77,6 +77,16 @@ def tensors_with_ids(model: ir.Model, nodes: Sequence[tuple[str, ir.Node]] | Non
     return found
 
 
+def shapes_compatible(one: ir.Shape | None, other: ir.Shape | tuple[int, ...] | None) -> bool:
+    """Whether two shapes may be the same: an unknown shape, and an axis whose size is not a number, may be any."""
+    if one is None or other is None:
+        return True
+    return len(one) == len(other) and all(
+        mine == theirs or not (isinstance(mine, int) and isinstance(theirs, int))
+        for mine, theirs in zip(one, other, strict=True)
+    )
+
+
 def weight_bytes(model: ir.Model) -> int:
     """The size of the main graph's initializers in bytes; strings, for which onnx_ir has no size, count as 0."""
     weights = (value.const_value for value in model.graph.initializers.values())

@@ -10,7 +10,7 @@ import msgspec
 from modelexport._version import __version__
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
-from modelexport.hierarchy.calls import BoundaryTensor
+from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.file_check import FileCheck
 from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
@@ -155,6 +155,15 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     def tree(self) -> ModuleTree:
         """The modules as a tree, with aliases."""
         return ModuleTree({module.path: module for module in self.modules})
+
+    def call_tree(self) -> CallTree:
+        """The calls as a tree, with their boundaries."""
+
+        def read(call: CallRecord) -> ModuleCall:
+            parent = CallId.parse(call.parent) if call.parent is not None else None
+            return ModuleCall(call.path, call.index, parent, call.inputs, call.outputs)
+
+        return CallTree({CallId(call.path, call.index): read(call) for call in self.calls})
 
     def module_information(self, path: str) -> dict[str, Any]:
         """One module as JSON, with the parameters of its descendants beside its own."""

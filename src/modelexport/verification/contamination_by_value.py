@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 
 from modelexport.analysis import RuleReport, ValidationReport
 from modelexport.analysis.contamination import RULE, FlowRules, NodeOwners, OwnerCheck, modules_by_weight
 from modelexport.analysis.validation import ValidatedFile
-from modelexport.errors import FileFormatError, InputError
+from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.graph import NO_NODE, FlowGraph
 from modelexport.hierarchy import ROOT_CALL, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort import require_onnxruntime
+from modelexport.ort import Runner, prepared, require_onnxruntime, run_subgraphs
+from modelexport.storage import build_ir
 from modelexport.torch_support import copied_inputs, normalize_inputs
 from modelexport.torch_support.private import tensors_among
 from modelexport.verification.difference import Tolerance, compare
-from modelexport.verification.forward_recording import ForwardRecording, record_forward
-from modelexport.verification.full_model_run import read_initializers, run_file
-from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.forward_recording import RecordedCall, record_forward
+from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.order_statistics import Array, OrderStatistics, order_statistics_of
-from modelexport.verification.tensor_arrays import array_of
+from modelexport.verification.pytorch_run import OTHER_SEED, array_of
 from modelexport.verification.value_evidence import OperatorOutputs, ValueEvidence
-
-_OTHER_SEED = 0x5EED
 
 
 def validate_owners_by_value(
@@ -49,10 +48,6 @@ def validate_owners_by_value(
         example_inputs: A tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         report: An earlier report on the file, to which the findings are added.
         limits: The limits of one run of the file.
-
-    Raises:
-        InputError: The model or the file does not run on these inputs, or they compute different values.
-        FileFormatError: The file or its sidecar cannot be read.
     """
     subject = source if isinstance(source, ValidatedFile) else ValidatedFile(source, weights=True)
     found = tuple(check_owners_by_value(subject, model, example_inputs, limits).findings())
@@ -89,10 +84,10 @@ def check_owners_by_value(
     return OwnerCheck(document, check.flow, calls, FlowRules(check.flow, calls, document.modules, values))
 
 
-def _check_modules_ran(document: HierarchyDocument, model: torch.nn.Module, run: ForwardRecording) -> None:
+def _check_modules_ran(document: HierarchyDocument, model: torch.nn.Module, run: Iterable[str]) -> None:
     """Refuse a model that calls no module, so that the run shows nothing about modules."""
     root = {str(ROOT_CALL)}
-    if {call.id for call in document.calls} - root and not set(run.calls) - root:
+    if {call.id for call in document.calls} - root and not set(run) - root:
         raise InputError(
             f"{type(model).__name__} calls none of its modules, as exported programs and compiled models do, so the "
             "run does not show what each module computes: give the Python model it was created from"
@@ -135,7 +130,15 @@ def _run_values(
 
     for name, value in feeds.items():
         receive("", name, value)
-    run_file(subject.path, subject.model_with_weights, feeds, lambda *tensor: receive("", *tensor), receive, limits)
+    try:
+        model = build_ir(subject.path, subject.model_with_weights)
+        with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(model) as ready:
+            # One at a time, so that not all are in memory.
+            for name, value in ready.tensors(runner, feeds, ready.produced):
+                receive("", name, value)
+            run_subgraphs(runner, ready, feeds, receive)
+    except (FileFormatError, OnnxRunError) as error:
+        raise InputError(f"onnxruntime cannot run {subject.path} on these inputs: {error}") from error
     main = {flow.tensor_numbers[name]: statistics for (path, name), statistics in found.items() if not path}
     return {**main, **_subgraph_values(flow, found)}
 
@@ -170,10 +173,12 @@ def _constant_values(
     known = modules_by_weight(flow, document.modules)
     names = {flow.tensor_names[tensor] for tensor in flow.initializers if tensor not in known}
     found: dict[int, OrderStatistics] = {}
-    for name, value in read_initializers(subject.path, subject.model_with_weights, names):
-        statistics = order_statistics_of(value)
-        if statistics is not None:
-            found[flow.tensor_numbers[name]] = statistics
+    for tensor in subject.model_with_weights.graph.initializer:
+        if tensor.name in names and tensor.data_type != onnx.TensorProto.STRING:
+            value = onnx.numpy_helper.to_array(tensor, base_dir=str(subject.path.parent))
+            statistics = order_statistics_of(value)
+            if statistics is not None:
+                found[flow.tensor_numbers[tensor.name]] = statistics
     return found
 
 
@@ -192,7 +197,7 @@ def _explain_difference(
     subject: ValidatedFile,
     model: torch.nn.Module,
     values: ValueEvidence,
-    run: ForwardRecording,
+    run: Mapping[str, RecordedCall],
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
 ) -> str:
     """Why the file and the model compute different values."""
@@ -201,12 +206,9 @@ def _explain_difference(
         f"{subject.path} does not compute what {type(model).__name__} computes on these inputs: "
         f"the model computed the values of {len(produced & values.computed)} of its {len(produced)} tensors."
     )
-    reseeded = record_forward(model, *inputs, seed=_OTHER_SEED)
-    outputs, other = (next(iter(recording.calls.values())).outputs for recording in (run, reseeded))
-    if any(name in other and not _is_equal(tensor, other[name]) for name, tensor in outputs.items()):
+    reseeded = record_forward(model, *inputs, seed=OTHER_SEED)
+    outputs, other = (next(iter(recording.values())).outputs for recording in (run, reseeded))
+    both = [(array_of(tensor), array_of(other[name])) for name, tensor in outputs.items() if name in other]
+    if any(compare(one, two, Tolerance()).is_out for one, two in both):
         return f"{difference} The model is nondeterministic: its outputs change with the random state"
     return f"{difference} Give the model that the file was exported from, with the same weights and in the same mode"
-
-
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return not compare(array_of(one), array_of(other), Tolerance()).is_out

@@ -1,12 +1,17 @@
-"""The difference of two arrays: largest and relative error, cosine, and excess over a tolerance."""
+"""The difference of two arrays: errors, excess over a tolerance, whether one is a permutation of the other."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
+
+from modelexport.graph import ELEMENT_TYPES, subgraphs_of
 
 DEFAULT_RTOL = 1e-3
 DEFAULT_ATOL = 1e-5
@@ -29,6 +34,20 @@ FOUR_BITS = "4-bit integers"
 _STEPS = {EIGHT_BITS: 2.0**-7, FOUR_BITS: 2.0**-3}
 # A quantized product rounds weights and inputs, each by half a step, and by more where values are clipped.
 _ATOL_STEPS = 4
+# Rows are sorted by a random projection of their elements. Two rows with nearly the same projection may be swapped; the
+# outputs then count as different.
+_SEED = 0
+# Replaces infinities and NaN in the projection.
+_NONFINITE = 7.0
+_FLOATS = {element: name for name, element in ELEMENT_TYPES.items() if element.is_floating_point()} | {
+    element: element.name.lower().replace("float8e", "float8_e") for element in ir.DataType if "FLOAT8" in element.name
+}
+_INTEGERS = {
+    ir.DataType.INT8: EIGHT_BITS,
+    ir.DataType.UINT8: EIGHT_BITS,
+    ir.DataType.INT4: FOUR_BITS,
+    ir.DataType.UINT4: FOUR_BITS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +107,8 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
 def compare(value: np.ndarray, reference: np.ndarray, tolerance: Tolerance, *types: str) -> Difference:
     """The difference of two arrays.
 
-    Args:
-        value: The array.
-        reference: The array it is compared with.
-        tolerance: What counts as equal.
-        types: The types that the elements had before they were widened, and those they were computed from: names of
-            torch, `EIGHT_BITS` or `FOUR_BITS`.
+    `types` are those that the elements had before they were widened, and those they were computed from: names of
+    torch, `EIGHT_BITS` or `FOUR_BITS`.
     """
     if value.shape != reference.shape:
         problem = f"its shape is {_shape_text(value)} instead of {_shape_text(reference)}"
@@ -171,3 +186,75 @@ def _product(one: np.ndarray, other: np.ndarray) -> float:
 
 def _shape_text(array: np.ndarray) -> str:
     return "x".join(map(str, array.shape)) or "scalar"
+
+
+class OutputPair(NamedTuple):
+    """An output of a call, its reference, and the types they were computed with."""
+
+    value: np.ndarray
+    reference: np.ndarray
+    types: tuple[str, ...]
+
+
+def is_permuted(pairs: Sequence[OutputPair], tolerance: Tolerance) -> bool:
+    """Whether one permutation of an axis turns all values into their references, within tolerance.
+
+    The pairs are outputs of one call and share the permutation: rows stay rows, and an index keeps its weight. Each
+    position of the preceding axes has a permutation of its own.
+    """
+    if not pairs or any(pair.value.shape != pair.reference.shape or not pair.value.size for pair in pairs):
+        return False
+    shapes = [pair.value.shape for pair in pairs]
+    axes = range(min(map(len, shapes)))
+    return any(
+        _is_permuted_along(pairs, axis, tolerance) for axis in axes if len({shape[: axis + 1] for shape in shapes}) == 1
+    )
+
+
+def _is_permuted_along(pairs: Sequence[OutputPair], axis: int, tolerance: Tolerance) -> bool:
+    values = [_rows(pair.value, axis) for pair in pairs]
+    references = [_rows(pair.reference, axis) for pair in pairs]
+    order, reference_order = _order(values), _order(references)
+    return all(
+        not compare(_sorted(value, order), _sorted(reference, reference_order), tolerance, *pair.types).is_out
+        for value, reference, pair in zip(values, references, pairs, strict=True)
+    )
+
+
+def _rows(array: np.ndarray, axis: int) -> np.ndarray:
+    """The array with three axes: the preceding axes, the axis, and the following axes."""
+    groups, size = math.prod(array.shape[:axis]), array.shape[axis]
+    return array.reshape(groups, size, array.size // (groups * size))
+
+
+def _order(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    generator = np.random.default_rng(_SEED)
+    key = np.zeros(arrays[0].shape[:2])
+    for array in arrays:
+        numbers = array.astype(np.float64)
+        finite = np.where(np.isfinite(numbers), numbers, _NONFINITE)
+        key += finite @ generator.uniform(0.5, 1.5, array.shape[2])
+    return np.argsort(key, axis=1, kind="stable")
+
+
+def _sorted(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(rows, order[:, :, None], axis=1)
+
+
+def precisions_of(nodes: Iterable[ir.Node]) -> frozenset[str]:
+    """The types of the floats that these nodes compute with, and the widths of integers that represent floats."""
+    return frozenset(name for node in nodes for name in _of_node(node))
+
+
+def _of_node(node: ir.Node) -> Iterator[str]:
+    inputs = [value for value in node.inputs if value is not None]
+    has_floats = any(value.dtype in _FLOATS for value in inputs)
+    for value in (*inputs, *node.outputs):
+        if value.dtype in _FLOATS:
+            yield _FLOATS[value.dtype]
+        elif value.dtype in _INTEGERS and (value.is_initializer() or (has_floats and value.producer() is node)):
+            # A small integer is a quantized float if it is a weight, or computed from floats: not if it is a pixel.
+            yield _INTEGERS[value.dtype]
+    for _, subgraph in subgraphs_of(node):
+        for inner in subgraph:
+            yield from _of_node(inner)

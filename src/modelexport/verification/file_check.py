@@ -21,13 +21,11 @@ from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileChe
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
 from modelexport.torch_support import copied_inputs, named_results
-from modelexport.verification.difference import Difference, Tolerance, compare
-from modelexport.verification.graph_inputs import GraphInputs
-from modelexport.verification.graph_precision import precisions_of
+from modelexport.verification.difference import Difference, Tolerance, compare, precisions_of
 from modelexport.verification.module_verification import verify_modules
-from modelexport.verification.reference_run import reference_run
+from modelexport.verification.onnx_run import GraphInputs
+from modelexport.verification.pytorch_run import array_of, reference_run
 from modelexport.verification.report import Verdict
-from modelexport.verification.tensor_arrays import array_of
 
 _RUN, _LOAD, _OFF = CHECK_LEVELS
 # Outputs of a full model add up the rounding errors of all modules.

@@ -1,20 +1,14 @@
-"""Record one forward pass in eager PyTorch: the inputs and outputs of each module call, and what operators compute.
-
-The model keeps its hooks, flags, buffers and gradients, and torch its random state.
-"""
+"""Record one forward pass in eager PyTorch: the inputs and outputs of each module call, and what operators compute."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from modelexport.errors import InputError
-from modelexport.hierarchy import ForwardArgument
 from modelexport.torch_support import (
     CallWatch,
     ControlFlowWatch,
@@ -24,39 +18,18 @@ from modelexport.torch_support import (
     named_results,
 )
 from modelexport.torch_support.private import leaves_of, tensors_among
-from modelexport.verification.reference_run import reference_run
+from modelexport.verification.pytorch_run import call_model, reference_run
 
 
 @dataclasses.dataclass
 class RecordedCall:
-    """One call of a module.
-
-    Attributes:
-        id: Its id, as in documents.
-        path: The module's path.
-        parent: The id of the caller; None for the root call.
-        inputs: Its input tensors, by the name of the argument and the path inside it: ``states.0.key``.
-        outputs: Its output tensors: ``output`` for a single one, else the path of each.
-        in_control_flow: Whether it ran in a branch or a loop. Of a loop the last iteration is kept.
-    """
+    """One call of a module, with copies of its tensors; of a call in a loop the last iteration is kept."""
 
     id: str
     path: str
-    parent: str | None
-    inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    in_control_flow: bool
+    inputs: dict[str, torch.Tensor]
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    in_control_flow: bool = False
-
-
-@dataclasses.dataclass
-class ForwardRecording:
-    """A recorded forward pass.
-
-    Attributes:
-        calls: The calls by id, in the order they began. The root call comes first.
-    """
-
-    calls: dict[str, RecordedCall]
 
 
 # Called with each output of an operator, the id of the call that ran it, and the operator's other tensors.
@@ -70,21 +43,12 @@ def record_forward(
     *,
     on_output: OutputCallback | None = None,
     seed: int | None = None,
-) -> ForwardRecording:
-    """Run the model once, in evaluation mode.
+) -> dict[str, RecordedCall]:
+    """Run the model once; returns its calls by id, in the order they began. The root call comes first.
 
     Args:
-        model: The model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
         on_output: Called with each output of an operator, before anything can change it in place.
         seed: The seed of torch's random numbers; None leaves the random state as it is.
-
-    Returns:
-        The calls with copies of their inputs and outputs.
-
-    Raises:
-        InputError: The model does not run on these arguments.
     """
     recorder = _ForwardRecorder(on_output)
     # Exporters also number the calls in a branch that cannot run here.
@@ -92,13 +56,9 @@ def record_forward(
     with reference_run(model), recorder.running.watching(dict(model.named_modules())):
         if seed is not None:
             torch.manual_seed(seed)
-        try:
-            with operators.watching():
-                model(*args, **kwargs)
-        except Exception as error:
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{type(model).__name__} does not run on these inputs: {message}") from error
-    return ForwardRecording(recorder.calls)
+        with operators.watching():
+            call_model(model, args, kwargs)
+    return recorder.calls
 
 
 class _ForwardRecorder:
@@ -114,12 +74,10 @@ class _ForwardRecorder:
         self._paused = False
 
     def _enter(self, call: RunningCall[RecordedCall], args: tuple[Any, ...], kwargs: dict[str, Any]) -> RecordedCall:
-        parent = str(call.parent.id) if call.parent is not None else None
         call_id = str(call.id)
         with self._pausing():
-            inputs = _copies(named_arguments(_forward_arguments(call.module), args, kwargs))
-        recorded = RecordedCall(call_id, call.id.path, parent, inputs, in_control_flow=self._depth > 0)
-        self.calls[call_id] = recorded
+            inputs = _copies(named_arguments((), args, kwargs))
+        recorded = self.calls[call_id] = RecordedCall(call_id, call.id.path, self._depth > 0, inputs)
         return recorded
 
     def _leave(
@@ -197,14 +155,6 @@ class _FunctionRecorder:
     def discard(self, place: int) -> None:
         """Forget a function whose dry run failed, and the calls in it."""
         self._recorder.calls = self._calls[place]
-
-
-def _forward_arguments(module: torch.nn.Module) -> tuple[ForwardArgument, ...]:
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    return tuple(ForwardArgument(parameter.name, parameter.kind.name.lower()) for parameter in parameters)
 
 
 def _copies(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

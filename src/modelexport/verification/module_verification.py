@@ -18,29 +18,28 @@ from modelexport.hierarchy import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
 from modelexport.torch_support import normalize_inputs
-from modelexport.verification.boundary_recording import (
+from modelexport.verification.difference import Difference, OutputPair, Tolerance, compare, is_permuted, precisions_of
+from modelexport.verification.onnx_run import FullModelRun, GraphInputs
+from modelexport.verification.pytorch_run import (
     BoundaryKey,
     BoundaryRecorder,
     BoundaryRecording,
     Direction,
     control_flow_call,
 )
-from modelexport.verification.difference import Difference, Tolerance, compare
-from modelexport.verification.full_model_run import FullModelRun
-from modelexport.verification.graph_inputs import GraphInputs
-from modelexport.verification.graph_precision import precisions_of
-from modelexport.verification.permuted_outputs import OutputPair, is_permuted
-from modelexport.verification.report import CallVerification, TensorVerification, VerificationReport, worst_first
-from modelexport.verification.verdicts import (
+from modelexport.verification.report import (
+    CallVerification,
+    TensorVerification,
+    VerificationReport,
     excuse_nondeterminism,
     excuse_permutations,
     name_sources,
     verdict_of,
     worst,
+    worst_first,
 )
 
 DEFAULT_MEMORY_BYTES = 1 << 30
-_NO_OUTPUT = "none of its outputs is in the graph"
 
 # Called with the number of calls done, the number of all calls, and the id of the next.
 VerificationProgress = Callable[[int, int, str], None]
@@ -98,21 +97,14 @@ def verify_modules(
     extractor = Extractor(path_or_model, hierarchy)
     with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
         verification = _Verification(extractor, ready, model, args, named, Tolerance(rtol, atol), runner)
-        return verification.verify(select, memory_bytes, progress or _silent)
-
-
-def _silent(done: int, total: int, call: str) -> None:
-    pass
+        return verification.verify(select, memory_bytes, progress or (lambda done, total, call: None))
 
 
 @dataclasses.dataclass
 class _Task:
-    """A call to compare, and the tensors that the comparison needs.
+    """A call to compare, with the plan of its extraction or the refusal, and the tensors that the comparison needs.
 
     Attributes:
-        call: The call.
-        plan: How it is extracted; None if it cannot be.
-        refusal: Why it cannot be extracted.
         keys: Its inputs and outputs in PyTorch's run.
         tensors: The tensors of the full ONNX run.
         captured: The tensors it consumes besides its arguments, each with an input or output of PyTorch's run that
@@ -288,7 +280,7 @@ class _Verification:
                 reason, explanation = error.reason, error.explanation
         tensors, is_permutation = self._compare_outputs(call, task.plan, outputs, alone, run, full)
         if not reason and not any(tensor.introduced for tensor in tensors):
-            reason, explanation = "no_result", _NO_OUTPUT
+            reason, explanation = "no_result", "none of its outputs is in the graph"
         introduced, inherited, total = (
             worst(getattr(tensor, kind) for tensor in tensors) for kind in ("introduced", "inherited", "total")
         )

@@ -35,8 +35,6 @@ class OrderStatistics:
 
     Attributes:
         kind: ``f``, ``i`` or ``b`` for floats, integers and booleans.
-        size: The number of elements.
-        shape: The shape.
         ranks: Elements at fixed ranks: equal in every layout.
         positions: Elements at fixed positions: equal only in the same layout.
         scale: The root mean square.
@@ -87,7 +85,6 @@ def order_statistics_of(array: Array, itemsize: int | None = None) -> OrderStati
     """The order statistics of an array; None if it is empty or not numeric.
 
     Args:
-        array: The array.
         itemsize: Bytes per element when it was computed, if the array was widened since.
     """
     if array.size == 0 or array.dtype.kind not in "fiub":

@@ -12,9 +12,9 @@ from modelexport.analysis.contamination import ROOT, BoundaryTensors, CallIndex,
 from modelexport.graph import NO_NODE, FlowGraph
 from modelexport.hierarchy import TensorInfo
 from modelexport.torch_support.private import version_of
-from modelexport.verification.forward_recording import ForwardRecording
+from modelexport.verification.forward_recording import RecordedCall
 from modelexport.verification.order_statistics import OrderStatistics, OrderStatisticsIndex, order_statistics_of
-from modelexport.verification.tensor_arrays import array_of
+from modelexport.verification.pytorch_run import array_of
 
 # How many tensors are searched for one that a node copies.
 _MAX_SEARCHED = 32
@@ -56,10 +56,8 @@ class ValueEvidence:
     """Matches the tensors of a graph with the values that calls computed, received and returned in an eager run.
 
     Args:
-        flow: The graph.
         calls: The calls of the document.
         outputs: The outputs of operators in the eager run.
-        run: The eager run.
         tensors: The values of the graph's tensors in onnxruntime.
         owners: The recorded owners, to identify calls in branches and loops.
         constants: The values of initializers that belong to no module.
@@ -76,7 +74,7 @@ class ValueEvidence:
         flow: FlowGraph,
         calls: CallIndex,
         outputs: OperatorOutputs,
-        run: ForwardRecording,
+        run: Mapping[str, RecordedCall],
         tensors: Mapping[int, OrderStatistics],
         owners: NodeOwners,
         constants: Mapping[int, OrderStatistics],
@@ -96,7 +94,7 @@ class ValueEvidence:
         self._copies: dict[int, bool] = {}
         self.inputs: dict[int, BoundaryTensors] = {}
         self.outputs: dict[int, BoundaryTensors] = {}
-        for call in run.calls.values():
+        for call in run.values():
             numbers = self._numbers[call.id]
             # A call of the run that may be one of several calls of the document shows the boundary of none.
             if len(numbers) == 1 and numbers[0] not in (_UNKNOWN_CALL, ROOT):
@@ -165,7 +163,8 @@ class ValueEvidence:
         """Outputs that only other calls than the owner computed."""
         for tensor in self.flow.node_outputs[node]:
             possible = self._possible_owners(node, tensor)
-            if possible and not self._is_owned_by(node, possible, owners):
+            owned = owners.calls_of(node) if owners.is_common_caller[node] else (owners.owner(node),)
+            if possible and possible.isdisjoint(owned):
                 names = ", ".join(sorted(self._calls.ids[call] or "(root)" for call in self._computed_by[tensor]))
                 name = self.flow.tensor_names[tensor]
                 yield Conflict((node,), f"the values of {name!r} were computed by {names}")
@@ -178,25 +177,17 @@ class ValueEvidence:
         if self._is_copy(node, tensor):
             # The node only moves elements; eager PyTorch need not have run an operator for that.
             return computed | self._copied_by[tensor] | self._passed_by.get(tensor, frozenset())
-        if self._is_rounded_input(node, tensor):
+        sources = (self._tensors.get(source) for source in self.flow.node_inputs[node])
+        if any(source is not None and source.is_rounded_copy(self._tensors[tensor]) for source in sources):
             # A factor may be 1 in eager PyTorch, which then copies the elements, and nearly 1 in onnxruntime.
             return computed | self._copied_by[tensor]
         return computed
-
-    def _is_owned_by(self, node: int, calls: Iterable[int], owners: NodeOwners) -> bool:
-        if owners.is_common_caller[node]:
-            return not set(owners.calls_of(node)).isdisjoint(calls)
-        return owners.owner(node) in calls
 
     def _is_copy(self, node: int, tensor: int) -> bool:
         """Whether a tensor upstream of the node has the elements of its output, in any layout."""
         if tensor not in self._copies:
             self._copies[tensor] = self._has_equal_source(node, tensor)
         return self._copies[tensor]
-
-    def _is_rounded_input(self, node: int, tensor: int) -> bool:
-        found = (self._tensors.get(source) for source in self.flow.node_inputs[node])
-        return any(source is not None and source.is_rounded_copy(self._tensors[tensor]) for source in found)
 
     def _has_equal_source(self, node: int, tensor: int) -> bool:
         wanted = self._tensors[tensor]
@@ -240,7 +231,7 @@ def _statistics(tensor: torch.Tensor) -> OrderStatistics | None:
 
 
 def _call_numbers(
-    run: ForwardRecording, calls: CallIndex, count_computed: Callable[[str, int], int]
+    run: Mapping[str, RecordedCall], calls: CallIndex, count_computed: Callable[[str, int], int]
 ) -> dict[str, tuple[int, ...]]:
     """For each call of the run the calls of the document that it may be.
 
@@ -251,8 +242,8 @@ def _call_numbers(
     for number, record in enumerate(calls.records):
         by_path.setdefault(record.path, []).append(number)
     found: dict[str, tuple[int, ...]] = {}
-    for path in {call.path for call in run.calls.values() if call.in_control_flow}:
-        ids, numbers = [call.id for call in run.calls.values() if call.path == path], by_path.get(path, [])
+    for path in {call.path for call in run.values() if call.in_control_flow}:
+        ids, numbers = [call.id for call in run.values() if call.path == path], by_path.get(path, [])
         found.update(dict.fromkeys(ids, tuple(numbers)))
         if len(ids) == len(numbers) > 1:
             pairs = [(i, n) for i in range(len(ids)) for n in range(len(ids))]
@@ -262,7 +253,7 @@ def _call_numbers(
                 i, n = left[0]
                 found[ids[i]] = (numbers[n],)
                 left = [pair for pair in left if pair[0] != i and pair[1] != n]
-    for call in run.calls.values():
+    for call in run.values():
         if call.id not in found:
             found[call.id] = (calls.numbers[call.id],) if call.id in calls.numbers else ()
     return {call: numbers or (_UNKNOWN_CALL,) for call, numbers in found.items()}

@@ -87,7 +87,7 @@ def test_interrupted_extraction_of_many_leaves_nothing(
         written.append(submodel.call.id)
         return write_submodel(submodel, path)
 
-    monkeypatch.setattr("modelexport.analysis.extraction.submodel_folder.write_submodel", interrupt)
+    monkeypatch.setattr("modelexport.analysis.extraction.submodel_files.write_submodel", interrupt)
     with pytest.raises(KeyboardInterrupt):
         modelexport.extract_modules(exported("bert").path, "class:BertLayer", tmp_path / "layers")
     assert written == ["encoder.layer.0"]

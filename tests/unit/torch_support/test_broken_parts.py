@@ -45,7 +45,7 @@ from modelexport.torch_support.private_export import name_dynamic_axes
 from modelexport.torch_support.private_fx import translated_text
 from modelexport.torch_support.private_part import Part
 from modelexport.torch_support.transformers_private import has_exporters
-from modelexport.verification.graph_inputs import _prepared
+from modelexport.verification.onnx_run import _prepared
 
 pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore")]
 

@@ -7,8 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from modelexport.verification.difference import EIGHT_BITS, FOUR_BITS, Tolerance, compare
-from modelexport.verification.graph_precision import precisions_of
+from modelexport.verification.difference import EIGHT_BITS, FOUR_BITS, Tolerance, compare, precisions_of
 
 
 def precisions(inputs: str, nodes: str, values: str = "") -> frozenset[str]:

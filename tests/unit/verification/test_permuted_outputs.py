@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelexport.verification.difference import Tolerance
-from modelexport.verification.permuted_outputs import OutputPair, is_permuted
+from modelexport.verification.difference import OutputPair, Tolerance, is_permuted
 
 TOLERANCE = Tolerance(1e-3, 1e-5)
 WEIGHTS = np.array([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]], np.float32)

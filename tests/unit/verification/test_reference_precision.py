@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from modelexport.hierarchy import HierarchyDocument, ModuleRecord, Producer, TagView
-from modelexport.verification.boundary_recording import BoundaryRecorder
 from modelexport.verification.forward_recording import record_forward
+from modelexport.verification.pytorch_run import BoundaryRecorder
 
 
 class Flags(nn.Module):

@@ -20,8 +20,8 @@ from modelexport.analysis.comparison.comparison_report import (
     NodeCounts,
     TagCount,
 )
-from modelexport.analysis.comparison.model_index import ModelIndex, index_model
-from modelexport.analysis.comparison.node_changes import TOPOLOGY, changed_pairs, type_text
+from modelexport.analysis.comparison.model_index import ModelIndex
+from modelexport.analysis.comparison.node_changes import TOPOLOGY, changed_pairs, text_of, type_text
 from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.analysis.comparison.node_owners import NodeOwners
 from modelexport.analysis.comparison.weight_changes import (
@@ -30,6 +30,7 @@ from modelexport.analysis.comparison.weight_changes import (
     weight_totals,
 )
 from modelexport.gc_pause import gc_paused
+from modelexport.hierarchy import CallId
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import ModelFile, read_model
 
@@ -58,7 +59,7 @@ def compare_models(
     """
     with gc_paused():
         files = [file if isinstance(file, ModelFile) else read_model(file, limits) for file in (before, after)]
-        matching = NodeMatching(index_model(files[0]), index_model(files[1]))
+        matching = NodeMatching(ModelIndex(files[0]), ModelIndex(files[1]))
         return _Comparer(matching).comparison(contents)
 
 
@@ -79,6 +80,7 @@ class _Comparer:
         interface = _field_changes(_interface(self._before), _interface(self._after))
         opsets = _field_changes(_opsets(self._before.file), _opsets(self._after.file))
         metadata = _field_changes(_metadata(self._before.file), _metadata(self._after.file))
+        tags = self._ownership.tags(self._before), self._ownership.tags(self._after)
         counts = Counter(change.kind for change in changes)
         renamed = sum(
             b >= 0 and self._before.node_ids[a] != self._after.node_ids[b] for a, b in enumerate(matching.to_after)
@@ -96,34 +98,30 @@ class _Comparer:
             "names": renamed > 0,
         }
         found = tuple(kind for kind, differs in differences.items() if differs)
-        paired = len(matching.to_after) - matching.to_after.count(-1)
+        matches = [b for b in matching.to_after if b >= 0]
         return Comparison(
             schema_version=SCHEMA_VERSION,
             before=self._summary(self._before),
             after=self._summary(self._after),
             same=_IGNORED_DIFFERENCES.issuperset(found),
             same_topology="topology" not in found,
-            same_order=self._same_order(),
+            same_order=all(first < second for first, second in itertools.pairwise(matches)),
             differences=found,
             first_difference=topology[0] if topology else None,
             nodes=NodeCounts(
-                same=paired - counts["changed"] - counts["moved"],
+                same=len(matches) - counts["changed"] - counts["moved"],
                 **{kind: counts[kind] for kind in ("changed", "added", "removed", "moved")},
                 renamed=renamed,
             ),
             modules=self._modules(changes),
             changes=tuple(changes),
-            tags=self._tags(),
+            tags=tuple(TagCount(tag, tags[0][tag], tags[1][tag]) for tag in dict.fromkeys((*tags[0], *tags[1]))),
             weights=tuple(weights),
             contents=report,
             interface=interface,
             opsets=opsets,
             metadata=metadata,
         )
-
-    def _same_order(self) -> bool:
-        matches = [b for b in self._matching.to_after if b >= 0]
-        return all(first < second for first, second in itertools.pairwise(matches))
 
     def _outputs_rewired(self) -> bool:
         """Whether the models differ in the number of inputs or outputs, or in the producer of an output."""
@@ -191,8 +189,8 @@ class _Comparer:
         return tuple(
             ModuleChange(
                 module=call,
-                class_name=owners.class_of(call),
-                tag=owners.tag_of(call),
+                class_name=owners.classes.get(CallId.parse(call).path, ""),
+                tag=owners.call_tags.get(call, ""),
                 nodes_before=before[call],
                 nodes_after=after[call],
                 same=before[call] - counts[call]["removed"] - counts[call]["changed"] - counts[call]["moved"],
@@ -204,14 +202,6 @@ class _Comparer:
             )
             for call in calls
         )
-
-    def _tags(self) -> tuple[TagCount, ...]:
-        owners = self._ownership
-        before, after = owners.tags(self._before), owners.tags(self._after)
-        return tuple(TagCount(tag, before[tag], after[tag]) for tag in dict.fromkeys((*before, *after)))
-
-
-# --- fields ----------------------------------------------------------------------------------------------------
 
 
 def _field_changes(before: dict[str, str], after: dict[str, str]) -> tuple[FieldChange, ...]:
@@ -238,19 +228,14 @@ def _opsets(file: ModelFile) -> dict[str, str]:
 def _metadata(file: ModelFile) -> dict[str, str]:
     proto, document = file.proto, file.document
     fields = {
-        "producer": f"{_text(proto.producer_name)} {_text(proto.producer_version)}".strip(),
-        "model": f"{_text(proto.domain)} {proto.model_version or ''}".strip(),
-        "graph name": _text(proto.graph.name),
-        "description": _text(proto.doc_string),
-        **{f"metadata {_text(entry.key)}": _text(entry.value) for entry in proto.metadata_props},
+        "producer": f"{text_of(proto.producer_name)} {text_of(proto.producer_version)}".strip(),
+        "model": f"{text_of(proto.domain)} {proto.model_version or ''}".strip(),
+        "graph name": text_of(proto.graph.name),
+        "description": text_of(proto.doc_string),
+        **{f"metadata {text_of(entry.key)}": text_of(entry.value) for entry in proto.metadata_props},
     }
     if document is not None:
         fields["strategy"] = document.strategy
         fields["exporter"] = document.exporter
         fields["tag view"] = msgspec.json.encode(document.tag_view).decode()
     return {field: text for field, text in fields.items() if text}
-
-
-def _text(content: str | bytes) -> str:
-    """Text of a proto, which is bytes if it is not UTF-8."""
-    return content.decode(errors="replace") if isinstance(content, bytes) else content

@@ -27,12 +27,10 @@ _STRUCTURAL_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto
 Key = tuple[object, ...]
 
 
-@dataclasses.dataclass
 class ModelIndex:
     """The nodes and values of one file, by number.
 
     Attributes:
-        file: The file.
         document: The hierarchy, from the sidecar or from torch's metadata in the nodes; None if nodes have only tags.
         origin: Where the owners were read from.
         node_ids: The id of each node.
@@ -56,27 +54,36 @@ class ModelIndex:
         consumers: For each node, the uses of its outputs: the consumer, its input index, and the output index.
     """
 
-    file: ModelFile
-    document: HierarchyDocument | None = None
-    origin: str = "none"
-    node_ids: list[str] = dataclasses.field(default_factory=list)
-    operations: list[Key] = dataclasses.field(default_factory=list)
-    attributes: list[tuple[tuple[str, Key], ...]] = dataclasses.field(default_factory=list)
-    owners: list[str | None] = dataclasses.field(default_factory=list)
-    graph_paths: list[str] = dataclasses.field(default_factory=list)
-    inputs: list[list[int]] = dataclasses.field(default_factory=list)
-    outputs: list[list[int]] = dataclasses.field(default_factory=list)
-    producers: list[int] = dataclasses.field(default_factory=list)
-    output_indexes: list[int] = dataclasses.field(default_factory=list)
-    sources: dict[int, Key] = dataclasses.field(default_factory=dict)
-    names: list[str] = dataclasses.field(default_factory=list)
-    tensors: dict[int, TensorProto] = dataclasses.field(default_factory=dict)
-    types: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    output_positions: dict[int, Key] = dataclasses.field(default_factory=dict)
-    graph_inputs: list[int] = dataclasses.field(default_factory=list)
-    graph_outputs: list[int] = dataclasses.field(default_factory=list)
-    order: list[int] = dataclasses.field(default_factory=list)
-    consumers: list[list[tuple[int, int, int]]] = dataclasses.field(default_factory=list)
+    def __init__(self, file: ModelFile) -> None:
+        self.file = file
+        self._opsets = {opset.domain: opset.version for opset in file.proto.opset_import}
+        self.node_ids: list[str] = []
+        self.operations: list[Key] = []
+        self.attributes: list[tuple[tuple[str, Key], ...]] = []
+        self.graph_paths: list[str] = []
+        self.inputs: list[list[int]] = []
+        self.outputs: list[list[int]] = []
+        self.producers: list[int] = []
+        self.output_indexes: list[int] = []
+        self.sources: dict[int, Key] = {}
+        self.names: list[str] = []
+        self.tensors: dict[int, TensorProto] = {}
+        self.types: dict[int, bytes] = {}
+        self.output_positions: dict[int, Key] = {}
+        self.graph_inputs: list[int] = []
+        self.graph_outputs: list[int] = []
+        try:
+            self._read_graphs()
+        except (ValueError, TypeError, KeyError) as error:
+            raise FileFormatError(f"{file.path} has a tensor that cannot be read: {error}") from error
+        self.owners, self.document, self.origin = _hierarchy(file)
+        self.consumers: list[list[tuple[int, int, int]]] = [[] for _ in self.node_ids]
+        for node, values in enumerate(self.inputs):
+            for slot, value in enumerate(values):
+                producer = self.producers[value] if value != ABSENT else ABSENT
+                if producer >= 0:
+                    self.consumers[producer].append((node, slot, self.output_indexes[value]))
+        self.order = _sorted_nodes(self)
 
     def __len__(self) -> int:
         return len(self.node_ids)
@@ -90,27 +97,120 @@ class ModelIndex:
         """The name of the first tensor that a node produces."""
         return next((self.names[value] for value in self.outputs[node] if value != ABSENT), None)
 
+    def _read_graphs(self) -> None:
+        proto = self.file.proto
+        self.node_ids.extend(identity for identity, _ in self.file.nodes)
+        main = self._open_graph(proto.graph, (), "")
+        self.graph_inputs = [v for v in (main.names[0][i.name] for i in proto.graph.input) if v not in self.tensors]
+        self.graph_outputs = [self._find_value(main.names, output.name) for output in proto.graph.output]
+        self._index_graph(main)
+        for function in proto.functions:
+            names: dict[str, int] = {}
+            for position, name in enumerate(function.input):
+                names[name] = self._add_value(name, ("argument", position))
+            graph_path = f"function {function.domain}::{function.name}:{function.overload}"
+            self._add_outputs(names, function.node, function.value_info)
+            self._record_outputs((names,), function.output)
+            self._index_graph(_Scope(iter(function.node), (names,), graph_path))
 
-def index_model(file: ModelFile) -> ModelIndex:
-    """Index a file.
+    def _index_graph(self, top: _Scope) -> None:
+        stack = [top]
+        while stack:
+            scope = stack[-1]
+            node = next(scope.nodes, None)
+            if node is None:
+                stack.pop()
+                continue
+            subgraphs = self._index_node(node, scope)
+            stack.extend(
+                self._open_graph(subgraph, scope.names, graph_path) for graph_path, subgraph in reversed(subgraphs)
+            )
 
-    Raises:
-        FileFormatError: A constant's content does not match its shape.
-    """
-    index = ModelIndex(file)
-    try:
-        _Indexer(index).run()
-    except (ValueError, TypeError, KeyError) as error:
-        raise FileFormatError(f"{file.path} has a tensor that cannot be read: {error}") from error
-    index.owners, index.document, index.origin = _hierarchy(file)
-    index.consumers = [[] for _ in index.node_ids]
-    for node, values in enumerate(index.inputs):
-        for slot, value in enumerate(values):
-            producer = index.producers[value] if value != ABSENT else ABSENT
-            if producer >= 0:
-                index.consumers[producer].append((node, slot, index.output_indexes[value]))
-    index.order = _sorted_nodes(index)
-    return index
+    def _index_node(self, node: onnx.NodeProto, scope: _Scope) -> list[tuple[str, onnx.GraphProto]]:
+        names = scope.names
+        number = len(self.inputs)
+        self.operations.append(("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload))
+        self.graph_paths.append(scope.graph_path)
+        inputs = [self._find_value(names, name) for name in node.input]
+        while inputs and inputs[-1] == ABSENT:
+            inputs.pop()
+        self.inputs.append(inputs)
+        outputs = [names[0][name] if name else ABSENT for name in node.output]
+        while outputs and outputs[-1] == ABSENT:
+            outputs.pop()
+        self.outputs.append(outputs)
+        for slot, value in enumerate(outputs):
+            if value != ABSENT:
+                self.producers[value], self.output_indexes[value] = number, slot
+        if not node.attribute:
+            self.attributes.append(())
+            return []
+        content = {a.name: _attribute_key(a) for a in node.attribute}
+        # An explicit default is the same as an omitted attribute.
+        defaults = _attribute_defaults(node.domain, node.op_type, self._opsets.get(node.domain, 0))
+        for name, default in defaults.items():
+            if content.get(name) == default:
+                del content[name]
+        self.attributes.append(tuple(sorted(content.items(), key=lambda named: named[0])))
+        return [
+            (f"{scope.graph_path}/{attribute.name}", subgraph)
+            for attribute in node.attribute
+            for subgraph in ([attribute.g] if attribute.HasField("g") else attribute.graphs)
+        ]
+
+    def _open_graph(self, graph: onnx.GraphProto, around: tuple[dict[str, int], ...], graph_path: str) -> _Scope:
+        """The scope of a graph, with all its names: in an unsorted file a consumer can come before its producer."""
+        names: dict[str, int] = {}
+        for position, item in enumerate(graph.input):
+            names[item.name] = self._add_value(item.name, ("argument", position))
+        for tensor in graph.initializer:
+            value = names[tensor.name] = self._add_value(tensor.name, ("weight", *structural_key(tensor)))
+            self.tensors[value] = tensor
+        for sparse in graph.sparse_initializer:
+            values = sparse.values
+            value = names[values.name] = self._add_value(values.name, ("sparse weight", values.data_type, *sparse.dims))
+            self.tensors[value] = values
+        self._add_outputs(names, graph.node, (*graph.value_info, *graph.input, *graph.output))
+        scopes = (names, *around)
+        self._record_outputs(scopes, [output.name for output in graph.output])
+        return _Scope(iter(graph.node), scopes, graph_path)
+
+    def _add_outputs(
+        self, names: dict[str, int], nodes: Iterable[onnx.NodeProto], types: Iterable[onnx.ValueInfoProto]
+    ) -> None:
+        for node in nodes:
+            for name in node.output:
+                if name:
+                    names[name] = self._add_value(name)
+        for item in types:
+            found = names.get(item.name)
+            if found is not None and item.HasField("type"):
+                self.types[found] = item.type.SerializeToString(deterministic=True)
+
+    def _record_outputs(self, names: tuple[dict[str, int], ...], outputs: Sequence[str]) -> None:
+        for position, name in enumerate(outputs):
+            value = self._find_value(names, name)
+            if value != ABSENT:
+                self.output_positions[value] = (*self.output_positions.get(value, ()), position)
+
+    def _add_value(self, name: str, source: Key | None = None) -> int:
+        value = len(self.producers)
+        self.names.append(name)
+        self.producers.append(-1)
+        self.output_indexes.append(0)
+        if source is not None:
+            self.sources[value] = source
+        return value
+
+    def _find_value(self, names: tuple[dict[str, int], ...], name: str) -> int:
+        if not name:
+            return ABSENT
+        for scope in names:
+            value = scope.get(name)
+            if value is not None:
+                return value
+        # No node produces it: the file is invalid, but can be compared.
+        return names[-1].setdefault(name, self._add_value(name, ("unknown",)))
 
 
 def _hierarchy(file: ModelFile) -> tuple[list[str | None], HierarchyDocument | None, str]:
@@ -159,133 +259,6 @@ class _Scope:
     nodes: Iterator[onnx.NodeProto]
     names: tuple[dict[str, int], ...]
     graph_path: str
-
-
-class _Indexer:
-    """Numbers the values of every graph, in the order of `proto_nodes_with_ids`."""
-
-    def __init__(self, index: ModelIndex) -> None:
-        self._index = index
-        self._opsets = {opset.domain: opset.version for opset in index.file.proto.opset_import}
-
-    def run(self) -> None:
-        index, proto = self._index, self._index.file.proto
-        index.node_ids.extend(identity for identity, _ in index.file.nodes)
-        main = self._open_graph(proto.graph, (), "")
-        index.graph_inputs = [v for v in (main.names[0][i.name] for i in proto.graph.input) if v not in index.tensors]
-        index.graph_outputs = [self._find_value(main.names, output.name) for output in proto.graph.output]
-        self._index_graph(main)
-        for function in proto.functions:
-            names: dict[str, int] = {}
-            for position, name in enumerate(function.input):
-                names[name] = self._add_value(name, ("argument", position))
-            graph_path = f"function {function.domain}::{function.name}:{function.overload}"
-            self._add_outputs(names, function.node, function.value_info)
-            self._record_outputs((names,), function.output)
-            self._index_graph(_Scope(iter(function.node), (names,), graph_path))
-
-    def _index_graph(self, top: _Scope) -> None:
-        stack = [top]
-        while stack:
-            scope = stack[-1]
-            node = next(scope.nodes, None)
-            if node is None:
-                stack.pop()
-                continue
-            subgraphs = self._index_node(node, scope)
-            stack.extend(
-                self._open_graph(subgraph, scope.names, graph_path) for graph_path, subgraph in reversed(subgraphs)
-            )
-
-    def _index_node(self, node: onnx.NodeProto, scope: _Scope) -> list[tuple[str, onnx.GraphProto]]:
-        index, names = self._index, scope.names
-        number = len(index.inputs)
-        index.operations.append(("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload))
-        index.graph_paths.append(scope.graph_path)
-        inputs = [self._find_value(names, name) for name in node.input]
-        while inputs and inputs[-1] == ABSENT:
-            inputs.pop()
-        index.inputs.append(inputs)
-        outputs = [names[0][name] if name else ABSENT for name in node.output]
-        while outputs and outputs[-1] == ABSENT:
-            outputs.pop()
-        index.outputs.append(outputs)
-        for slot, value in enumerate(outputs):
-            if value != ABSENT:
-                index.producers[value], index.output_indexes[value] = number, slot
-        if not node.attribute:
-            index.attributes.append(())
-            return []
-        content = {a.name: _attribute_key(a) for a in node.attribute}
-        # An explicit default is the same as an omitted attribute.
-        for name, default in self._defaults(node.domain, node.op_type).items():
-            if content.get(name) == default:
-                del content[name]
-        index.attributes.append(tuple(sorted(content.items(), key=lambda named: named[0])))
-        return [
-            (f"{scope.graph_path}/{attribute.name}", subgraph)
-            for attribute in node.attribute
-            for subgraph in ([attribute.g] if attribute.HasField("g") else attribute.graphs)
-        ]
-
-    def _defaults(self, domain: str, operation: str) -> dict[str, Key]:
-        return _attribute_defaults(domain, operation, self._opsets.get(domain, 0))
-
-    def _open_graph(self, graph: onnx.GraphProto, around: tuple[dict[str, int], ...], graph_path: str) -> _Scope:
-        """The scope of a graph, with all its names: in an unsorted file a consumer can come before its producer."""
-        names: dict[str, int] = {}
-        index = self._index
-        for position, item in enumerate(graph.input):
-            names[item.name] = self._add_value(item.name, ("argument", position))
-        for tensor in graph.initializer:
-            value = names[tensor.name] = self._add_value(tensor.name, ("weight", *structural_key(tensor)))
-            index.tensors[value] = tensor
-        for sparse in graph.sparse_initializer:
-            values = sparse.values
-            value = names[values.name] = self._add_value(values.name, ("sparse weight", values.data_type, *sparse.dims))
-            index.tensors[value] = values
-        self._add_outputs(names, graph.node, (*graph.value_info, *graph.input, *graph.output))
-        scopes = (names, *around)
-        self._record_outputs(scopes, [output.name for output in graph.output])
-        return _Scope(iter(graph.node), scopes, graph_path)
-
-    def _add_outputs(
-        self, names: dict[str, int], nodes: Iterable[onnx.NodeProto], types: Iterable[onnx.ValueInfoProto]
-    ) -> None:
-        for node in nodes:
-            for name in node.output:
-                if name:
-                    names[name] = self._add_value(name)
-        for item in types:
-            found = names.get(item.name)
-            if found is not None and item.HasField("type"):
-                self._index.types[found] = item.type.SerializeToString(deterministic=True)
-
-    def _record_outputs(self, names: tuple[dict[str, int], ...], outputs: Sequence[str]) -> None:
-        for position, name in enumerate(outputs):
-            value = self._find_value(names, name)
-            if value != ABSENT:
-                self._index.output_positions[value] = (*self._index.output_positions.get(value, ()), position)
-
-    def _add_value(self, name: str, source: Key | None = None) -> int:
-        index = self._index
-        value = len(index.producers)
-        index.names.append(name)
-        index.producers.append(-1)
-        index.output_indexes.append(0)
-        if source is not None:
-            index.sources[value] = source
-        return value
-
-    def _find_value(self, names: tuple[dict[str, int], ...], name: str) -> int:
-        if not name:
-            return ABSENT
-        for scope in names:
-            value = scope.get(name)
-            if value is not None:
-                return value
-        # No node produces it: the file is invalid, but can be compared.
-        return names[-1].setdefault(name, self._add_value(name, ("unknown",)))
 
 
 def structural_key(tensor: TensorProto) -> Key:

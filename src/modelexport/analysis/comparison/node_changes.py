@@ -23,7 +23,10 @@ def changed_pairs(matching: NodeMatching) -> dict[int, dict[str, str]]:
         if before.operations[a] != after.operations[b]:
             differs["operation"] = f"{before.label(a)} → {after.label(b)}"
         if before.attributes[a] != after.attributes[b]:
-            differs["attributes"] = _attribute_changes(before, a, after, b)
+            first, second = dict(before.attributes[a]), dict(after.attributes[b])
+            names = [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
+            changes = (f"{name} {_shown(first.get(name))} → {_shown(second.get(name))}" for name in names)
+            differs["attributes"] = ", ".join(changes)
         _compare_inputs(matching, a, b, differs)
         if len(before.outputs[a]) != len(after.outputs[b]):
             differs["outputs"] = f"{len(before.outputs[a])} → {len(after.outputs[b])} outputs"
@@ -31,12 +34,6 @@ def changed_pairs(matching: NodeMatching) -> dict[int, dict[str, str]]:
         if differs:
             found[a] = differs
     return found
-
-
-def _attribute_changes(before: ModelIndex, a: int, after: ModelIndex, b: int) -> str:
-    first, second = dict(before.attributes[a]), dict(after.attributes[b])
-    names = [name for name in dict.fromkeys((*first, *second)) if first.get(name) != second.get(name)]
-    return ", ".join(f"{name} {_shown(first.get(name))} → {_shown(second.get(name))}" for name in names)
 
 
 def _shown(content: tuple[object, ...] | None) -> str:
@@ -97,9 +94,6 @@ def type_name(number: object) -> str:
         return f"type {number}"
 
 
-# --- shapes ----------------------------------------------------------------------------------------------------
-
-
 def _compare_shapes(before: ModelIndex, a: int, after: ModelIndex, b: int, differs: dict[str, str]) -> None:
     for v, w in zip(before.outputs[a], after.outputs[b], strict=False):
         first, second = before.types.get(v), after.types.get(w)
@@ -131,11 +125,12 @@ def type_text(data: bytes | None) -> str:
     if not tensor.HasField("shape"):
         return type_name(tensor.elem_type)
     axes = ", ".join(
-        str(axis.dim_value) if axis.HasField("dim_value") else _axis_name(axis) for axis in tensor.shape.dim
+        str(axis.dim_value) if axis.HasField("dim_value") else text_of(axis.dim_param) or "?"
+        for axis in tensor.shape.dim
     )
     return f"{type_name(tensor.elem_type)}[{axes}]"
 
 
-def _axis_name(axis: onnx.TensorShapeProto.Dimension) -> str:
-    name: str | bytes = axis.dim_param
-    return (name.decode(errors="replace") if isinstance(name, bytes) else name) or "?"
+def text_of(content: str | bytes) -> str:
+    """Text of a proto, which is bytes if it is not UTF-8."""
+    return content.decode(errors="replace") if isinstance(content, bytes) else content

@@ -8,8 +8,6 @@ from modelexport.analysis.comparison.model_index import ABSENT, Key, ModelIndex
 
 # In a key: a value that another module call produces, and an omitted input.
 OUTSIDE, OMITTED = -1, -2
-# The neighborhood of a node: everything within this many steps of it.
-_NEIGHBORHOOD_RADIUS = 3
 
 # A consumer or its key, its input index, and the output index of the producer.
 Use = tuple[int, int, int]
@@ -106,25 +104,3 @@ class KeyedModel:
             values = [OMITTED if v == ABSENT else source[v] if v in sources else OUTSIDE for v in inputs[node]]
             found[node] = self.number((kinds[node], *values))
         return found
-
-    def neighborhood(self, nodes: Sequence[int], own: list[int]) -> list[int]:
-        """For each of the nodes, a key of its neighborhood, in any group."""
-        index = self.index
-        # Each step needs the keys of the neighbors from the step before.
-        needed = [set(nodes)]
-        for _ in range(_NEIGHBORHOOD_RADIUS - 1):
-            wider = set(needed[-1])
-            for node in needed[-1]:
-                wider.update(consumer for consumer, _, _ in index.consumers[node])
-                wider.update(index.producers[value] for value in index.inputs[node] if value != ABSENT)
-            wider.discard(-1)
-            needed.append(wider)
-        for step in reversed(needed):
-            found = own.copy()
-            for node in step:
-                values = index.inputs[node]
-                before = tuple(own[p] if v != ABSENT and (p := index.producers[v]) >= 0 else -1 for v in values)
-                after = sorted((own[consumer], slot) for consumer, slot, _ in index.consumers[node])
-                found[node] = self.number((own[node], before, tuple(after)))
-            own = found
-        return own

@@ -51,8 +51,6 @@ class NodeMatching:
             self._pair_by_module()
             self._pair_changed()
 
-    # --- rounds --------------------------------------------------------------------------------------------------
-
     def _pair_same_structure(self) -> None:
         """Pair nodes with the same structure upstream and downstream in the whole model."""
 
@@ -66,7 +64,7 @@ class NodeMatching:
     def _pair_by_module(self) -> None:
         """Pair nodes with the same structure in their module call, upstream or downstream.
 
-        Keys that one model has more often than the other are paired last, after names and neighborhoods.
+        Keys that one model has more often than the other are paired last, after names.
         """
         nodes = self._nodes_of_unmatched_groups()
         upstream = {side: side.upstream(nodes[side], side.kind, side.group, side.source) for side in nodes}
@@ -76,7 +74,6 @@ class NodeMatching:
             self._pair(keys.__getitem__, same_count_only=True)
         self._propagate()
         self._pair_by_names()
-        self._pair_by_neighborhood()
         for keys in (upstream, downstream):
             self._pair(keys.__getitem__)
         self._propagate()
@@ -92,18 +89,6 @@ class NodeMatching:
 
         if self._has_unmatched():
             self._pair(keys, accept=self._may_have_same_owner)
-            self._propagate()
-
-    def _pair_by_neighborhood(self) -> None:
-        """Pair nodes with the same neighborhood, if both models have equally many of them."""
-
-        def keys(side: KeyedModel) -> list[int]:
-            local = side.local(side.index.order, side.kind, side.source)
-            own = [side.number(both) for both in zip(local, side.group, strict=True)]
-            return side.neighborhood(side.unmatched(), own)
-
-        if self._has_unmatched():
-            self._pair(keys, same_count_only=True)
             self._propagate()
 
     def _pair_changed(self) -> None:
@@ -124,8 +109,6 @@ class NodeMatching:
         sides = (self._a, self._b)
         groups = {side.group[node] for side in sides for node in side.unmatched()}
         return {side: [node for node in side.index.order if side.group[node] in groups] for side in sides}
-
-    # --- pairing -------------------------------------------------------------------------------------------------
 
     def _has_unmatched(self) -> bool:
         return -1 in self.to_after and -1 in self.to_before
@@ -221,8 +204,6 @@ class NodeMatching:
         outputs = self.after.outputs[match] if match >= 0 else ()
         slot = self.before.output_indexes[value]
         return outputs[slot] if slot < len(outputs) else _UNMATCHED
-
-    # --- propagation ---------------------------------------------------------------------------------------------
 
     def _propagate(self) -> None:
         self._propagate_by(lambda s: s.kind, exact=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex, weight_bytes
 from modelexport.analysis.comparison.node_matching import NodeMatching
-from modelexport.hierarchy import ROOT_PATH, parent_path
+from modelexport.hierarchy import ROOT_PATH, CallId, parent_path
 
 # An untrusted sidecar can nest calls without end: callers beyond this depth are ignored.
 _MAX_DEPTH = 200
@@ -24,26 +24,20 @@ class NodeOwners:
     Attributes:
         before: The call of each node of the first model.
         after: The call of each node of the second.
+        classes: The class of each module that a file records.
+        call_tags: The tag of each call that a file records.
     """
 
     def __init__(self, matching: NodeMatching) -> None:
         first, second = matching.before, matching.after
         self._parents: dict[str, str | None] = {}
-        self._classes: dict[str, str] = {}
-        self._call_tags: dict[str, str] = {}
+        self.classes: dict[str, str] = {}
+        self.call_tags: dict[str, str] = {}
         for side in (second, first):
             self._add_hierarchy(side)
         self.before = self._complete(first, second, matching.to_after)
         self.after = self._complete(second, first, matching.to_before)
         self._first = first
-
-    def class_of(self, call: str) -> str:
-        """The class of the called module; empty if neither file records it."""
-        return self._classes.get(_path(call), "")
-
-    def tag_of(self, call: str) -> str:
-        """The tag of a call; empty if neither file records it."""
-        return self._call_tags.get(call, "")
 
     def tags(self, side: ModelIndex) -> Counter[str]:
         """The number of nodes by recorded tag; nodes without one have the empty tag."""
@@ -72,10 +66,10 @@ class NodeOwners:
         document = side.document
         if document is not None:
             self._parents.update((call.id, call.parent) for call in document.calls)
-            self._call_tags.update((call.id, call.tag) for call in document.calls)
-            self._classes.update((module.path, module.class_name) for module in document.modules)
+            self.call_tags.update((call.id, call.tag) for call in document.calls)
+            self.classes.update((module.path, module.class_name) for module in document.modules)
         else:
-            self._call_tags.update((stored.module, stored.hierarchy_path) for stored in side.file.stored.values())
+            self.call_tags.update((stored.module, stored.hierarchy_path) for stored in side.file.stored.values())
 
     def _complete(self, side: ModelIndex, other: ModelIndex, matches: list[int]) -> list[str]:
         found = list(side.owners)
@@ -109,18 +103,15 @@ class NodeOwners:
                 found[node] = self._innermost_common_of([found[source] for source in sources if source >= 0])
 
     def _innermost_common_of(self, calls: Iterable[str | None]) -> str | None:
+        """The innermost call that is, or encloses, all of the known calls."""
         around: str | None = None
         for call in calls:
-            if call is not None:
-                around = call if around is None else self._innermost_common(around, call)
+            if around is None:
+                around = call
+            elif call is not None and around not in (call, ROOT_PATH):
+                outer = self._with_callers(around)
+                around = next((caller for caller in self._with_callers(call) if caller in outer), ROOT_PATH)
         return around
-
-    def _innermost_common(self, first: str, second: str) -> str:
-        """The innermost call that is, or encloses, both calls."""
-        if first in (second, ROOT_PATH):
-            return first
-        outer = self._with_callers(first)
-        return next((call for call in self._with_callers(second) if call in outer), ROOT_PATH)
 
     def _with_callers(self, call: str) -> dict[str, None]:
         """The call and its callers, innermost first."""
@@ -130,10 +121,5 @@ class NodeOwners:
         while current is not None and current not in chain and len(chain) < _MAX_DEPTH:
             chain[current] = None
             known = current in self._parents
-            current = self._parents[current] if known else parent_path(_path(current))
+            current = self._parents[current] if known else parent_path(CallId.parse(current).path)
         return chain
-
-
-def _path(call: str) -> str:
-    path, separator, index = call.rpartition("@")
-    return path if separator and index.isdigit() else call

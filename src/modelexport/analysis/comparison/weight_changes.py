@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from modelexport.analysis.comparison.model_index import ModelIndex, constant_con
 from modelexport.analysis.comparison.node_changes import type_name
 from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.errors import FileFormatError
-from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.storage import DataFolder, ModelFile, read_proto
 
@@ -85,9 +85,11 @@ def compare_weights(matching: NodeMatching) -> tuple[list[WeightPair], list[Weig
             continue
         other = after.tensors[match]
         pairs.append((tensor, other))
-        change = _change(tensor, other)
-        if change is not None:
-            changes.append(WeightChange(*change[:1], before.names[value], after.names[match], change[1]))
+        names = before.names[value], after.names[match]
+        if _shape(tensor) != _shape(other):
+            changes.append(WeightChange("changed", *names, f"{_type_and_shape(tensor)} → {_type_and_shape(other)}"))
+        elif is_small(tensor) and is_small(other) and constant_content(tensor) != constant_content(other):
+            changes.append(WeightChange("values", *names, _type_and_shape(tensor)))
     taken = set(matches.values())
     changes += [
         WeightChange("added", after=after.names[value], detail=_type_and_shape(tensor))
@@ -122,14 +124,6 @@ def _match_weights(matching: NodeMatching) -> dict[int, int]:
     return matches
 
 
-def _change(first: TensorProto, second: TensorProto) -> tuple[Literal["changed", "values"], str] | None:
-    if _shape(first) != _shape(second):
-        return "changed", f"{_type_and_shape(first)} → {_type_and_shape(second)}"
-    if is_small(first) and is_small(second) and constant_content(first) != constant_content(second):
-        return "values", _type_and_shape(first)
-    return None
-
-
 def _shape(tensor: TensorProto) -> tuple[int, tuple[int, ...]]:
     return tensor.data_type, tuple(tensor.dims)
 
@@ -138,15 +132,8 @@ def _type_and_shape(tensor: TensorProto) -> str:
     return f"{type_name(tensor.data_type)}{list(tensor.dims)}"
 
 
-# --- contents --------------------------------------------------------------------------------------------------
-
-
 def compare_contents(before: ModelFile, after: ModelFile, pairs: list[WeightPair]) -> ContentReport:
-    """Read and compare the contents of matched weights of the same type and shape.
-
-    Raises:
-        FileFormatError: A weight's content is missing, or its size does not match the shape.
-    """
+    """Read and compare the contents of matched weights of the same type and shape."""
     comparable = [pair for pair in pairs if _shape(pair[0]) == _shape(pair[1])]
     first, second = _ContentReader(before), _ContentReader(after)
     found = []
@@ -184,7 +171,11 @@ class _ContentReader:
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self._folder = DataFolder(file.path, DEFAULT_LIMITS)
-        self._complete: dict[str, TensorProto] | None = None
+
+    @functools.cached_property
+    def _complete(self) -> dict[str, TensorProto]:
+        """The weights with their content, which `read_model` skips for large ones."""
+        return {weight.name: weight for weight in read_proto(self._file.path, weights=True).graph.initializer}
 
     def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
         """The content of a weight in chunks."""
@@ -201,7 +192,7 @@ class _ContentReader:
 
     def strings(self, tensor: TensorProto) -> list[bytes]:
         """The elements of a string tensor."""
-        strings = list(self._with_content(tensor).string_data)
+        strings = list(self._complete.get(tensor.name, tensor).string_data)
         if len(strings) != math.prod(tensor.dims):
             raise FileFormatError(
                 f"{self._file.path}: weight {tensor.name!r} has {len(strings)} strings, but its shape needs "
@@ -209,21 +200,9 @@ class _ContentReader:
             )
         return strings
 
-    def _with_content(self, tensor: TensorProto) -> TensorProto:
-        """The tensor with its content, which `read_model` skips for large weights."""
-        if tensor.data_type == TensorProto.STRING:
-            is_complete = len(tensor.string_data) == math.prod(tensor.dims)
-        else:
-            is_complete = bool(tensor.raw_data) or weight_bytes(tensor) <= SMALL_TENSOR_BYTES
-        if is_complete:
-            return tensor
-        if self._complete is None:
-            proto = read_proto(self._file.path, weights=True)
-            self._complete = {weight.name: weight for weight in proto.graph.initializer}
-        return self._complete.get(tensor.name, tensor)
-
     def _inline(self, tensor: TensorProto) -> bytes:
-        tensor = self._with_content(tensor)
+        if not tensor.raw_data:
+            tensor = self._complete.get(tensor.name, tensor)
         if tensor.raw_data:
             return tensor.raw_data
         try:

@@ -1,14 +1,14 @@
-"""The module calls of a document by number: their callers, and the tensors at their boundaries."""
+"""The module calls of a document by number: their callers, boundaries and weights, and the calls that own each node."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from modelexport.graph import ELEMENT_TYPES, FlowGraph, TensorType
-from modelexport.hierarchy import BoundaryTensor, CallRecord, HierarchyDocument, TensorInfo
+from modelexport.hierarchy import BoundaryTensor, CallRecord, HierarchyDocument, Kind, ModuleRecord, TensorInfo
 
 ROOT = 0
 # The name of the output of a call whose result is one tensor.
@@ -17,12 +17,7 @@ SINGLE_RESULT = "output"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundaryTensors:
-    """The inputs or the outputs of a call.
-
-    Attributes:
-        tensors: Those that are tensors of the graph.
-        unnamed: The types of the others; None for an unknown type.
-    """
+    """The inputs or the outputs of a call: those in the graph, and the types of the others, where known."""
 
     tensors: frozenset[int]
     unnamed: tuple[TensorInfo | None, ...]
@@ -49,8 +44,9 @@ class CallIndex:
     """
 
     def __init__(self, document: HierarchyDocument, flow: FlowGraph) -> None:
-        records = _root_first(document.calls)
-        self.records = records
+        no_root = CallRecord(id="", path="", index=0, tag="/")
+        root = next((call for call in document.calls if call.parent is None), no_root)
+        self.records = records = [root, *(call for call in document.calls if call is not root)]
         self.ids = [record.id for record in records]
         self.numbers = {call_id: number for number, call_id in enumerate(self.ids)}
         self.parents = [self.numbers.get(record.parent, ROOT) if record.parent else ROOT for record in records]
@@ -110,12 +106,6 @@ class CallIndex:
             while not self.encloses(outer, call):
                 outer = self.parents[outer]
         return outer
-
-
-def _root_first(calls: tuple[CallRecord, ...]) -> list[CallRecord]:
-    roots = [call for call in calls if call.parent is None]
-    root = roots[0] if roots else CallRecord(id="", path="", index=0, tag="/")
-    return [root, *(call for call in calls if call is not root)]
 
 
 def _depths(parents: list[int]) -> list[int]:
@@ -179,3 +169,93 @@ def types_compatible(info: TensorInfo | None, tensor_type: TensorType | None) ->
         return False
     pairs = zip(info.shape, tensor_type.shape, strict=True)
     return all(not isinstance(recorded, int) or size is None or recorded == size for recorded, size in pairs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conflict:
+    """A conflict between the owners of nodes and other evidence: one of the nodes has a wrong owner."""
+
+    nodes: tuple[int, ...]
+    reason: str
+
+
+class NodeOwners:
+    """The owner and the contributors of each node, as call numbers.
+
+    Attributes:
+        contributors: For each node the other calls whose work it does.
+        is_shared: For each node whether it does the work of several calls (fused or merged).
+        is_inferred: For each node whether its owner was inferred from data flow.
+        is_common_caller: For each node whether its owner was inferred as a common caller of the contributors.
+    """
+
+    def __init__(self, document: HierarchyDocument, flow: FlowGraph, calls: CallIndex) -> None:
+        records = {record.id: record for record in document.nodes}
+        self._recorded: list[int] = []
+        self._replaced: dict[int, int] = {}
+        self.contributors: list[tuple[int, ...]] = []
+        self.is_shared: list[bool] = []
+        self.is_inferred: list[bool] = []
+        self.is_common_caller: list[bool] = []
+        for node_id in flow.node_ids:
+            record = records.get(node_id)
+            numbers = calls.numbers
+            self._recorded.append(numbers.get(record.module, ROOT) if record is not None else ROOT)
+            others = record.contributors if record is not None else ()
+            kind = record.kind if record is not None else Kind.INFERRED
+            self.is_shared.append(kind in (Kind.FUSED, Kind.MERGED))
+            self.is_inferred.append(kind == Kind.INFERRED)
+            self.is_common_caller.append(kind == Kind.INFERRED and bool(others))
+            self.contributors.append(tuple(numbers[other] for other in others if other in numbers))
+        self._nodes: dict[int, list[int]] = {}
+        for node, owner in enumerate(self._recorded):
+            self._nodes.setdefault(owner, []).append(node)
+
+    def with_owner(self, node: int, owner: int) -> NodeOwners:
+        """The same owners, except for one node. Its contributors and `recorded_nodes` stay."""
+        other = copy.copy(self)
+        other._replaced = {**self._replaced, node: owner}
+        return other
+
+    def owner(self, node: int) -> int:
+        """The owner of a node."""
+        return self._replaced.get(node, self._recorded[node])
+
+    def calls_of(self, node: int) -> tuple[int, ...]:
+        """The owner of a node, then its contributors."""
+        return (self._replaced.get(node, self._recorded[node]), *self.contributors[node])
+
+    def recorded_nodes(self, call: int) -> list[int]:
+        """The nodes that the document records as owned by a call."""
+        return self._nodes.get(call, [])
+
+
+def modules_by_weight(flow: FlowGraph, modules: Sequence[ModuleRecord]) -> dict[int, tuple[str, ...]]:
+    """The paths of the modules that have each recorded weight as parameter or buffer, tied parameters included."""
+    found: dict[str, list[str]] = {}
+    tied: dict[str, str] = {}
+    for module in modules:
+        for name in (*module.parameters, *module.buffers):
+            for path in (module.path, *module.aliases):
+                found.setdefault(f"{path}.{name}" if path else name, []).append(module.path)
+        for name, other in module.tied_parameters.items():
+            tied[f"{module.path}.{name}" if module.path else name] = other
+    for name, other in tied.items():
+        together = list(dict.fromkeys([*found.get(name, []), *found.get(other, [])]))
+        found[name] = found[other] = together
+    names = flow.tensor_names
+    return {tensor: tuple(found[names[tensor]]) for tensor in flow.initializers if names[tensor] in found}
+
+
+def modules_with_missing_weights(flow: FlowGraph, modules: Sequence[ModuleRecord]) -> dict[TensorType, set[str]]:
+    """The paths of the modules with a weight whose name is not in the graph, by the type of that weight."""
+    found: dict[TensorType, set[str]] = {}
+    kept = {flow.tensor_names[tensor] for tensor in flow.initializers}
+    for module in modules:
+        for name, info in (*module.parameters.items(), *module.buffers.items()):
+            names = (f"{path}.{name}" if path else name for path in (module.path, *module.aliases))
+            element = ELEMENT_TYPES.get(info.dtype)
+            if element is not None and kept.isdisjoint(names):
+                shape = tuple(axis if isinstance(axis, int) else None for axis in info.shape)
+                found.setdefault(TensorType(element, shape), set()).add(module.path)
+    return found

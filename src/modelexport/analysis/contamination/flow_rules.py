@@ -11,54 +11,37 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
-import onnx
-
-from modelexport.analysis.contamination.call_index import ROOT, BoundaryTensors, CallIndex, same_elements
-from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
+from modelexport.analysis.contamination.call_index import (
+    ROOT,
+    CallIndex,
+    Conflict,
+    NodeOwners,
+    modules_by_weight,
+    modules_with_missing_weights,
+    same_elements,
+)
 from modelexport.analysis.contamination.subgraph_rules import SubgraphRules
-from modelexport.analysis.contamination.weight_modules import modules_by_weight, modules_with_missing_weights
-from modelexport.graph import NO_NODE, FlowGraph
+from modelexport.graph import ELEMENT_TYPES, NO_NODE, FlowGraph
 from modelexport.hierarchy import ModuleRecord, TensorInfo, contains
 
-_INTEGER_TYPES = frozenset(
-    {
-        onnx.TensorProto.INT8,
-        onnx.TensorProto.INT16,
-        onnx.TensorProto.INT32,
-        onnx.TensorProto.INT64,
-        onnx.TensorProto.UINT8,
-        onnx.TensorProto.UINT16,
-        onnx.TensorProto.UINT32,
-        onnx.TensorProto.UINT64,
-        onnx.TensorProto.BOOL,
-    }
-)
+_INTEGER_TYPES = frozenset(e for n, e in ELEMENT_TYPES.items() if n == "bool" or n.startswith(("int", "uint")))
 
 
 class RunEvidence(Protocol):
-    """Evidence from a run of the model: which calls computed the values of each node."""
+    """Evidence from a run of the model: which calls computed the values of each node.
 
-    def conflicts(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
-        """Conflicts with the owner of a node."""
-        ...
+    `candidates` may own a node; `computed_by` are those of them that did not only return its outputs unchanged.
+    """
 
-    def candidates(self, node: int) -> Iterable[int]:
-        """The calls that may own a node."""
-        ...
-
-    def computed_by(self, node: int) -> Sequence[int]:
-        """The calls that computed the outputs of a node, without those that only returned them unchanged."""
-        ...
+    def conflicts(self, node: int, owners: NodeOwners) -> Iterator[Conflict]: ...
+    def candidates(self, node: int) -> Iterable[int]: ...
+    def computed_by(self, node: int) -> Sequence[int]: ...
 
 
 class FlowRules:
     """The rules for one file; owners are an argument, so that others than the recorded ones can be checked.
 
-    Args:
-        flow: The graph.
-        calls: The calls.
-        modules: The modules.
-        run: Evidence from a run of the model; None uses the file alone.
+    Without evidence from a run of the model, the file alone is used.
     """
 
     def __init__(
@@ -96,7 +79,8 @@ class FlowRules:
             yield from self.run.conflicts(node, owners)
         yield from self._input_conflicts(node, owners)
         for tensor in self.flow.node_outputs[node]:
-            yield from self._unrecorded_output(node, tensor, owners)
+            for consumer in self.flow.consumers[tensor] if not self._unrecorded[tensor] else ():
+                yield from self._unrecorded_flow(node, tensor, consumer, owners)
             yield from self._missing_in_returning_call(node, tensor, owners)
         yield from self._unused_constant(node, owners)
         yield from self._owner_without_consumer(node, owners)
@@ -130,12 +114,6 @@ class FlowRules:
         Exporters read the size of an axis from an input of the model, for whichever call needs it.
         """
         return owners.is_inferred[node] and all(self._unrecorded[tensor] for tensor in self.flow.node_outputs[node])
-
-    def _unrecorded_output(self, node: int, tensor: int, owners: NodeOwners) -> Iterator[Conflict]:
-        if self._unrecorded[tensor]:
-            return
-        for consumer in self.flow.consumers[tensor]:
-            yield from self._unrecorded_flow(node, tensor, consumer, owners)
 
     def _unrecorded_flow(self, producer: int, tensor: int, consumer: int, owners: NodeOwners) -> Iterator[Conflict]:
         """A tensor passes from call to call only as a recorded output of the one and a recorded input of the other."""
@@ -175,7 +153,7 @@ class FlowRules:
         """Whether the tensor, or its elements in another layout, can enter a target from the calls that have it."""
         for target in targets:
             call = target
-            while call not in reached and call != ROOT and self._may_enter(call, tensor, other):
+            while call not in reached and call != ROOT and self._may_cross(call, tensor, other, outward=False):
                 call = self.calls.parents[call]
             if call in reached:
                 return True
@@ -190,7 +168,7 @@ class FlowRules:
             call = source
             while call not in found:
                 found.add(call)
-                if call != ROOT and self._may_leave(call, tensor):
+                if call != ROOT and self._may_cross(call, tensor, outward=True):
                     call = self.calls.parents[call]
         if len(sources) > 1:
             # A mask may serve a hundred layers, and each of them consumes it.
@@ -215,25 +193,19 @@ class FlowRules:
             has_layout = False
             for call in self.calls.with_callers(source):
                 has_layout = has_layout or other in self.calls.outputs[call].unnamed
-                if not self._may_leave(call, tensor, other):
+                if not self._may_cross(call, tensor, other, outward=True):
                     break
                 if has_layout:
                     found.add(self.calls.parents[call])
         return found
 
-    def _may_leave(self, call: int, tensor: int, other: TensorInfo | None = None) -> bool:
+    def _may_cross(self, call: int, tensor: int, other: TensorInfo | None = None, *, outward: bool) -> bool:
+        """Whether the tensor, or its elements in another layout, can leave or enter a call."""
         calls = self.calls
-        return self._may_cross(call, tensor, calls.outputs[call], calls.returns_numbers[call], other)
-
-    def _may_enter(self, call: int, tensor: int, other: TensorInfo | None = None) -> bool:
-        calls = self.calls
-        return self._may_cross(call, tensor, calls.inputs[call], calls.takes_numbers[call], other)
-
-    def _may_cross(
-        self, call: int, tensor: int, boundary: BoundaryTensors, has_numbers: bool, other: TensorInfo | None
-    ) -> bool:
+        boundary = calls.outputs[call] if outward else calls.inputs[call]
+        has_numbers = calls.returns_numbers[call] if outward else calls.takes_numbers[call]
         return (
-            not self.calls.has_boundary[call]
+            not calls.has_boundary[call]
             or boundary.may_contain(tensor, self.flow.types.get(tensor))
             or (has_numbers and self._unrecorded[tensor] and not self.flow.is_constant[tensor])
             or (other is not None and other in boundary.unnamed)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from modelexport.analysis.contamination.call_index import CallIndex
-from modelexport.analysis.contamination.node_owners import Conflict, NodeOwners
+from modelexport.analysis.contamination.call_index import CallIndex, Conflict, NodeOwners
 from modelexport.graph import NO_NODE, FlowGraph
 
 # How many nodes of a call, and how many consumers of a constant, are compared.

@@ -12,13 +12,10 @@ from modelexport.graph import consumed_values, nodes_with_ids, subgraphs_of
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """The nodes that compute some tensors from others.
+    """The nodes that compute some tensors from others, sorted, and what they consume.
 
-    Attributes:
-        nodes: The nodes, sorted; nodes of a subgraph belong to the node that owns the subgraph.
-        initializers: The initializers that they consume.
-        used_inputs: Those of the given inputs that they consume.
-        extra_inputs: Tensors that they also start from, though they were not given.
+    `used_inputs` are those of the given inputs that they consume, `extra_inputs` tensors that they also start from.
+    Nodes of a subgraph belong to the node that owns the subgraph.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -64,12 +61,7 @@ class Slicer:
 
         A path back may miss everything given and end at an input of the model. Then the module consumes something
         that it was not given, and the slice starts there too: at the last tensor on the path that no node inside
-        contributed to.
-
-        Args:
-            outputs: The tensors to compute.
-            given: The tensors to start from.
-            is_inside: Whether a node belongs to the module. Other nodes on the path are copied along.
+        contributed to. Nodes on the path that are not inside, so not of the module, are copied along.
         """
         stops = set(given)
         outputs = list(outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable
@@ -47,16 +48,7 @@ class AxisSize:
 
 @dataclasses.dataclass(frozen=True)
 class ExtractionPlan:
-    """A call with its boundary in the graph and the nodes between.
-
-    Attributes:
-        call: The call.
-        inputs: The tensors that enter.
-        outputs: The tensors that leave.
-        slice: The nodes between.
-        sizes: Tensors to compute from the axes of the inputs.
-        notes: What users should know about this extraction.
-    """
+    """A call with its boundary in the graph and the nodes between; sizes are computed from the axes of the inputs."""
 
     call: CallRecord
     inputs: tuple[BoundaryValue, ...]
@@ -187,32 +179,24 @@ class ExtractionPlanner:
         return self._inside[call]
 
     def plan(self, call: CallRecord) -> ExtractionPlan:
-        """The plan for one call.
-
-        Raises:
-            ExtractionError: It cannot be extracted; has the reason, and the smallest enclosing call that can be.
-        """
+        """The plan for one call."""
         try:
             return self._plan(call)
         except ExtractionError as error:
             if error.reason not in ("fused", "unknown_boundary"):
                 raise
-            enclosing = self._smallest_around(call)
+            enclosing = None
+            for parent in self._callers(call):
+                with contextlib.suppress(ExtractionError):
+                    self._plan(parent)
+                    enclosing = parent.id
+                    break
             if enclosing is None:
                 raise
             hint = f"The smallest module call around it that can be extracted is {_shown(enclosing)}"
             raise ExtractionError(
                 error.target, error.reason, f"{error.explanation}. {hint}", error.fused_with, enclosing
             ) from None
-
-    def _smallest_around(self, call: CallRecord) -> str | None:
-        for parent in self._callers(call):
-            try:
-                self._plan(parent)
-            except ExtractionError:
-                continue
-            return parent.id
-        return None
 
     def _callers(self, call: CallRecord) -> Iterable[CallRecord]:
         # Callers form no cycle: that is checked when a document is decoded.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,77 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import ExtractionPlan, ExtractionPlanner
-from modelexport.analysis.extraction.submodel import Submodel, build_submodel
-from modelexport.analysis.extraction.target_resolution import find_call
-from modelexport.errors import ExtractionError, FileFormatError, InputError
+from modelexport.analysis.extraction.submodel import Submodel, SubmodelBuilder
+from modelexport.analysis.query import select_calls
+from modelexport.errors import ExtractionError, FileFormatError, InputError, SelectorError
 from modelexport.graph import graph_hash, nodes_with_ids
-from modelexport.hierarchy import CallRecord, HierarchyDocument, decode_document
+from modelexport.hierarchy import CallId, CallRecord, HierarchyDocument, decode_document
 from modelexport.storage import LoadedModel, load, read_sidecar, recover_document
 
+_SHOWN = 5
+# Characters that only a selector has: then report the error of the selector.
+_PATTERN = re.compile(r"[\s*?\[\]():]")
 # The types that a graph and a hierarchy can be given as.
 ModelSource = str | Path | LoadedModel | ir.Model | onnx.ModelProto
 HierarchySource = HierarchyDocument | Mapping[str, Any] | str | Path
+
+
+def find_call(document: HierarchyDocument, target: str) -> CallRecord:
+    """The one call that `target` names."""
+    if not isinstance(target, str):
+        raise InputError(f"a module is named by a string, as in 'encoder.layer.0', not by {type(target).__name__}")
+    calls = {call.id: call for call in document.calls}
+    if target in calls:
+        return calls[target]
+    tree = document.tree()
+    given = CallId.parse(target)
+    canonical = tree.canonical(given.path)
+    if canonical is not None:
+        call = calls.get(str(CallId(canonical, given.index)))
+        if call is not None:
+            return call
+        times = sum(call.path == canonical for call in document.calls)
+        explanation = (
+            f"it was called {times} times, the last is {str(CallId(canonical, times - 1))!r}"
+            if times
+            else "it was never called"
+        )
+        raise ExtractionError(target, "never_called", explanation)
+    visible = {module.path for module in document.modules if module.visible}
+    tagged = [call for call in document.calls if call.tag == target and call.path in visible]
+    if len(tagged) == 1:
+        return tagged[0]
+    uncalled = next((module for module in document.modules if module.tag == target and module.visible), None)
+    if uncalled is not None and not tagged:
+        raise ExtractionError(target, "never_called", f"module {uncalled.path!r} was never called")
+    found = tagged or _selected_calls(document, target)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(repr(call.id) for call in found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+        raise ExtractionError(target, "several", f"it picks {len(found)} calls: {names}. Name one of them")
+    raise ExtractionError(target, "unknown", f"there is no such module, call, tag or class{_similar(document, target)}")
+
+
+def _selected_calls(document: HierarchyDocument, target: str) -> list[CallRecord]:
+    """The calls of the class of that name, or those that `target` picks as a pattern."""
+    classes = {m.path for m in document.modules if target in (m.class_name, m.qualified_class) and target}
+    if classes:
+        return [call for call in document.calls if call.path in classes]
+    try:
+        return list(select_calls(document, target))
+    except SelectorError as error:
+        if _PATTERN.search(target):
+            raise ExtractionError(target, "unknown", str(error)) from error
+        return []
+
+
+def _similar(document: HierarchyDocument, target: str) -> str:
+    names = dict.fromkeys(name for call in document.calls for name in (call.id, call.tag)) | dict.fromkeys(
+        name for module in document.modules for name in (*module.aliases, module.class_name)
+    )
+    near = difflib.get_close_matches(target, names, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ": 'modelexport tree FILE' lists the modules"
 
 
 class Extractor:
@@ -78,7 +141,9 @@ class Extractor:
         Raises:
             ExtractionError: It cannot be extracted.
         """
-        found = build_submodel(self._planner, target if isinstance(target, ExtractionPlan) else self.plan(target))
+        found = SubmodelBuilder(
+            self._planner, target if isinstance(target, ExtractionPlan) else self.plan(target)
+        ).build()
         if not self.missing:
             return found
         return dataclasses.replace(found, notes=(*found.notes, self.missing))
@@ -89,7 +154,28 @@ class Extractor:
         Raises:
             ExtractionError: Its part of the graph cannot be determined.
         """
-        return _subgraph(self._planner, self.plan(target))
+        planner, plan = self._planner, self.plan(target)
+        entering = {tensor.value for tensor in plan.inputs} | {size.value for size in plan.sizes}
+        leaving = {tensor.value for tensor in plan.outputs}
+        produced = [value for node in plan.slice.nodes for value in node.outputs if value.name]
+
+        def names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(name for name in map(planner.tensor_id, values) if name))
+
+        edge = [
+            node
+            for node in plan.slice.nodes
+            if not leaving.isdisjoint(node.outputs) or not entering.isdisjoint(planner.consumed(node))
+        ]
+        return ModuleSubgraph(
+            call=plan.call.id,
+            operations=tuple(planner.node_ids[node] for node in plan.slice.nodes),
+            external_inputs=names(tensor.value for tensor in plan.inputs),
+            internal_tensors=names(value for value in produced if value not in leaving),
+            boundary_operations=tuple(planner.node_ids[node] for node in edge),
+            outputs=names(tensor.value for tensor in plan.outputs),
+            weights=names(plan.slice.initializers),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,30 +293,4 @@ def _read_hierarchy(hierarchy: HierarchySource) -> HierarchyDocument:
         return decode_document(msgspec.json.encode(hierarchy), "the hierarchy")
     raise InputError(
         f"a hierarchy is a HierarchyDocument, its content, or the path of a sidecar, not {type(hierarchy).__name__}"
-    )
-
-
-def _subgraph(planner: ExtractionPlanner, plan: ExtractionPlan) -> ModuleSubgraph:
-    entering = {tensor.value for tensor in plan.inputs} | {size.value for size in plan.sizes}
-    leaving = {tensor.value for tensor in plan.outputs}
-    produced = [value for node in plan.slice.nodes for value in node.outputs if value.name]
-
-    def names(values: Iterable[ir.Value]) -> tuple[str, ...]:
-        # An invalid file can have values that are in none of its graphs.
-        found = (planner.tensor_ids.get(value, value.name) for value in values)
-        return tuple(dict.fromkeys(name for name in found if name))
-
-    edge = [
-        node
-        for node in plan.slice.nodes
-        if not leaving.isdisjoint(node.outputs) or not entering.isdisjoint(planner.consumed(node))
-    ]
-    return ModuleSubgraph(
-        call=plan.call.id,
-        operations=tuple(planner.node_ids[node] for node in plan.slice.nodes),
-        external_inputs=names(tensor.value for tensor in plan.inputs),
-        internal_tensors=names(value for value in produced if value not in leaving),
-        boundary_operations=tuple(planner.node_ids[node] for node in edge),
-        outputs=names(tensor.value for tensor in plan.outputs),
-        weights=names(plan.slice.initializers),
     )

@@ -9,8 +9,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import AxisSize, BoundaryValue, ExtractionPlan, ExtractionPlanner
-from modelexport.analysis.extraction.port import Port, port_of
-from modelexport.analysis.extraction.submodel_document import DocumentBuilder
+from modelexport.analysis.extraction.submodel_document import DocumentBuilder, Port
 from modelexport.errors import ExtractionError
 from modelexport.graph import ELEMENT_TYPES, subgraphs_of
 from modelexport.hierarchy import (
@@ -25,16 +24,7 @@ _Copy = TypeVar("_Copy")
 
 @dataclasses.dataclass(frozen=True)
 class Submodel:
-    """A module call as a model of its own.
-
-    Attributes:
-        call: The call.
-        model: The model, with the hierarchy in its nodes.
-        document: Its hierarchy document.
-        inputs: Its inputs, in order.
-        outputs: Its outputs, in order.
-        notes: What users should know about it.
-    """
+    """A module call as a model of its own, with the hierarchy in its nodes, and notes for users."""
 
     call: CallRecord
     model: ir.Model
@@ -44,12 +34,9 @@ class Submodel:
     notes: tuple[str, ...]
 
 
-def build_submodel(planner: ExtractionPlanner, plan: ExtractionPlan) -> Submodel:
-    """The submodel of a plan. It shares the weights with the model it comes from, and nothing else."""
-    return _Builder(planner, plan).build()
+class SubmodelBuilder:
+    """Builds the submodel of a plan. It shares the weights with the model it comes from, and nothing else."""
 
-
-class _Builder:
     def __init__(self, planner: ExtractionPlanner, plan: ExtractionPlan) -> None:
         self._planner = planner
         self._plan = plan
@@ -59,6 +46,7 @@ class _Builder:
         self._copies: dict[ir.Value, ir.Value] = {}
 
     def build(self) -> Submodel:
+        """The submodel; called once."""
         graph = self._copy_graph()
         inputs = self._name_inputs(graph)
         self._add_sizes(graph)
@@ -150,7 +138,11 @@ class _Builder:
             self._describe(value, tensor)
             argument = tensor.name if tensor.is_argument else None
             name = _unique(tensor.name, taken)
-            ports.append(port_of(value, name, argument, self._planner.tensor_id(tensor.value)))
+            dtype = None if value.dtype is None else value.dtype.name.lower()
+            shape = None
+            if value.shape is not None:
+                shape = tuple(size if isinstance(size, int) else size.value for size in value.shape)
+            ports.append(Port(name, argument, self._planner.tensor_id(tensor.value), dtype, shape))
         boundary.clear()
         boundary.extend(values)
         self._rename(graph, {value: port.name for value, port in zip(values, ports, strict=True)})
@@ -176,11 +168,10 @@ class _Builder:
         """Compute the sizes of axes from the submodel's own inputs."""
         for size in self._plan.sizes:
             nodes = self._size_nodes(size)
-            first = next(iter(graph), None)
-            if first is None:
-                graph.extend(nodes)
+            if len(graph):
+                graph.insert_before(graph[0], nodes)
             else:
-                graph.insert_before(first, nodes)
+                graph.extend(nodes)
             computed = nodes[-1].outputs[0]
             ir.convenience.replace_all_uses_with(self._copies[size.value], computed)
             self._copies[size.value] = computed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.analysis.extraction.call_boundary import ExtractionPlan, ExtractionPlanner
-from modelexport.analysis.extraction.port import Port
 from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
 from modelexport.hierarchy import (
     BoundaryTensor,
@@ -27,44 +27,55 @@ from modelexport.storage import tensor_records
 _ADDED = "added by the extraction for the inputs and outputs of the submodel"
 
 
+class Port(msgspec.Struct, frozen=True):
+    """An input or output of a submodel.
+
+    Attributes:
+        name: Its name in the submodel.
+        argument: The forward argument or the field of the result; None for a tensor that is neither.
+        tensor: The tensor of the full graph that it was.
+        type: Its element type, if known.
+        shape: Its shape, if known: sizes, names of dynamic axes, and None for dynamic axes without a name.
+    """
+
+    name: str
+    argument: str | None
+    tensor: str
+    type: str | None
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
 class DocumentBuilder:
     """Builds the document of one submodel.
 
-    Args:
-        planner: The full model with its document.
-        plan: The plan of the extraction.
-        originals: The records of the nodes of the full model, by node of the submodel.
-        copies: The values of the submodel, by value of the full model.
+    `originals` are the records of the full model's nodes by node of the submodel, `copies` the values of the submodel
+    by value of the full model.
     """
 
-    def __init__(
-        self,
-        planner: ExtractionPlanner,
-        plan: ExtractionPlan,
-        originals: Mapping[ir.Node, NodeRecord],
-        copies: Mapping[ir.Value, ir.Value],
-    ) -> None:
-        self._planner, self._plan = planner, plan
-        self._originals, self._copies = originals, copies
+    planner: ExtractionPlanner
+    plan: ExtractionPlan
+    originals: Mapping[ir.Node, NodeRecord]
+    copies: Mapping[ir.Value, ir.Value]
 
     def build(self, model: ir.Model, inputs: tuple[Port, ...], outputs: tuple[Port, ...]) -> HierarchyDocument:
         """The document of the submodel."""
-        source = self._planner.document
+        source = self.planner.document
         nodes = nodes_with_ids(model)
-        call = self._plan.call
+        call = self.plan.call
         added = NodeRecord("", "", call.id, call.tag, "inferred", 1.0, _ADDED)
         # Functions are copied whole, so that the ids of their nodes stay the same.
         whole = {node for function in model.functions.values() for node in function.all_nodes()}
         records = tuple(
             msgspec.structs.replace(
-                self._planner.node_records[identity] if node in whole else self._originals.get(node, added),
+                self.planner.node_records[identity] if node in whole else self.originals.get(node, added),
                 id=identity,
                 op=operation(node),
             )
             for identity, node in nodes
         )
         calls = self._calls(records, inputs, outputs)
-        order = self._planner.module_order
+        order = self.planner.module_order
         paths = {path for kept in calls for path in (kept.path, *ancestor_paths(kept.path))} & order.keys()
         document = msgspec.structs.replace(
             source,
@@ -74,7 +85,7 @@ class DocumentBuilder:
             calls=calls,
             nodes=records,
             tensors=(),
-            extracted=ExtractionRecord(call.id, source.graph_hash, self._plan.notes),
+            extracted=ExtractionRecord(call.id, source.graph_hash, self.plan.notes),
         )
         tensors = tensor_records(tensors_with_ids(model, nodes), records, document.tree(), self._axes())
         kept_calls = {kept.id for kept in calls}
@@ -88,7 +99,7 @@ class DocumentBuilder:
         self, modules: tuple[ModuleRecord, ...], tensors: Iterable[TensorRecord]
     ) -> tuple[ModuleRecord, ...]:
         """Modules outside the extracted call, such as its ancestors, keep the weights that the submodel contains."""
-        inside = {self._planner.calls[call].path for call in self._planner.calls_inside(self._plan.call.id)}
+        inside = {self.planner.calls[call].path for call in self.planner.calls_inside(self.plan.call.id)}
         present = {tensor.parameter for tensor in tensors if tensor.parameter is not None}
 
         def kept(module: ModuleRecord, infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -110,24 +121,23 @@ class DocumentBuilder:
 
     def _with_producer(self, tensor: TensorRecord, calls: set[str]) -> TensorRecord:
         """A weight that constant folding computed keeps its producer, where that call is in the submodel too."""
-        producer = self._planner.folded_by.get(tensor.id) if tensor.source == "weight" else None
+        producer = self.planner.folded_by.get(tensor.id) if tensor.source == "weight" else None
         return tensor if producer not in calls else msgspec.structs.replace(tensor, producer=producer)
 
     def _axes(self) -> dict[str, str]:
-        recorded = self._planner.axis_records
+        recorded = self.planner.axis_records
         return {
             str(copy.name): axis
-            for value, copy in self._copies.items()
-            if (record := recorded.get(self._planner.tensor_id(value))) is not None
-            and (axis := record.axis) is not None
+            for value, copy in self.copies.items()
+            if (record := recorded.get(self.planner.tensor_id(value))) is not None and (axis := record.axis) is not None
         }
 
     def _calls(
         self, nodes: Iterable[NodeRecord], inputs: tuple[Port, ...], outputs: tuple[Port, ...]
     ) -> tuple[CallRecord, ...]:
         """The calls inside, those that copied nodes belong to, and the callers of both, with the submodel's tensors."""
-        source = self._planner.calls
-        inside = self._planner.calls_inside(self._plan.call.id)
+        source = self.planner.calls
+        inside = self.planner.calls_inside(self.plan.call.id)
         kept = set(inside)
         for node in nodes:
             kept.update((node.module, *node.contributors, *node.context))
@@ -136,7 +146,7 @@ class DocumentBuilder:
             while parent is not None and parent not in kept:
                 kept.add(parent)
                 parent = source[parent].parent
-        names = {self._planner.tensor_id(value): copy.name for value, copy in self._copies.items()}
+        names = {self.planner.tensor_id(value): copy.name for value, copy in self.copies.items()}
 
         def in_submodel(boundary: tuple[BoundaryTensor, ...]) -> tuple[BoundaryTensor, ...]:
             return tuple(
@@ -150,8 +160,8 @@ class DocumentBuilder:
             )
 
         found = []
-        for record in sorted((source[name] for name in kept), key=lambda kept: self._planner.call_order[kept.id]):
-            if record.id == self._plan.call.id:
+        for record in sorted((source[name] for name in kept), key=lambda kept: self.planner.call_order[kept.id]):
+            if record.id == self.plan.call.id:
                 boundary = own(inputs, record.inputs), own(outputs, record.outputs)
             elif record.id in inside:
                 boundary = in_submodel(record.inputs), in_submodel(record.outputs)

@@ -1,20 +1,36 @@
-"""Write submodels to files: the model, its weights and its sidecar, all or none; with safe file names."""
+"""Write submodels to files: one, or many to a folder with a manifest; all or none, with safe file names."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import onnx_ir as ir
 
+from modelexport.analysis.extraction.extractor import Extractor, ModelSource
 from modelexport.analysis.extraction.submodel import Submodel
-from modelexport.errors import ExtractionError, ModelExportError
+from modelexport.analysis.extraction.submodel_document import Port
+from modelexport.analysis.query import select_calls
+from modelexport.display import Cell, Summary, summarized
+from modelexport.errors import ExtractionError, InputError, ModelExportError, StorageError
 from modelexport.graph import subgraphs_of, weight_bytes
-from modelexport.hierarchy import encode_document
-from modelexport.storage import check_target, data_file_name, save_inline, sidecar_path, stage_files, write_tensor
+from modelexport.hierarchy import encode_document, json_schema
+from modelexport.storage import (
+    check_target,
+    check_text_target,
+    data_file_name,
+    save_inline,
+    sidecar_path,
+    stage_files,
+    write_tensor,
+)
 
 # Larger weights are stored in a separate file, as in an export.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -23,6 +39,93 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
 _MAX_NAME_LENGTH = 80
 _DIGEST_LENGTH = 8
+MANIFEST = "manifest.json"
+
+
+class SubmodelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A submodel in reports and manifests.
+
+    Attributes:
+        call: The call that was extracted.
+        tag: Its tag.
+        node_count: How many nodes it has.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        notes: What users should know about it.
+    """
+
+    call: str
+    tag: str
+    node_count: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    notes: tuple[str, ...]
+
+
+class WrittenSubmodel(SubmodelSummary, frozen=True, kw_only=True):
+    """A submodel that was written to files."""
+
+    files: tuple[str, ...]
+    schema_version: int = 1
+
+
+class ListedSubmodel(SubmodelSummary, frozen=True, kw_only=True):
+    """A submodel of a folder; the file is relative to the folder."""
+
+    file: str
+
+
+class RefusedSubmodel(msgspec.Struct, frozen=True):
+    """A call that could not be extracted; `ExtractionError` documents the fields."""
+
+    call: str
+    reason: str
+    explanation: str
+    fused_with: tuple[str, ...]
+    enclosing: str | None
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A folder of submodels: the file of each call, and the calls that were refused with the reason."""
+
+    submodels: tuple[ListedSubmodel, ...]
+    refused: tuple[RefusedSubmodel, ...]
+    schema_version: int = 1
+
+
+def _summary(found: ExtractedModules) -> Summary:
+    facts = {"manifest": found.manifest, "submodels": len(found.submodels), "refused": len(found.refused)}
+    rows: list[tuple[Cell, ...]] = [(entry.call or "(root)", entry.file, entry.node_count) for entry in found.submodels]
+    rows += [(entry.call or "(root)", entry.explanation, None) for entry in found.refused]
+    return Summary(facts, ("call", "file", "nodes"), rows)
+
+
+@summarized(_summary)
+class ExtractedModules(Manifest, frozen=True, kw_only=True):
+    """The modules that were extracted to a folder, and those that were refused.
+
+    Attributes:
+        manifest: The path of the manifest, which lists both.
+    """
+
+    manifest: str
+
+
+def extraction_schema() -> dict[str, Any]:
+    """The JSON Schema of the output of ``modelexport extract --format json``, without and with --select."""
+    return json_schema("modelexport extraction", WrittenSubmodel, ExtractedModules)
+
+
+def summarize_submodel(submodel: Submodel) -> SubmodelSummary:
+    """The summary of a submodel, for reports and manifests."""
+    return SubmodelSummary(
+        call=submodel.call.id,
+        tag=submodel.call.tag,
+        node_count=len(submodel.document.nodes),
+        inputs=submodel.inputs,
+        outputs=submodel.outputs,
+        notes=tuple(submodel.notes),
+    )
 
 
 def write_submodel(
@@ -31,18 +134,12 @@ def write_submodel(
     """Write a submodel with its sidecar. Weights are copied one at a time.
 
     Args:
-        submodel: The submodel.
         path: Where to write ``<name>.onnx``.
         overwrite: Replace an existing output.
         external_data: Store weights in a separate file; None does so only if they are large.
 
     Returns:
         The files written: the model first.
-
-    Raises:
-        InputError: The path cannot be used.
-        StorageError: The files could not be written; what was there before is untouched.
-        ExtractionError: The model has content that cannot be serialized.
     """
     target = check_target(path, force=overwrite)
     sidecar = sidecar_path(target)
@@ -123,7 +220,6 @@ def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
     """A file name for each call: safe on every system, and unique even where case is ignored.
 
     Args:
-        calls: The calls.
         root: The name for the root call, whose own name is empty.
     """
     names: dict[str, str] = {}
@@ -138,3 +234,74 @@ def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
         taken.add(name.lower())
         names[call] = f"{name}.onnx"
     return names
+
+
+def extract_modules(
+    source: ModelSource, targets: str | Sequence[str], folder: str | Path, *, overwrite: bool = False
+) -> ExtractedModules:
+    """Extract many module calls, each to an ONNX file with its sidecar, and list them in ``manifest.json``.
+
+    A call that cannot be extracted is listed with the reason. No file appears in the folder before all are written.
+
+    Args:
+        source: A file, the result of `modelexport.load`, or the model itself.
+        targets: A selector, which may pick many calls, or a list of targets that name one call each.
+        folder: Where to write; it is created if needed.
+        overwrite: Replace existing files.
+
+    Raises:
+        InputError: The source or the folder cannot be used, or a file exists.
+        SelectorError: The selector cannot be read, or picks nothing.
+        ExtractionError: A target in a list names no call, or several.
+        FileFormatError: The source is not an ONNX model, or the sidecar is damaged.
+        StorageError: The files could not be written.
+    """
+    if not isinstance(folder, str | Path):
+        raise InputError(f"a folder is given by its path, not by {type(folder).__name__}")
+    if not isinstance(targets, str | Sequence):
+        raise InputError(f"give a selector or a list of targets, not {type(targets).__name__}")
+    extractor = Extractor(source)
+    if isinstance(targets, str):
+        calls = [call.id for call in select_calls(extractor.document, targets)]
+    else:
+        calls = list(dict.fromkeys(extractor.find(target).id for target in targets))
+    names = file_names(calls, Path(source).stem if isinstance(source, str | Path) else "model")
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot create the folder {folder}: {error.strerror or error}. Choose another.") from error
+    manifest = check_text_target(place / MANIFEST, force=overwrite)
+    for name in names.values():
+        taken = [path for path in (place / name, sidecar_path(place / name)) if path.exists()]
+        if taken and not overwrite:
+            raise InputError(
+                f"Cannot write {taken[0]}: it exists. Choose another folder, or replace it: --force on the command "
+                "line, overwrite=True in Python."
+            )
+    # A temporary folder on the same file system, so that files can be renamed into place.
+    with tempfile.TemporaryDirectory(dir=place, prefix=".extracting-") as temporary:
+        found = _write(extractor, names, Path(temporary))
+        # The manifest last: where it is, the others are.
+        for file in sorted(Path(temporary).iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
+            try:
+                file.replace(place / file.name)
+            except OSError as error:
+                raise StorageError(f"Cannot write {place / file.name}: {error.strerror or error}.") from error
+    return ExtractedModules(found.submodels, found.refused, manifest=str(manifest))
+
+
+def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifest:
+    written: list[ListedSubmodel] = []
+    refused: list[RefusedSubmodel] = []
+    for call, name in names.items():
+        try:
+            submodel = extractor.extract(call)
+        except ExtractionError as error:
+            refused.append(RefusedSubmodel(call, error.reason, error.explanation, error.fused_with, error.enclosing))
+            continue
+        write_submodel(submodel, folder / name)
+        written.append(ListedSubmodel(**msgspec.structs.asdict(summarize_submodel(submodel)), file=name))
+    found = Manifest(tuple(written), tuple(refused))
+    (folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(found), indent=1) + "\n", encoding="utf-8")
+    return found

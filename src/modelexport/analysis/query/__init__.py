@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelexport.analysis.query.analysis_report import AnalysisReport, RankedModule, analysis_schema, analyze
 from modelexport.analysis.query.node_selection import Selection, select, selection_schema
-from modelexport.analysis.query.selector_eval import select_calls, select_nodes
+from modelexport.analysis.query.selector_eval import select_calls
 from modelexport.analysis.query.statistics import ModuleStatistics, PrintedTree, count_modules, tree_schema
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "count_modules",
     "select",
     "select_calls",
-    "select_nodes",
     "selection_schema",
     "tree_schema",
 ]

@@ -69,7 +69,6 @@ class Pattern:
         self.text = "".join(piece.text for piece in pieces)
         self.is_literal = all(piece.literal or not _WILD.intersection(piece.text) for piece in pieces)
         self._tokens: tuple[_Token, ...] = () if self.is_literal else tuple(_tokens(pieces, separator))
-        self._prefix = "" if self.is_literal else _literal_prefix(pieces)
         # A state is the set of reachable positions. The transitions are cached by state and character.
         self._start = self._closed({0})
         self._transitions: dict[tuple[frozenset[int], str], frozenset[int]] = {}
@@ -78,8 +77,6 @@ class Pattern:
         """Whether the pattern matches the whole name."""
         if self.is_literal:
             return name == self.text
-        if not name.startswith(self._prefix):
-            return False
         state, cached = self._start, self._transitions
         for character in name:
             following = cached.get((state, character))
@@ -116,18 +113,6 @@ class Pattern:
                     positions.add(further)
                     waiting.append(further)
         return frozenset(positions)
-
-
-def _literal_prefix(pieces: tuple[Piece, ...]) -> str:
-    prefix = ""
-    for piece in pieces:
-        length = len(piece.text)
-        if not piece.literal:
-            length = next((i for i, character in enumerate(piece.text) if character in _WILD), length)
-        prefix += piece.text[:length]
-        if length < len(piece.text):
-            return prefix
-    return prefix
 
 
 def _tokens(pieces: tuple[Piece, ...], separator: str) -> list[_Token]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ import onnx
 from modelexport.analysis.query.selector_eval import parse_selector
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
-from modelexport.hierarchy import NodeRecord, json_schema
+from modelexport.hierarchy import json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import find_hierarchy, read_model
 
@@ -138,9 +137,7 @@ def select(
     file = read_model(path, limits)
     found = find_hierarchy(file)
     picked = selector.nodes(found.document, contributors=contributors)
-    owned = picked
-    if contributors:
-        owned = selector.owned(found.document)
+    owned = selector.owned(found.document) if contributors else picked
     names = {identity: node.name for identity, node in file.nodes}
     unselected = Counter(names.values())
     unselected.subtract(names[node.id] for node in picked)
@@ -152,7 +149,19 @@ def select(
         selector=pattern,
         contributors=contributors,
         nodes=tuple(
-            _selected(node, names, unselected, owned=node.id in owned_ids, nested=node.id in nested) for node in picked
+            SelectedNode(
+                id=node.id,
+                name=names[node.id],
+                op=node.op,
+                module=node.module,
+                tag=node.tag,
+                kind=node.kind,
+                through="owner" if node.id in owned_ids else "contributor",
+                shares_name=bool(names[node.id]) and unselected[names[node.id]] > 0,
+                contributors=node.contributors,
+                nested=node.id in nested,
+            )
+            for node in picked
         ),
         all_nodes=len(found.document.nodes),
         unmatched=selector.unmatched(found.document),
@@ -163,24 +172,6 @@ def _is_nested(identity: str, node: onnx.NodeProto) -> bool:
     """Whether the id of a node has the path to a subgraph or function before the name of its first output."""
     own = next((name for name in node.output if name), "")
     return identity != own and not identity.startswith(f"{own}#")
-
-
-def _selected(
-    node: NodeRecord, names: Mapping[str, str], unselected: Counter[str], *, owned: bool, nested: bool
-) -> SelectedNode:
-    name = names[node.id]
-    return SelectedNode(
-        id=node.id,
-        name=name,
-        op=node.op,
-        module=node.module,
-        tag=node.tag,
-        kind=node.kind,
-        through="owner" if owned else "contributor",
-        shares_name=bool(name) and unselected[name] > 0,
-        contributors=node.contributors,
-        nested=nested,
-    )
 
 
 def selection_schema() -> dict[str, Any]:

@@ -33,32 +33,23 @@ class Selector:
     expression: Expression
 
     def calls(self, document: HierarchyDocument) -> tuple[CallRecord, ...]:
-        """The calls that the selector names, in execution order, without the calls inside of them.
-
-        Raises:
-            SelectorError: It selects no call, or it selects nodes.
-        """
+        """The calls that the selector names, in execution order, without the calls inside of them."""
         for term in terms_of(self.expression):
             if term.field in NODE_FIELDS:
                 raise SelectorError(f"{shown(self.text)} has '{term}', which picks nodes: select modules or classes")
         index = _DocumentIndex(document)
-        selected = _select_calls(self.expression, index)
-        if selected.covered and not selected.named:
+        named, covered = _select_calls(self.expression, index)
+        if covered and not named:
             raise SelectorError(f"{shown(self.text)} selects no module call, it only excludes some: write '** and …'")
-        if not selected.named:
+        if not named:
             raise self._empty_selection(index, "no module call")
-        return tuple(call for call in document.calls if call.id in selected.named)
+        return tuple(call for call in document.calls if call.id in named)
 
     def nodes(self, document: HierarchyDocument, *, contributors: bool = True) -> tuple[NodeRecord, ...]:
         """The nodes of all selected calls, in graph order.
 
-        Args:
-            document: The hierarchy.
-            contributors: Whether a node also belongs to the calls that contributed to it (a fused node does the work of
-                several calls), or only to its owner.
-
-        Raises:
-            SelectorError: It selects no node.
+        With contributors, a node also belongs to the calls that contributed to it: a fused node does the work of
+        several. Without, it belongs only to its owner.
         """
         index = _DocumentIndex(document)
         found = _select_nodes(self.expression, index, contributors)
@@ -75,7 +66,7 @@ class Selector:
         """The selected calls with all calls inside of them; None for a selector of single nodes."""
         if any(term.field in NODE_FIELDS for term in terms_of(self.expression)):
             return None
-        return _select_calls(self.expression, _DocumentIndex(document)).covered
+        return _select_calls(self.expression, _DocumentIndex(document))[1]
 
     def unmatched(self, document: HierarchyDocument) -> tuple[str, ...]:
         """The terms that match nothing in the document: usually typing errors."""
@@ -100,11 +91,7 @@ class Selector:
 
 
 def parse_selector(text: str) -> Selector:
-    """Parse a selector.
-
-    Raises:
-        SelectorError: The text is not a selector; the message has the position of the error.
-    """
+    """Parse a selector."""
     return Selector(text, parse_expression(text))
 
 
@@ -184,9 +171,7 @@ class _DocumentIndex:
     def has_match(self, term: Term) -> bool:
         """Whether anything in the document matches the term."""
         match = functools.cache(term.pattern.matches)
-        if term.field in NODE_FIELDS:
-            return any(match(name) for name in self._names(term.field))
-        return bool(self.named(term)) or any(match(name) for name in self._names(term.field))
+        return any(map(match, self._names(term.field))) or (term.field not in NODE_FIELDS and bool(self.named(term)))
 
     def similar_names(self, term: Term) -> list[str]:
         """Names similar to that of an unmatched term."""
@@ -194,12 +179,8 @@ class _DocumentIndex:
         return difflib.get_close_matches(term.pattern.text[:200], names, n=2, cutoff=0.6)
 
     def _names(self, field: str) -> Iterable[str]:
-        if field == "op":
-            return (name for node in self.document.nodes for name in _operation_names(node.op))
-        if field == "kind":
-            return (node.kind for node in self.document.nodes)
-        if field == "node":
-            return (node.id for node in self.document.nodes)
+        if field in NODE_FIELDS:
+            return (name for node in self.document.nodes for name in _node_names(field, node))
         if field == "class":
             return (name for m in self.document.modules for name in (m.class_name, m.qualified_class))
         if field == "tag":
@@ -207,32 +188,24 @@ class _DocumentIndex:
         return (name for m in self.document.modules for name in (m.path, *m.aliases))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _SelectedCalls:
-    """The calls that an expression names, and those with all calls inside of them (covered)."""
-
-    named: set[str]
-    covered: set[str]
-
-
-def _select_calls(expression: Expression, index: _DocumentIndex) -> _SelectedCalls:
-    """The calls that an expression selects.
+def _select_calls(expression: Expression, index: _DocumentIndex) -> tuple[set[str], set[str]]:
+    """The calls that an expression names, and those with all calls inside of them, which it covers.
 
     ``encoder.layer.0 and class:Linear`` names the Linear calls inside of the layer: ``and`` names what one part names
     and all parts cover. ``not`` names nothing.
     """
     if isinstance(expression, Term):
         named = index.named(expression)
-        return _SelectedCalls(named, index.inside(named))
+        return named, index.inside(named)
     if isinstance(expression, Not):
-        inner = _select_calls(expression.part, index)
-        return _SelectedCalls(set(), {call.id for call in index.document.calls} - inner.covered)
+        _, covered = _select_calls(expression.part, index)
+        return set(), {call.id for call in index.document.calls} - covered
     parts = [_select_calls(part, index) for part in expression.parts]
-    named = set().union(*(part.named for part in parts))
+    named = set().union(*(part_named for part_named, _ in parts))
     if isinstance(expression, Or):
-        return _SelectedCalls(named, set().union(*(part.covered for part in parts)))
-    covered = set.intersection(*(part.covered for part in parts))
-    return _SelectedCalls(named & covered, covered)
+        return named, set().union(*(covered for _, covered in parts))
+    covered = set.intersection(*(covered for _, covered in parts))
+    return named & covered, covered
 
 
 def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: bool) -> set[int]:
@@ -245,12 +218,8 @@ def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: b
     if isinstance(expression, Or):
         return set().union(*(_select_nodes(part, index, contributors) for part in expression.parts))
     match = functools.cache(expression.pattern.matches)
-    if expression.field == "op":
-        return {i for i, node in enumerate(nodes) if any(map(match, _operation_names(node.op)))}
-    if expression.field == "kind":
-        return {i for i, node in enumerate(nodes) if match(node.kind)}
-    if expression.field == "node":
-        return {i for i, node in enumerate(nodes) if match(node.id)}
+    if expression.field in NODE_FIELDS:
+        return {i for i, node in enumerate(nodes) if any(map(match, _node_names(expression.field, node)))}
     inside = index.inside(index.named(expression))
     return {
         i
@@ -259,6 +228,8 @@ def _select_nodes(expression: Expression, index: _DocumentIndex, contributors: b
     }
 
 
-def _operation_names(op: str) -> tuple[str, ...]:
-    """The names of an operator: with its domain, and without."""
-    return (op, op.rpartition("::")[2]) if "::" in op else (op,)
+def _node_names(field: str, node: NodeRecord) -> tuple[str, ...]:
+    """The values of a node in a field; an operator has a name with its domain, and one without."""
+    if field == "op":
+        return (node.op, node.op.rpartition("::")[2]) if "::" in node.op else (node.op,)
+    return (node.kind if field == "kind" else node.id,)

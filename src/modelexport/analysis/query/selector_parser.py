@@ -60,11 +60,7 @@ Expression = Term | And | Or | Not
 
 
 def parse_expression(text: str) -> Expression:
-    """Parse a selector.
-
-    Raises:
-        SelectorError: The text is not a selector; the message has the position of the error.
-    """
+    """Parse a selector."""
     if not isinstance(text, str):
         raise SelectorError(f"a selector is a string, not {type(text).__name__}")
     if len(text) > MAX_LENGTH:

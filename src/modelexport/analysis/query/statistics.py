@@ -134,7 +134,6 @@ def count(
     A tied parameter counts for its first module.
 
     Args:
-        document: The hierarchy.
         nodes: The nodes to count; None counts all.
         parameter_modules: The paths of the modules whose parameters count; None counts all.
     """

@@ -12,16 +12,22 @@ import msgspec
 import numpy.typing as npt
 import onnx_ir as ir
 
-from modelexport.analysis.retagging.invalid_files import correct
 from modelexport.analysis.retagging.matching_by_value import match_tensors_by_value
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.graph import ELEMENT_TYPES, graph_hash, named_values, nodes_with_ids, operation, tensors_with_ids
+from modelexport.graph import (
+    ELEMENT_TYPES,
+    graph_hash,
+    named_values,
+    nodes_with_ids,
+    operation,
+    tensors_with_ids,
+    value_types,
+)
 from modelexport.hierarchy import (
     Attribution,
     BoundaryTensor,
     CallId,
-    CallRecord,
     CallTree,
     HierarchyDocument,
     Kind,
@@ -29,11 +35,13 @@ from modelexport.hierarchy import (
     json_schema,
 )
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
+from modelexport.ort import infer_types
 from modelexport.ownership import Projection, project
 from modelexport.storage import (
     LoadedModel,
     UntaggedFile,
     build_document,
+    build_ir,
     check_target,
     load,
     read_untagged,
@@ -41,9 +49,51 @@ from modelexport.storage import (
 )
 
 STRATEGY = "retag"
-
-_EXACT = frozenset({"exact"})
 _PROJECTED = frozenset({"fused", "merged", "folded"})
+
+
+def correct(file: UntaggedFile, tagged: ir.Model) -> tuple[UntaggedFile, tuple[str, ...]]:
+    """The file with sorted nodes and the element types that its operators return, and a note on each change."""
+    notes = tuple(note for note in (_sort_nodes(file), _correct_types(file, tagged)) if note)
+    return (dataclasses.replace(file, graph=build_ir(file.path, file.proto)) if notes else file), notes
+
+
+def _sort_nodes(file: UntaggedFile) -> str:
+    positions = {node: position for position, node in enumerate(file.graph.graph)}
+    try:
+        file.graph.graph.sort()
+    except ValueError:  # a cycle: the file stays invalid
+        return ""
+    order = [positions[node] for node in file.graph.graph]
+    if order == sorted(order):
+        return ""
+    nodes = list(file.proto.graph.node)
+    del file.proto.graph.node[:]
+    file.proto.graph.node.extend(nodes[position] for position in order)
+    return "the nodes of the file were not sorted; they are now"
+
+
+def _correct_types(file: UntaggedFile, tagged: ir.Model) -> str:
+    """Correct `value_info` where a converter changed the type of tensors and left it as it was."""
+    graph = file.proto.graph
+    before = {value.name: value.dtype for value in (*tagged.graph.inputs, *tagged.graph.initializers.values())}
+    before.update((value.name, value.dtype) for node in tagged.graph for value in node.outputs)
+    if all(before.get(name) in (None, known.element) for name, known in value_types(graph).items()):
+        return ""
+    found = infer_types(file.proto)
+    types = {name: known.element for name, known in value_types(found).items()} if found is not None else {}
+    types.update((weight.name, weight.data_type) for weight in graph.initializer)
+    kept = [value for value in graph.value_info if value.name in types]
+    wrong = [value for value in kept if value.type.tensor_type.elem_type != types[value.name]]
+    if not wrong:
+        return ""
+    for value in wrong:
+        value.type.tensor_type.elem_type = types[value.name]
+    removed = len(graph.value_info) - len(kept)
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    note = f"value_info had the wrong element type for {len(wrong)} tensors, and now has that of their operators"
+    return f"{note}; {removed} entries that cannot be inferred were removed" if removed else note
 
 
 def _summary(report: RetagReport) -> Summary:
@@ -83,7 +133,7 @@ class RetagReport:
     @property
     def exact(self) -> int:
         """The number of nodes with an exact owner."""
-        return sum(node.kind in _EXACT for node in self.document.nodes)
+        return sum(node.kind == "exact" for node in self.document.nodes)
 
     @property
     def projected(self) -> int:
@@ -169,37 +219,26 @@ def retag(
     """
     target = check_target(rewritten if output_path is None else output_path, force=overwrite)
     original = load(tagged)
-    original_document = _document_of(original)
+    if original.document is None:
+        raise FileFormatError(
+            f"{original.path} has no hierarchy to transfer: {original.missing}; "
+            "give the file that modelexport export wrote, with its sidecar beside it"
+        )
+    original_document = original.document
     given, notes = correct(read_untagged(rewritten, target, overwrite=overwrite), original.model)
     owners = _owners(original, original_document)
     outputs = _node_outputs(original.model)
     names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
-    if names is None:
-        _check_related(outputs, original, given)
-    projection = project(original.model, owners, given.graph, call_tree(original_document), names=names)
+    if names is None and outputs and outputs.isdisjoint(_node_outputs(given.graph)):
+        raise InputError(
+            f"{given.path} has no tensor of {original.path}: it was created from another model, or by a tool that "
+            "renames all tensors; --by-value (by_value=True in Python) matches tensors by value"
+        )
+    projection = project(original.model, owners, given.graph, original_document.call_tree(), names=names)
     document = _document(given, original_document, projection)
     files = write_tagged(given, document, target, overwrite=overwrite)
     kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
     return RetagReport(files, document, len(kept), len(outputs), by_value, notes)
-
-
-def _document_of(tagged: LoadedModel) -> HierarchyDocument:
-    if tagged.document is None:
-        raise FileFormatError(
-            f"{tagged.path} has no hierarchy to transfer: {tagged.missing}; "
-            "give the file that modelexport export wrote, with its sidecar beside it"
-        )
-    return tagged.document
-
-
-def call_tree(document: HierarchyDocument) -> CallTree:
-    """The calls of a document as a tree."""
-
-    def read(call: CallRecord) -> ModuleCall:
-        parent = CallId.parse(call.parent) if call.parent is not None else None
-        return ModuleCall(call.path, call.index, parent, call.inputs, call.outputs)
-
-    return CallTree({CallId(call.path, call.index): read(call) for call in document.calls})
 
 
 def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node, Attribution]:
@@ -219,14 +258,6 @@ def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node
 
 def _node_outputs(model: ir.Model) -> set[str]:
     return {value.name for node in model.graph for value in node.outputs if value.name}
-
-
-def _check_related(outputs: set[str], tagged: LoadedModel, given: UntaggedFile) -> None:
-    if outputs and outputs.isdisjoint(_node_outputs(given.graph)):
-        raise InputError(
-            f"{given.path} has no tensor of {tagged.path}: it was created from another model, or by a tool that "
-            "renames all tensors; --by-value (by_value=True in Python) matches tensors by value"
-        )
 
 
 def _names_by_value(

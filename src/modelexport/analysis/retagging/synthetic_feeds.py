@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport.errors import InputError
+from modelexport.graph import shapes_compatible
 from modelexport.input_options import read_shape
 from modelexport.ort import numpy_type
 
@@ -28,10 +29,7 @@ _MAX_ELEMENTS = 2**26
 class InputPair:
     """An input of the original graph, and the matching input of the rewritten graph.
 
-    Attributes:
-        original: The input of the original graph.
-        rewritten: The input of the rewritten graph.
-        names: The names that users can give arrays by; the first is that of the original graph.
+    Users can give arrays by any of the names; the first is that of the original graph.
     """
 
     original: ir.Value
@@ -42,13 +40,7 @@ class InputPair:
 def pair_inputs(original: ir.Model, rewritten: ir.Model, arguments: Mapping[str, str]) -> list[InputPair]:
     """Match the inputs of two graphs by name, or by position if the names differ.
 
-    Args:
-        original: The original model.
-        rewritten: The rewritten model.
-        arguments: The names of forward arguments, by input of the original model.
-
-    Raises:
-        InputError: The inputs do not match.
+    `arguments` are the names of forward arguments, by input of the original model.
     """
     original_inputs, rewritten_inputs = _inputs(original), _inputs(rewritten)
     by_name = {value.name: value for value in rewritten_inputs}
@@ -62,7 +54,7 @@ def pair_inputs(original: ir.Model, rewritten: ir.Model, arguments: Mapping[str,
             "different names: they cannot be matched"
         )
     for own, other in pairs:
-        if _kind(own) != _kind(other) or not _shapes_match(own, other):
+        if _kind(own) != _kind(other) or not shapes_compatible(own.shape, other.shape):
             raise InputError(
                 f"input {own.name!r} ({own.dtype}, {own.shape}) of the tagged file does not match input {other.name!r} "
                 f"({other.dtype}, {other.shape}) of the rewritten one"
@@ -81,30 +73,19 @@ def _inputs(model: ir.Model) -> list[ir.Value]:
     return [value for value in model.graph.inputs if not value.is_initializer()]
 
 
-def _kind(value: ir.Value) -> str:
+def _type_of(value: ir.Value) -> np.dtype[Any]:
     dtype = numpy_type(value.dtype) if value.dtype is not None else None
     if dtype is None:
         raise InputError(f"input {value.name!r} is not a numeric tensor ({value.type}): its values cannot be compared")
-    return "i" if dtype.kind == "u" else dtype.kind
+    return dtype
 
 
-def _shapes_match(one: ir.Value, other: ir.Value) -> bool:
-    if one.shape is None or other.shape is None:
-        return True
-    if len(one.shape) != len(other.shape):
-        return False
-    return all(
-        not (isinstance(size, int) and isinstance(other_size, int)) or size == other_size
-        for size, other_size in zip(one.shape, other.shape, strict=True)
-    )
+def _kind(value: ir.Value) -> str:
+    return _type_of(value).kind.replace("u", "i")
 
 
 def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
-    """An array for each ``name=1x16`` or ``name=1x16:int64``.
-
-    Raises:
-        InputError: A specification cannot be read.
-    """
+    """An array for each ``name=1x16`` or ``name=1x16:int64``."""
     filled: dict[str, Array] = {}
     random = np.random.default_rng(_SEED)
     for text in specifications:
@@ -120,18 +101,18 @@ def fill_shapes(specifications: Sequence[str]) -> dict[str, Array]:
 
 
 def feeds_from_arrays(pairs: Sequence[InputPair], given: Mapping[str, Array]) -> list[Array]:
-    """The given array of each input.
-
-    Raises:
-        InputError: An array is missing, unknown, or does not have the input's shape.
-    """
+    """The given array of each input."""
     used: dict[str, Array] = {}
     for pair in pairs:
         name = next((name for name in pair.names if name in given), None)
         if name is None:
             raise InputError(f"nothing was given for input {pair.names[0]!r}: give all of {_listed(pairs)}, or none")
         used[name] = given[name]
-        _check_shape(pair, name, given[name])
+        for value in (pair.original, pair.rewritten):
+            if not shapes_compatible(value.shape, given[name].shape):
+                raise InputError(
+                    f"input {name!r} was given as {list(given[name].shape)}, but the file takes {value.shape}"
+                )
     unknown = sorted(given.keys() - used.keys())
     if unknown:
         raise InputError(f"there is no input {unknown[0]!r}: the file takes {_listed(pairs)}")
@@ -161,11 +142,6 @@ def _synthesize(pair: InputPair, dynamic_size: int, random: np.random.Generator)
     return _fill(sizes, _type_of(pair.original), random, f"input {pair.names[0]!r}")
 
 
-def _type_of(value: ir.Value) -> np.dtype[Any]:
-    dtype = numpy_type(value.dtype) if value.dtype is not None else None
-    return dtype if dtype is not None else np.dtype(np.float32)
-
-
 def _fill(shape: Sequence[int], dtype: np.dtype[Any], random: np.random.Generator, what: str) -> Array:
     elements = int(np.prod(shape, dtype=object)) if len(shape) else 1
     if elements > _MAX_ELEMENTS:
@@ -176,18 +152,6 @@ def _fill(shape: Sequence[int], dtype: np.dtype[Any], random: np.random.Generato
     # A mask of zeros masks everything, and a softmax over nothing is NaN. A scalar may be a divisor or a length.
     array[(..., slice(1)) if array.ndim else ...] = 1
     return array
-
-
-def _check_shape(pair: InputPair, name: str, array: Array) -> None:
-    for value in (pair.original, pair.rewritten):
-        shape = value.shape
-        if shape is None:
-            continue
-        matches = len(shape) == array.ndim and all(
-            not isinstance(wanted, int) or wanted == size for wanted, size in zip(shape, array.shape, strict=True)
-        )
-        if not matches:
-            raise InputError(f"input {name!r} was given as {list(array.shape)}, but the file takes {shape}")
 
 
 def _listed(pairs: Sequence[InputPair]) -> str:

@@ -7,12 +7,13 @@ of the same operators at the same positions, if their values agree. Tensors that
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.analysis.retagging.tensor_fingerprints import Fingerprints
-from modelexport.graph import ValueIndex, attributes_key, subgraphs_of
+from modelexport.graph import Fingerprint, ValueIndex, attributes_key, subgraphs_of
+
+Fingerprints = Mapping[ir.Value, Fingerprint]
 
 # A constant with hundreds of consumers identifies none of them.
 _MAX_CONSUMERS = 256
@@ -28,9 +29,7 @@ def match_tensors(
     """The original tensors by rewritten tensor; each original tensor is matched at most once.
 
     Args:
-        original: The original model.
         original_values: The fingerprints of its tensors.
-        rewritten: The rewritten model.
         rewritten_values: The fingerprints of its tensors, from a run on the same inputs.
         inputs: The matched inputs: original, rewritten.
     """

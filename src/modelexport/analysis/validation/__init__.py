@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from modelexport.analysis.validation.sarif import as_sarif
-from modelexport.analysis.validation.store_repair import RepairReport, repair, repair_schema
-from modelexport.analysis.validation.validated_file import ValidatedFile
-from modelexport.analysis.validation.validator import validate, validate_opened
+from modelexport.analysis.validation.rule import ValidatedFile
+from modelexport.analysis.validation.store_repair import repair, repair_schema
+from modelexport.analysis.validation.validator import as_sarif, validate, validate_opened
 
 __all__ = [
-    "RepairReport",
     "ValidatedFile",
     "as_sarif",
     "repair",

@@ -7,16 +7,11 @@ from collections.abc import Iterator
 
 from modelexport.analysis.contamination import FIX, types_compatible
 from modelexport.analysis.contamination import RULE as CONTAMINATION
-from modelexport.analysis.validation.rule import EXPORT_AGAIN, Rule, Violation
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import Rule, ValidatedFile, Violation
 from modelexport.hierarchy import (
-    ROOT_CALL,
     ROOT_PATH,
     CallId,
-    CallRecord,
-    CallTree,
     HierarchyDocument,
-    ModuleCall,
     TagScheme,
     parent_path,
 )
@@ -43,9 +38,9 @@ def _check_tags_exist(file: ValidatedFile) -> Iterator[Violation]:
 
 def _check_tags_of_tree(document: HierarchyDocument) -> Iterator[Violation]:
     scheme = TagScheme(document.tree(), document.tag_view)
-    calls = _call_tree(document)
+    calls = document.call_tree()
     for call in document.calls:
-        expected = scheme.tag(_call_id(call), calls)
+        expected = scheme.tag(CallId(call.path, call.index), calls)
         if call.tag != expected:
             yield Violation(f"the tag of call {call.id!r} is {call.tag!r}, but {expected!r} in the module tree")
     for module in document.modules:
@@ -125,45 +120,22 @@ def _check_owners(file: ValidatedFile) -> Iterator[Violation]:
         yield Violation(found.message, found.node, found.severity, found.case)
 
 
-def _call_id(call: CallRecord) -> CallId:
-    return CallId(call.path, call.index)
-
-
-def _call_tree(document: HierarchyDocument) -> CallTree:
-    known = {call.id: _call_id(call) for call in document.calls}
-    return CallTree(
-        {
-            _call_id(call): ModuleCall(
-                call.path, call.index, known.get(call.parent, ROOT_CALL) if call.parent is not None else None
-            )
-            for call in document.calls
-        }
-    )
-
-
 HIERARCHY_RULES = (
-    Rule("tags-exist", "every tag follows from the module tree", EXPORT_AGAIN, _check_tags_exist, needs_document=True),
-    Rule("hierarchy", "modules and calls are consistent", EXPORT_AGAIN, _check_hierarchy, needs_document=True),
+    Rule("tags-exist", "every tag follows from the module tree", _check_tags_exist, needs_document=True),
+    Rule("hierarchy", "modules and calls are consistent", _check_hierarchy, needs_document=True),
     Rule(
         "boundaries",
         "boundary tensors are in the graph, with the recorded type and shape",
-        EXPORT_AGAIN,
         _check_boundaries,
         needs_document=True,
     ),
-    Rule(
-        "tensors",
-        "the producer and the consumers of a tensor own its nodes",
-        EXPORT_AGAIN,
-        _check_tensors,
-        needs_document=True,
-    ),
+    Rule("tensors", "the producer and the consumers of a tensor own its nodes", _check_tensors, needs_document=True),
     Rule(
         CONTAMINATION,
         "no node is owned by a call that did not run it",
-        FIX,
         _check_owners,
         needs_document=True,
+        fix=FIX,
         optional=True,
         lists_all=True,
     ),

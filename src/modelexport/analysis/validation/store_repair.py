@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
-from modelexport.hierarchy import HierarchyDocument, json_schema
+from modelexport.hierarchy import json_schema
 from modelexport.storage import check_target, read_untagged, recover_document, write_tagged
 
 _OURS = ("doc_string", "metadata_props")
@@ -79,25 +80,20 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
     untagged = read_untagged(file.path, target, overwrite=overwrite)
     missing: tuple[str, ...] = ()
     document, origin = file.document, "sidecar"
-    if document is None or not _describes_graph(document, file):
-        try:
+    # As `read_model` accepts it: with the hash of the graph, and each node once, in order.
+    ids = [node_id for node_id, _ in file.nodes]
+    if (
+        document is None
+        or document.graph_hash != file.opened.graph_hash
+        or [record.id for record in document.nodes] != ids
+    ):
+        found = None
+        with contextlib.suppress(FileFormatError):
             found = recover_document(file.model, file.nodes, untagged.graph)
-        except FileFormatError as error:
-            raise _nothing(file.path) from error
-        if found.origin not in _OURS:
-            raise _nothing(file.path)
+        if found is None or found.origin not in _OURS:
+            raise InputError(
+                f"{file.path} has no hierarchy of ours to repair from: export the model again, or tag the file with "
+                "modelexport tag"
+            )
         document, origin, missing = found.document, found.origin, found.missing
     return RepairReport(origin, write_tagged(untagged, document, target, overwrite=overwrite), missing)
-
-
-def _describes_graph(document: HierarchyDocument, file: ValidatedFile) -> bool:
-    """Whether `read_model` accepts the document: it has the hash of the graph, and each node once, in order."""
-    return document.graph_hash == file.opened.graph_hash and [record.id for record in document.nodes] == [
-        node_id for node_id, _ in file.nodes
-    ]
-
-
-def _nothing(path: Path) -> InputError:
-    return InputError(
-        f"{path} has no hierarchy of ours to repair from: export the model again, or tag the file with modelexport tag"
-    )

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from modelexport.analysis import Severity
-from modelexport.analysis.validation.rule import REPAIR, Rule, Violation
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.validation.rule import REPAIR, Rule, ValidatedFile, Violation
 from modelexport.storage import has_node_properties
 
 # One or more segments, each a slash and a name without control characters.
@@ -27,7 +26,7 @@ def _check_sidecar_hash(file: ValidatedFile) -> Iterator[Violation]:
 
 
 def _check_coverage(file: ValidatedFile) -> Iterator[Violation]:
-    for (node_id, _), stores in zip(file.nodes, file.stores, strict=True):
+    for (node_id, _), stores in zip(file.nodes, file.opened.stores, strict=True):
         if file.document is not None and node_id not in file.records:
             yield Violation("the sidecar does not have the node", node_id)
         if stores.doc_string is None and stores.module is None:
@@ -42,7 +41,7 @@ def _check_coverage(file: ValidatedFile) -> Iterator[Violation]:
 def _check_tag_format(file: ValidatedFile) -> Iterator[Violation]:
     """Tags are paths of classes, and the fields of a node's doc_string are consistent."""
     valid: set[str] = set()
-    for (node_id, _), stores in zip(file.nodes, file.stores, strict=True):
+    for (node_id, _), stores in zip(file.nodes, file.opened.stores, strict=True):
         if stores.damaged:
             yield Violation("its doc_string begins like ours but cannot be decoded", node_id)
         stored = stores.doc_string
@@ -66,7 +65,7 @@ def _check_tag_format(file: ValidatedFile) -> Iterator[Violation]:
 
 def _check_stores_agree(file: ValidatedFile) -> Iterator[Violation]:
     tags = {call.id: call.tag for call in file.document.calls} if file.document is not None else {}
-    for (node_id, _), stores in zip(file.nodes, file.stores, strict=True):
+    for (node_id, _), stores in zip(file.nodes, file.opened.stores, strict=True):
         content: dict[str, tuple[str | None, str | None, str | None]] = {}
         stored, record = stores.doc_string, file.records.get(node_id)
         if stored is not None:
@@ -89,15 +88,15 @@ def _check_stores_agree(file: ValidatedFile) -> Iterator[Violation]:
 
 
 STORE_RULES = (
-    Rule("sidecar", "the sidecar exists and can be read", REPAIR, _check_sidecar),
+    Rule("sidecar", "the sidecar exists and can be read", _check_sidecar, fix=REPAIR),
     Rule(
         "sidecar-hash",
         "the sidecar describes this graph",
-        "put the sidecar of this file beside it, or transfer the hierarchy with modelexport retag",
         _check_sidecar_hash,
         needs_document=True,
+        fix="put the sidecar of this file beside it, or transfer the hierarchy with modelexport retag",
     ),
-    Rule("coverage", "every node has an owner in the sidecar and in the node itself", REPAIR, _check_coverage),
-    Rule("tag-format", "tags have the format /Class/Class.name", REPAIR, _check_tag_format),
-    Rule("stores-agree", "doc_string, metadata_props and sidecar agree on every node", REPAIR, _check_stores_agree),
+    Rule("coverage", "every node has an owner in the sidecar and in the node itself", _check_coverage, fix=REPAIR),
+    Rule("tag-format", "tags have the format /Class/Class.name", _check_tag_format, fix=REPAIR),
+    Rule("stores-agree", "doc_string, metadata_props and sidecar agree on every node", _check_stores_agree, fix=REPAIR),
 )

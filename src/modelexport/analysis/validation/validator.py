@@ -1,24 +1,66 @@
-"""validate: check a model file and its hierarchy against the validation rules."""
+"""validate: check a model file and its hierarchy against the validation rules; the report as SARIF."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from modelexport._version import __version__
 from modelexport.analysis import Finding, RuleReport, Severity, ValidationReport
 from modelexport.analysis.contamination import RULE as CONTAMINATION
-from modelexport.analysis.validation.baseline_rules import BASELINE_RULES, TOPOLOGY
-from modelexport.analysis.validation.graph_rules import GRAPH_RULES
+from modelexport.analysis.validation.graph_rules import BASELINE_RULES, GRAPH_RULES, TOPOLOGY
 from modelexport.analysis.validation.hierarchy_rules import HIERARCHY_RULES
-from modelexport.analysis.validation.rule import Rule, Violation
+from modelexport.analysis.validation.rule import Rule, ValidatedFile, Violation
 from modelexport.analysis.validation.store_rules import STORE_RULES
-from modelexport.analysis.validation.validated_file import ValidatedFile
 from modelexport.gc_pause import gc_paused
 
 RULES: tuple[Rule, ...] = (*GRAPH_RULES, *STORE_RULES, *HIERARCHY_RULES, *BASELINE_RULES)
-
 # A missing store violates a rule at every node: the report lists the first findings and counts the rest.
 _MAX_FINDINGS = 20
+
+
+def as_sarif(report: ValidationReport) -> dict[str, Any]:
+    """The report as a SARIF log with one run."""
+    numbers = {rule.id: number for number, rule in enumerate(report.rules)}
+    fixes = {finding.rule: finding.fix for finding in report.findings}
+    rules = [
+        {
+            "id": rule.id,
+            "shortDescription": {"text": rule.title},
+            **({"help": {"text": fixes[rule.id]}} if rule.id in fixes else {}),
+        }
+        for rule in report.rules
+    ]
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "modelexport", "version": __version__, "rules": rules}},
+                "results": [_result(finding, numbers, report.file) for finding in report.findings],
+            }
+        ],
+    }
+
+
+def _result(finding: Finding, numbers: dict[str, int], file: str) -> dict[str, Any]:
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": Path(file).as_uri()}}}
+    if finding.node is not None:
+        location["logicalLocations"] = [{"fullyQualifiedName": finding.node, "kind": "element"}]
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "level": finding.severity.value,
+        "message": {"text": finding.message},
+        "locations": [location],
+    }
+    if finding.rule in numbers:
+        result["ruleIndex"] = numbers[finding.rule]
+    if finding.case is not None:
+        result["properties"] = {"case": msgspec.to_builtins(finding.case)}
+    return result
 
 
 def validate(
@@ -63,7 +105,7 @@ def check(file: ValidatedFile, chosen: Sequence[Rule]) -> ValidationReport:
 def _findings(rule: Rule, violations: Sequence[Violation]) -> Iterable[Finding]:
     shown = violations if rule.lists_all else violations[:_MAX_FINDINGS]
     for found in shown:
-        yield Finding(rule.id, found.severity or rule.severity, found.message, rule.fix, found.node, found.case)
+        yield Finding(rule.id, found.severity or Severity.ERROR, found.message, rule.fix, found.node, found.case)
     if len(shown) < len(violations):
         left = len(violations) - len(shown)
         yield Finding(rule.id, Severity.NOTE, f"{left} more findings of this rule are not listed", rule.fix)

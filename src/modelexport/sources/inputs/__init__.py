@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from modelexport.sources.inputs.choose import ChosenInputs, choose_inputs
-from modelexport.sources.inputs.from_processor import process, samples
+from modelexport.sources.inputs.choose import choose_inputs
 
-__all__ = [
-    "ChosenInputs",
-    "choose_inputs",
-    "process",
-    "samples",
-]
+__all__ = ["choose_inputs"]

@@ -63,7 +63,12 @@ def choose_inputs(
         return _processed(sourced, list(texts), [Path(path) for path in images], [Path(path) for path in audio])
     if sourced.example_inputs is not None:
         return ChosenInputs(sourced.example_inputs)
-    processor, notes = _processor_if_any(sourced)
+    processor, notes = None, []
+    try:
+        processor = None if sourced.processor is None else sourced.processor()
+    except ModelExportError as error:
+        # Inputs can still be synthesized without it.
+        notes.append(f"note: {error}")
     inputs = make_example_inputs(sourced.model, processor)
     return ChosenInputs(inputs, (*notes, f"inputs synthesized: {describe(inputs) or 'none'}"))
 
@@ -82,11 +87,3 @@ def _processed(sourced: SourcedModel, texts: list[str], images: list[Path], audi
     inputs = complete_inputs(sourced.model, given)
     added = {name: inputs[name] for name in inputs if name not in given} if isinstance(inputs, dict) else {}
     return ChosenInputs(inputs, (f"inputs synthesized: {describe(added)}",) if added else ())
-
-
-def _processor_if_any(sourced: SourcedModel) -> tuple[Any | None, tuple[str, ...]]:
-    """The model's own processor, or a note if it cannot be loaded: inputs can still be synthesized without it."""
-    try:
-        return None if sourced.processor is None else sourced.processor(), ()
-    except ModelExportError as error:
-        return None, (f"note: {error}",)

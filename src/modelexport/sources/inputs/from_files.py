@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from modelexport.display import in_one_line
 from modelexport.errors import InputError
 from modelexport.input_options import read_arrays, read_shape
 
@@ -18,11 +19,7 @@ _TENSOR_KEYS = frozenset(["data", "dtype", "shape"])
 
 
 def read_inputs(path: Path) -> dict[str, Any] | tuple[Any, ...]:
-    """Read the inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``.
-
-    Raises:
-        InputError: The file cannot be read as one of these.
-    """
+    """Read the inputs in a file: arrays by name in ``.npz``, numbers and lists by name in ``.json``."""
     if path.suffix.lower() == ".json":
         return read_json(path)
     try:
@@ -58,9 +55,6 @@ def read_json(path: Path) -> dict[str, Any] | tuple[Any, ...]:
 
     A list of numbers, nested or not, is a tensor; so is ``{"data": …, "dtype": "int64", "shape": [2, 3]}``, whose dtype
     and shape are optional. Any other object is a dict of such values, and a single number is a Python number.
-
-    Raises:
-        InputError: The file cannot be read as one of these.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -109,17 +103,13 @@ def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> t
     try:
         return torch.tensor(data, dtype=dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: {name} is not a tensor: {reason}") from error
+        raise InputError(f"{path}: {name} is not a tensor: {in_one_line(error)}") from error
 
 
 def fill_shapes(specifications: list[str]) -> dict[str, Any]:
     """A tensor for each ``name=1x16`` or ``name=1x16:int64``: random floats, or ones for other dtypes.
 
     A name with dots is a tensor inside an argument.
-
-    Raises:
-        InputError: A specification cannot be read.
     """
     generator = torch.Generator().manual_seed(_SEED)
     return _nested(dict(_fill(text, generator) for text in specifications), "--input-shape")
@@ -135,5 +125,4 @@ def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
             return given.name, torch.randn(given.shape, generator=generator).to(dtype)
         return given.name, torch.ones(given.shape, dtype=dtype)
     except (RuntimeError, NotImplementedError, MemoryError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{given.option}: torch cannot create this tensor: {reason}") from error
+        raise InputError(f"{given.option}: torch cannot create this tensor: {in_one_line(error)}") from error

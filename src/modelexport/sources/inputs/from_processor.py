@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from modelexport.display import in_one_line
 from modelexport.errors import InputError
 
 _SAMPLE_TEXTS = ("The quick brown fox jumps over the lazy dog.", "Every module knows its own nodes.")
@@ -36,16 +37,11 @@ class RawInputs:
 
     def given(self) -> dict[str, tuple[Any, ...]]:
         """The kinds that are not empty."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if value}
+        return {name: value for name, value in vars(self).items() if value}
 
 
 def read_raw_inputs(processor: object, texts: list[str], images: list[Path], audio: list[Path]) -> RawInputs:
-    """Read images and audio files; texts are used as they are.
-
-    Raises:
-        InputError: A file cannot be read, or has another sample rate than the model expects.
-    """
+    """Read images and audio files; texts are used as they are."""
     rate = sampling_rate(processor)
     return RawInputs(
         tuple(texts), tuple(_read_image(path) for path in images), tuple(_read_audio(path, rate) for path in audio)
@@ -59,12 +55,8 @@ def process(
 
     Args:
         processor: The model's own processor.
-        raw: The raw inputs.
         accepted: The names of forward's arguments.
         dtype: The dtype of the model's weights, which processors do not know.
-
-    Raises:
-        InputError: The processor does not accept one of the kinds, or fails.
     """
     keys = _call_keys(processor)
     name = type(processor).__name__
@@ -73,7 +65,7 @@ def process(
         if kind not in keys:
             raise InputError(
                 f"{_OPTIONS[kind]}: the model's processor, a {name}, does not accept this option; "
-                f"it accepts {_option_names(keys)}"
+                f"it accepts {' and '.join(_OPTIONS[known] for known in keys) or 'none of these options'}"
             )
         arguments[keys[kind]] = list(values)
     options: dict[str, Any] = {"return_tensors": "pt"}
@@ -84,9 +76,8 @@ def process(
     try:
         result = processor(**arguments, **options)  # type: ignore[operator]  # processors are called
     except Exception as error:
-        reason = " ".join(str(error).split())
         given = " and ".join(_OPTIONS[kind] for kind in raw.given())
-        raise InputError(f"{given}: the model's processor, a {name}, failed: {reason}") from error
+        raise InputError(f"{given}: the model's processor, a {name}, failed: {in_one_line(error)}") from error
     found = {key: _in_type(value, dtype) for key, value in dict(result).items() if key in accepted}
     if not any(isinstance(value, torch.Tensor) for value in found.values()):
         raise InputError(
@@ -143,10 +134,6 @@ def _call_keys(processor: object) -> dict[str, str]:
     return found
 
 
-def _option_names(keys: Mapping[str, str]) -> str:
-    return " and ".join(_OPTIONS[kind] for kind in keys) or "none of these options"
-
-
 def _read_image(path: Path) -> Any:
     try:
         pictures = importlib.import_module("PIL.Image")
@@ -156,7 +143,7 @@ def _read_image(path: Path) -> Any:
         with pictures.open(path) as picture:
             return picture.convert("RGB")
     except Exception as error:
-        raise InputError(f"--input-image {path} cannot be read as an image: {_reason(error)}") from error
+        raise InputError(f"--input-image {path} cannot be read as an image: {in_one_line(error)}") from error
 
 
 def _read_audio(path: Path, wanted: int | None) -> np.ndarray[Any, Any]:
@@ -182,7 +169,7 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, Any], int]:
         # Float and compressed audio have the same extension, and need soundfile.
         if path.is_file() and importlib.util.find_spec("soundfile") is not None:
             return _read_with_soundfile(path)
-        raise InputError(f"--input-audio {path} cannot be read as a PCM wave file: {_reason(error)}") from error
+        raise InputError(f"--input-audio {path} cannot be read as a PCM wave file: {in_one_line(error)}") from error
     if width not in _PCM:
         raise InputError(f"--input-audio {path} has {8 * width} bits per sample: convert it to 16 bits")
     numbers = np.frombuffer(data, dtype=np.dtype(_PCM[width]).newbyteorder("<"))
@@ -203,9 +190,5 @@ def _read_with_soundfile(path: Path) -> tuple[np.ndarray[Any, Any], int]:
     try:
         numbers, rate = library.read(path, dtype="float32", always_2d=True)
     except Exception as error:
-        raise InputError(f"--input-audio {path} cannot be read as audio: {_reason(error)}") from error
+        raise InputError(f"--input-audio {path} cannot be read as audio: {in_one_line(error)}") from error
     return numbers, int(rate)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

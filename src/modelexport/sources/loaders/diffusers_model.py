@@ -8,14 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.file_kind import existing_path
 from modelexport.sources.loaders.hub import Repository, fetch, find_on_hub, folder_repository
-from modelexport.sources.loaders.library_logging import quiet
-from modelexport.sources.loaders.load_errors import explain_load_error, require
-from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel, notes_on_missing, size_limit
+from modelexport.sources.loaders.libraries import quiet, require
+from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel, building, notes_on_missing
 from modelexport.sources.loaders.transformers_model import load_folder
 
 _CONFIG = "config.json"
@@ -26,11 +23,7 @@ _WEIGHTS_FILE = re.compile(r"(diffusion_pytorch_)?model(-\d{5}-of-\d{5})?\.safet
 
 
 def load_component(reference: str, target: str, options: LoadOptions) -> SourcedModel:
-    """Load a model from a diffusers pipeline (it may be a transformers model), or a model that was saved alone.
-
-    Raises:
-        ModelSourceError: The model does not exist, or cannot be loaded.
-    """
+    """Load a model from a diffusers pipeline (it may be a transformers model), or a model that was saved alone."""
     diffusers = require("diffusers", "diffusers", reference)
     with quiet():
         found = _find(reference, target, options)
@@ -53,23 +46,14 @@ def _load(found: Repository, model_class: Any, written: dict[str, Any], options:
     notes: tuple[str, ...] = ()
     if not options.random_weights:
         found.weights_file(_WEIGHTS)
-    try:
-        with torch.random.fork_rng(devices=[]), size_limit(found.reference):
-            torch.manual_seed(SEED)
-            if options.random_weights:
-                model = model_class.from_config(written).to(dtype=dtype)
-            else:
-                model, info = model_class.from_pretrained(
-                    found.location,
-                    use_safetensors=True,
-                    local_files_only=True,
-                    output_loading_info=True,
-                    torch_dtype=dtype,
-                )
-                notes = notes_on_missing(found.reference, model, info["missing_keys"])
-    except Exception as error:
-        weights = sorted(Path(found.location).glob("*.safetensors"))
-        raise explain_load_error(found.reference, options.revision, error, weights=weights) from error
+    with building(found.reference, options.revision, sorted(Path(found.location).glob("*.safetensors"))):
+        if options.random_weights:
+            model = model_class.from_config(written).to(dtype=dtype)
+        else:
+            model, info = model_class.from_pretrained(
+                found.location, use_safetensors=True, local_files_only=True, output_loading_info=True, torch_dtype=dtype
+            )
+            notes = notes_on_missing(found.reference, model, info["missing_keys"])
     return SourcedModel(model.eval(), notes=notes)
 
 

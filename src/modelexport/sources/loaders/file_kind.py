@@ -36,33 +36,32 @@ def is_exported_program(path: Path) -> bool:
 
 def refuse_file(path: Path) -> ModelSourceError:
     """The error for a file that is not an exported program: what it is, and what to give instead."""
-    members = _archive_members(path)
+    members, start = _archive_members(path), _start(path)
     if _is_torchscript(members):
-        return ModelSourceError(
-            f"{path} is a TorchScript file (torch.jit.save): its module classes and their hierarchy are gone; give the "
-            "Python model that it was exported from as package.module:factory, or a .pt2 file of torch.export.save"
+        what = (
+            "a TorchScript file (torch.jit.save): its module classes and their hierarchy are gone; give the Python "
+            "model that it was exported from as package.module:factory, or a .pt2 file of torch.export.save"
         )
-    start = _start(path)
-    if "data.pkl" in members or _is_pickle(start) or (path.suffix.lower() in _PICKLE_SUFFIXES):
-        return ModelSourceError(
-            f"{path} is a pickle checkpoint, and loading one can run code: it was not opened; {_SAFETENSORS}"
-        )
-    if path.suffix == ".safetensors" or _is_safetensors(start):
+    elif "data.pkl" in members or _is_pickle(start) or (path.suffix.lower() in _PICKLE_SUFFIXES):
+        what = f"a pickle checkpoint, and loading one can run code: it was not opened; {_SAFETENSORS}"
+    elif path.suffix == ".safetensors" or _is_safetensors(start):
         return ModelSourceError(
             f"{path} has weights but no model: give its HuggingFace folder, "
             "or package.module:factory of a function that builds the model and loads them"
         )
-    if path.suffix == ".onnx":
-        return ModelSourceError(
-            f"{path} is already an ONNX file, and MODEL is the PyTorch model to export: "
-            "modelexport tag adds a hierarchy to an ONNX file"
+    elif path.suffix == ".onnx":
+        what = (
+            "already an ONNX file, and MODEL is the PyTorch model to export: modelexport tag adds a hierarchy to an "
+            "ONNX file"
         )
-    if path.suffix == ".py":
-        return ModelSourceError(f"{path} is a Python file: name a factory in it, as {path}:factory")
-    return ModelSourceError(
-        f"{path} is not a supported model file: give a .pt2 file of torch.export.save, a HuggingFace folder, "
-        "or package.module:factory"
-    )
+    elif path.suffix == ".py":
+        what = f"a Python file: name a factory in it, as {path}:factory"
+    else:
+        what = (
+            "not a supported model file: give a .pt2 file of torch.export.save, a HuggingFace folder, or "
+            "package.module:factory"
+        )
+    return ModelSourceError(f"{path} is {what}")
 
 
 def _is_torchscript(members: frozenset[str]) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+from modelexport.display import in_one_line
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.load_errors import explain_load_error, in_one_line
+from modelexport.sources.loaders.libraries import explain_load_error
 
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _SAFETENSORS = ".safetensors"
@@ -38,12 +40,12 @@ class Repository:
     def on_hub(self) -> bool:
         return self.revision is not None
 
-    def weights_file(self, names: tuple[str, ...] = SAFE_WEIGHTS) -> str:
-        """The first of these files that exists. All weights are safetensors, which load without running code.
+    def at_revision(self) -> dict[str, Any]:
+        """The argument of transformers' loaders for the revision on the hub."""
+        return {"revision": self.revision} if self.on_hub else {}
 
-        Raises:
-            ModelSourceError: None of the files exists, or one is not safetensors.
-        """
+    def weights_file(self, names: tuple[str, ...] = SAFE_WEIGHTS) -> str:
+        """The first of these files that exists. All weights are safetensors, which load without running code."""
         found = [name for name in names if name in self.files]
         # Each of them: diffusers prefers an index to a single file, transformers the reverse.
         for name in found:
@@ -97,11 +99,7 @@ class Repository:
 
 
 def folder_repository(reference: str, folder: Path, cached_only: str | None = None) -> Repository:
-    """The files of a model in a folder.
-
-    Raises:
-        ModelSourceError: The folder cannot be read.
-    """
+    """The files of a model in a folder."""
     try:
         files = frozenset(path.name for path in folder.iterdir() if path.is_file())
     except OSError as error:
@@ -116,35 +114,35 @@ def find_on_hub(
 
     Args:
         reference: What the user wrote.
-        repository: The id.
         revision: The branch, tag or commit; by default the newest.
         advice: What else the user can do or may have meant.
         marker: A file that the cache has if it has the model.
-
-    Raises:
-        ModelSourceError: The model does not exist, or cannot be reached.
     """
-    from huggingface_hub import HfApi, constants, errors, is_offline_mode
+    from huggingface_hub import HfApi, constants, errors, is_offline_mode, try_to_load_from_cache
     from huggingface_hub.utils import validate_repo_id
 
     try:
         validate_repo_id(repository)
     except errors.HFValidationError as error:
         raise ModelSourceError(f"{reference!r} is not a model id; {advice}") from error
-    if is_offline_mode():
-        reason = "HF_HUB_OFFLINE is set"
-        return _from_cache(reference, repository, revision, marker, reason, advice)
+    found, reason = None, "HF_HUB_OFFLINE is set"
     try:
-        found = HfApi().model_info(repository, revision=revision)
+        if not is_offline_mode():
+            found = HfApi().model_info(repository, revision=revision)
     except errors.HfHubHTTPError as error:
-        if error.response.status_code >= _SERVER_ERROR:
-            reason = f"the HuggingFace hub answered {error.response.status_code}"
-            return _from_cache(reference, repository, revision, marker, reason, advice)
-        raise explain_load_error(reference, revision, error, repository=repository, advice=advice) from error
+        if error.response.status_code < _SERVER_ERROR:
+            raise explain_load_error(reference, revision, error, repository=repository, advice=advice) from error
+        reason = f"the HuggingFace hub answered {error.response.status_code}"
     # HTTPError is the base class of the errors of whichever HTTP library huggingface_hub uses.
     except (errors.HTTPError, OSError) as error:
         reason = f"the HuggingFace hub at {constants.ENDPOINT} cannot be reached ({in_one_line(error)})"
-        return _from_cache(reference, repository, revision, marker, reason, advice)
+    if found is None:
+        cached = try_to_load_from_cache(repository, marker, revision=revision)
+        if not isinstance(cached, str):
+            named = reference if revision is None else f"{reference} at revision {revision}"
+            raise ModelSourceError(f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}")
+        # For a folder, transformers does not contact the hub.
+        return folder_repository(reference, Path(cached).parent, cached_only=reason)
     files = frozenset(sibling.rfilename for sibling in found.siblings or ())
     if marker in files:
         # Fetched by branch or tag, so that the cache records its commit; other files are fetched by the commit.
@@ -152,25 +150,8 @@ def find_on_hub(
     return Repository(reference, repository, files, found.sha)
 
 
-def _from_cache(
-    reference: str, repository: str, revision: str | None, marker: str, reason: str, advice: str
-) -> Repository:
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    found = try_to_load_from_cache(repository, marker, revision=revision)
-    if not isinstance(found, str):
-        named = reference if revision is None else f"{reference} at revision {revision}"
-        raise ModelSourceError(f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}")
-    # For a folder, transformers does not contact the hub.
-    return folder_repository(reference, Path(found).parent, cached_only=reason)
-
-
 def fetch(repository: Repository, file: str) -> Path:
-    """The path of one file of a model, downloaded if it is on the hub and not in the cache.
-
-    Raises:
-        ModelSourceError: It cannot be downloaded.
-    """
+    """The path of one file of a model, downloaded if it is on the hub and not in the cache."""
     if not repository.on_hub:
         return Path(repository.location, file)
     from huggingface_hub import hf_hub_download

@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.builtin import BUILTIN_PREFIX, build_builtin
 from modelexport.sources.loaders.file_kind import existing_path, is_exported_program, refuse_file
+from modelexport.sources.loaders.libraries import require
 from modelexport.sources.loaders.python_reference import load_reference
-from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel
+from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel, building
 
+BUILTIN_PREFIX = "builtin:"
 _TIMM_PREFIX = "timm:"
 _DIFFUSERS_PREFIX = "diffusers:"
 _FORMS = (
     "a HuggingFace folder or hub id, package.module:factory, file.py:factory, timm:NAME, diffusers:FOLDER#unet, "
     f"a .pt2 file, or {BUILTIN_PREFIX}bert-tiny for the built-in model"
 )
+
+
+def build_builtin(reference: str) -> tuple[torch.nn.Module, Any]:
+    """Build the built-in model of that name, with example inputs."""
+    name = reference.removeprefix(BUILTIN_PREFIX)
+    if name != "bert-tiny":
+        raise ModelSourceError(f"there is no built-in model {name!r}: the only one is {BUILTIN_PREFIX}bert-tiny")
+    require("transformers", "hf", reference)
+    with building(reference, None):
+        from transformers import BertConfig, BertModel
+
+        config = BertConfig(
+            vocab_size=1024,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=512,
+            max_position_embeddings=128,
+        )
+        model = BertModel(config).eval()
+        tokens = torch.randint(0, config.vocab_size, (1, 16))
+    return model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
 def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> SourcedModel:

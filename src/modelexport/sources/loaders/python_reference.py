@@ -42,9 +42,6 @@ def load_reference(reference: str) -> SourcedModel:
 
     A factory returns a `torch.nn.Module`, or a pair of one and its example inputs. Its arguments are literals;
     nothing else is evaluated.
-
-    Raises:
-        ModelSourceError: The reference does not lead to a model.
     """
     parsed = _parse(reference)
     file = existing_path(parsed.module) if _is_file(parsed.module) else None

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch.nn.modules.module import (
 )
 
 from modelexport.errors import InputError, ModelSourceError
+from modelexport.sources.loaders.libraries import explain_load_error
 
 # Random weights are the same each time.
-SEED = 0
+_SEED = 0
 _SHOWN_NAMES = 3
 # Models with hundreds of experts in each layer have about 60,000.
 _MOST_MODULES = 100_000
@@ -93,13 +95,21 @@ class SourcedModel:
 
 
 @contextlib.contextmanager
+def building(reference: str, revision: str | None, weights: Iterable[Path] = ()) -> Iterator[None]:
+    """Build a model of a library: with fixed random weights, in bounded size, and its errors translated to ours."""
+    try:
+        with torch.random.fork_rng(devices=[]), size_limit(reference):
+            torch.manual_seed(_SEED)
+            yield
+    except Exception as error:
+        raise explain_load_error(reference, revision, error, weights=weights) from error
+
+
+@contextlib.contextmanager
 def size_limit(reference: str, most_modules: int = _MOST_MODULES) -> Iterator[None]:
     """Limit the number of modules and the size of the parameters that are created within the context.
 
     A configuration may come from anywhere, and a few characters of it ask for a billion layers.
-
-    Raises:
-        ModelSourceError: There are more modules than any model has, or the parameters do not fit into memory.
     """
     modules = size = 0
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
@@ -128,11 +138,7 @@ def size_limit(reference: str, most_modules: int = _MOST_MODULES) -> Iterator[No
 
 
 def notes_on_missing(reference: str, model: torch.nn.Module, missing: Collection[str]) -> tuple[str, ...]:
-    """Notes on weights that are missing from the files and were initialized at random.
-
-    Raises:
-        ModelSourceError: All weights are missing.
-    """
+    """Notes on weights that are missing from the files and were initialized at random."""
     if not missing:
         return ()
     name = type(model).__name__

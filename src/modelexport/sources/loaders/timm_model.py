@@ -10,22 +10,17 @@ from typing import Any
 
 import torch
 
-from modelexport.errors import InputError, ModelSourceError
+from modelexport.errors import ModelSourceError
 from modelexport.sources.loaders.hub import fetch, find_on_hub
-from modelexport.sources.loaders.library_logging import quiet
-from modelexport.sources.loaders.load_errors import explain_load_error, require
-from modelexport.sources.loaders.sourced_model import SEED, LoadOptions, SourcedModel
+from modelexport.sources.loaders.libraries import quiet, require
+from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel, building
 
 _RANDOM_WEIGHTS = "--random-weights initializes the weights at random"
 _WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")
 
 
 def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
-    """Load a timm model with its pretrained weights, and an image of its input size.
-
-    Raises:
-        ModelSourceError: timm has no model of this name, or its weights cannot be loaded.
-    """
+    """Load a timm model with its pretrained weights, and an image of its input size."""
     options.only(reference, ("revision", "dtype", "random_weights"))
     dtype = options.torch_dtype()
     timm = require("timm", "timm", reference)
@@ -34,13 +29,12 @@ def load_timm(reference: str, name: str, options: LoadOptions) -> SourcedModel:
         likely = f": did you mean {' or '.join(close)}?" if close else ""
         raise ModelSourceError(f"timm {timm.__version__} has no model {name!r}{likely}")
     weights = [] if options.random_weights else [_find_weights(timm, reference, name, options.revision)]
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            model = timm.create_model(name, **_weights_arguments(weights)).to(dtype=dtype).eval()
-            image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
-    except Exception as error:
-        raise explain_load_error(reference, options.revision, error, weights=weights) from error
+    with quiet(), building(reference, options.revision, weights):
+        # timm reads this file only: its other sources of weights include pickles.
+        source = [{"file": str(file), "custom_load": False, "hf_hub_id": None, "url": None} for file in weights]
+        overlay = {"pretrained_cfg_overlay": source[0]} if source else {}
+        model = timm.create_model(name, pretrained=bool(source), **overlay).to(dtype=dtype).eval()
+        image = torch.randn(1, *model.pretrained_cfg["input_size"]).to(dtype)
     return SourcedModel(model, (image,), lambda: _ImageProcessor(timm, model))
 
 
@@ -53,8 +47,6 @@ class _ImageProcessor:
         self._dtype = next(model.parameters()).dtype
 
     def __call__(self, images: Sequence[Any], return_tensors: str = "pt") -> dict[str, torch.Tensor]:
-        if return_tensors != "pt":
-            raise InputError(f"timm returns torch tensors, not {return_tensors!r}")
         return {self._argument: torch.stack([self._transform(image) for image in images]).to(self._dtype)}
 
 
@@ -73,12 +65,3 @@ def _find_weights(timm: Any, reference: str, name: str, revision: str | None) ->
     names = (own,) if own is not None and own.endswith(".safetensors") else _WEIGHTS
     repository = find_on_hub(reference, place, revision, advice=_RANDOM_WEIGHTS, marker=names[0])
     return fetch(repository, repository.weights_file(names))
-
-
-def _weights_arguments(weights: list[Path]) -> dict[str, Any]:
-    """Arguments with which timm reads this file only: its other sources of weights include pickles."""
-    if not weights:
-        return {"pretrained": False}
-    (file,) = weights
-    overlay = {"file": str(file), "custom_load": False, "hf_hub_id": None, "url": None}
-    return {"pretrained": True, "pretrained_cfg_overlay": overlay}

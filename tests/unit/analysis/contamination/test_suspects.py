@@ -6,9 +6,9 @@ import pytest
 from tests.conftest import Exporter
 from tests.support.breaking import random_moves, with_owners
 
-from modelexport.analysis.contamination.node_owners import NodeOwners
-from modelexport.analysis.contamination.suspects import find_suspects
-from modelexport.analysis.validation.validated_file import ValidatedFile
+from modelexport.analysis.contamination.call_index import NodeOwners
+from modelexport.analysis.contamination.owner_check import find_suspects
+from modelexport.analysis.validation.rule import ValidatedFile
 
 pytestmark = pytest.mark.xdist_group("no_grad")
 

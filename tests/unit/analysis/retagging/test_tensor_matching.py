@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from modelexport.analysis.retagging.tensor_fingerprints import fingerprint_tensors
+from modelexport.analysis.retagging.matching_by_value import fingerprint_tensors
 from modelexport.analysis.retagging.tensor_matching import match_tensors
 from modelexport.ort.prepared_model import prepared
 from modelexport.ort.runner import Runner

@@ -15,9 +15,8 @@ from tests.support.breaking import read_document, with_owners, write_artifact
 
 import modelexport
 from modelexport.analysis.findings import Severity
-from modelexport.analysis.validation.sarif import as_sarif
 from modelexport.analysis.validation.store_repair import repair
-from modelexport.analysis.validation.validator import RULES, validate
+from modelexport.analysis.validation.validator import RULES, as_sarif, validate
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.hierarchy.document_codec import encode_document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.search import (
-    SynthesizedInputs,
     complete_inputs,
     describe,
     make_example_inputs,
@@ -13,7 +12,6 @@ from modelexport.sources.inputs.synthesis.search import (
 
 __all__ = [
     "ModelFacts",
-    "SynthesizedInputs",
     "complete_inputs",
     "describe",
     "make_example_inputs",

@@ -3,31 +3,180 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
-from modelexport.sources.inputs.synthesis.attempt import Attempt
-from modelexport.sources.inputs.synthesis.initial_guess import LENGTH
-from modelexport.sources.inputs.synthesis.missing_arguments import (
-    add_any_argument,
-    add_named_arguments,
+import torch
+
+from modelexport.sources.inputs.synthesis.initial_guess import (
+    BATCH,
+    LENGTH,
+    guess,
+    may_be_input,
+    shape_for_convolution,
 )
-from modelexport.sources.inputs.synthesis.module_repairs import (
-    change_kind_for_module,
-    change_size_for_module,
-    flatten_for_module,
-    scale_for_module,
-)
+from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS
 from modelexport.sources.inputs.synthesis.shape_repairs import (
     change_rank,
     extrapolate_size,
     match_operands,
     probe_sizes,
+    resize,
     take_shape_from_message,
     take_size_from_message,
 )
-from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec
+from modelexport.sources.inputs.synthesis.trial_call import Attempt, Failure
 
+_MAX_NAMED = 4
+# Rounding inside the model hides the exact size: sizes near the computed one are tried too.
+_NEARBY = (0, 1, -1, 2, -2, 3, 4)
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
+
+
+def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
+    """Add one of the arguments that the error or the code names and that were not given."""
+    for name in _addable(attempt, attempt.failure.names)[:_MAX_NAMED]:
+        for spec in (*_input_of_module(attempt.failure), guess(attempt.facts, name)):
+            yield attempt.replace(**{name: _fit(spec, attempt.proposal)})
+
+
+def add_any_argument(attempt: Attempt) -> Iterator[Proposal]:
+    """Add an argument that nothing refers to."""
+    for name in _addable(attempt, attempt.facts.parameters):
+        yield attempt.replace(**{name: _fit(guess(attempt.facts, name), attempt.proposal)})
+
+
+def _addable(attempt: Attempt, names: Iterable[str]) -> list[str]:
+    """Those of the names that are arguments which may be inputs and are not given yet."""
+    parameters = attempt.facts.parameters
+    known = [name for name in dict.fromkeys(names) if name in parameters and name not in attempt.proposal]
+    return [name for name in known if may_be_input(parameters[name])]
+
+
+def _input_of_module(failure: Failure) -> Iterator[TensorSpec]:
+    """The input of the module that was running, where it got none."""
+    if failure.given:
+        return
+    if isinstance(failure.module, EMBEDDINGS):
+        yield TensorSpec((BATCH, LENGTH), Kind.TOKENS, failure.module.num_embeddings, rule="input_of_embedding")
+    elif isinstance(failure.module, torch.nn.Linear):
+        yield TensorSpec((BATCH, LENGTH, failure.module.in_features), rule="input_of_linear")
+    elif isinstance(failure.module, CONVOLUTIONS):
+        yield TensorSpec(shape_for_convolution(failure.module), rule="input_of_convolution")
+
+
+def _fit(spec: Any, proposal: Proposal) -> Any:
+    """Give a guess the batch size and the length of the arguments that are there already."""
+    if not isinstance(spec, TensorSpec) or spec.rows:
+        return spec
+    there = [value for value in proposal.values() if isinstance(value, TensorSpec | torch.Tensor)]
+    # A length is that of tokens and masks: the second axis of floats is their width.
+    integers = [v for v in there if not (v.kind is Kind.FLOATS if isinstance(v, TensorSpec) else v.is_floating_point())]
+    lengths = [value.shape[1] for value in integers if len(value.shape) == 2]
+    usual = {BATCH: [value.shape[0] for value in there if value.shape], LENGTH: lengths}
+    axes = {axis: usual[size][0] for axis, size in enumerate(spec.shape[:2]) if usual.get(size)}
+    return spec.resized(axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mismatch:
+    """A size that a module fixes on an axis of its input, whose shape has another; the rank may be fixed too."""
+
+    shape: tuple[int, ...]
+    axis: int
+    size: int
+    rank: int | None
+
+
+def change_kind_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give tokens to an embedding that got floats, and floats to a module with weights that got integers."""
+    module, given = attempt.failure.module, attempt.failure.given
+    if module is None or not given:
+        return
+    shape, dtype = given[0]
+    if isinstance(module, EMBEDDINGS):
+        kind, upper_bound = Kind.TOKENS, module.num_embeddings
+    else:
+        kind, upper_bound = Kind.FLOATS, 2
+    if dtype.is_floating_point is not (kind is Kind.FLOATS):
+        others = [(name, spec) for name, spec in attempt.tensors.items() if spec.kind is not kind]
+        for name, spec in sorted(others, key=lambda item: item[1].shape != shape):
+            yield attempt.replace(**{name: dataclasses.replace(spec, kind=kind, upper_bound=upper_bound)})
+
+
+def change_size_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an argument the size that the module takes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None:
+        return
+    direct = _direct_argument(attempt, mismatch)
+    if direct is not None:
+        axis = mismatch.axis % len(mismatch.shape)
+        yield attempt.replace(**{direct: attempt.tensors[direct].resized({axis: mismatch.size})})
+        return
+    yield from resize(attempt, mismatch.shape[mismatch.axis], mismatch.size)
+
+
+def flatten_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Remove axes of an argument that goes straight to a module which takes any number of them."""
+    mismatch = _mismatch(attempt)
+    if mismatch is not None and mismatch.rank is None and len(mismatch.shape) > 3:
+        for name, spec in attempt.tensors.items():
+            if spec.shape == mismatch.shape:
+                yield attempt.replace(**{name: spec.reshaped((spec.shape[0], mismatch.size))})
+                yield attempt.replace(**{name: spec.reshaped((spec.shape[0], LENGTH, mismatch.size))})
+
+
+def scale_for_module(attempt: Attempt) -> Iterator[Proposal]:
+    """Scale the inner axes of an argument that the module gets flattened, by the ratio of the sizes."""
+    mismatch = _mismatch(attempt)
+    if mismatch is None or _direct_argument(attempt, mismatch) is not None:
+        return
+    for name, spec in attempt.tensors.items():
+        inner = len(spec.shape) - 2
+        if inner < 1 or spec.kind is not Kind.FLOATS:
+            continue
+        factor = (mismatch.size / mismatch.shape[mismatch.axis]) ** (1 / inner)
+        for offset in _NEARBY:
+            axes = {axis: round(spec.shape[axis] * factor) + offset for axis in range(2, len(spec.shape))}
+            yield attempt.replace(**{name: spec.resized(axes)})
+
+
+def _mismatch(attempt: Attempt) -> _Mismatch | None:
+    """The size that is wrong, where the rank of the input fits."""
+    module, given = attempt.failure.module, attempt.failure.given
+    fixed = None if module is None or not given else _fixed_size(module)
+    if fixed is None:
+        return None
+    found = _Mismatch(given[0][0], *fixed)
+    ranks_fit = found.rank in (None, len(found.shape)) and -len(found.shape) <= found.axis < len(found.shape)
+    return found if ranks_fit and found.shape[found.axis] != found.size else None
+
+
+def _fixed_size(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
+    """The axis of its input whose size a module fixes, that size, and the rank of the input where it is fixed too."""
+    if isinstance(module, CONVOLUTIONS):
+        return 1, module.in_channels, module.weight.dim()
+    if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
+        return 1, module.num_features, None
+    if isinstance(module, torch.nn.Linear):
+        return -1, module.in_features, None
+    if isinstance(module, torch.nn.RNNBase):
+        return -1, module.input_size, None
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dim() == 1:
+        return -1, weight.shape[0], None
+    return None
+
+
+def _direct_argument(attempt: Attempt, mismatch: _Mismatch) -> str | None:
+    """The argument that a module without a fixed rank got unchanged."""
+    operand = attempt.failure.operands[0] if attempt.failure.operands else None
+    if mismatch.rank is not None or len(mismatch.shape) > 3 or operand is None or operand.shape != mismatch.shape:
+        return None
+    name = operand.origins[0] if len(operand.origins) == 1 else ""
+    return name if name in attempt.tensors and attempt.tensors[name].shape == mismatch.shape else None
 
 
 def take_number_from_message(attempt: Attempt) -> Iterator[Proposal]:

@@ -12,12 +12,11 @@ import torch
 
 from modelexport.errors import InputError
 from modelexport.sources.inputs.from_processor import process, samples
-from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.initial_guess import guess
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.repairs import repairs
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, create_arguments
-from modelexport.sources.inputs.synthesis.trial_call import try_call
+from modelexport.sources.inputs.synthesis.trial_call import Attempt, try_call
 from modelexport.torch_support import TORCH_LOCK, copied_inputs
 
 # The budget is a number of calls and not a time, so that the result does not depend on the machine. A large model gets
@@ -77,13 +76,7 @@ def synthesize_inputs(
 ) -> SynthesizedInputs:
     """Synthesize inputs as `make_example_inputs` does, and say which rules found them.
 
-    Args:
-        model: Any module.
-        processor: The processor that belongs to the model, if there is one.
-        without: Names of repairs that are not used, to measure whether a model needs them.
-
-    Raises:
-        InputError: Forward accepted nothing that was tried; the message says what it answered.
+    Repairs whose names are in `without` are not used, to measure whether a model needs them.
     """
     if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
         raise InputError(f"{type(model).__name__} has no forward, so it cannot be called: choose one of its modules")
@@ -177,16 +170,17 @@ class _Queue:
         while self._by_cost and self._by_progress:
             candidate = heapq.heappop(self._by_progress)[-1] if far else heapq.heappop(self._by_cost)[-1]
             proposal = candidate.proposal
-            key = repr(sorted((name, _key(value)) for name, value in proposal.items()))
+            # Of other values only the same object is the same.
+            keys = {
+                name: repr(value) if isinstance(value, TensorSpec | int) else f"{type(value).__name__} {id(value)}"
+                for name, value in proposal.items()
+            }
+            key = repr(sorted(keys.items()))
             bounded = all(spec.is_bounded for spec in proposal.values() if isinstance(spec, TensorSpec))
             if bounded and key not in self._seen:
                 self._seen.add(key)
                 return candidate
         return None
-
-
-def _key(value: object) -> str:
-    return repr(value) if isinstance(value, TensorSpec | int) else f"{type(value).__name__} {id(value)}"
 
 
 def _first_proposals(

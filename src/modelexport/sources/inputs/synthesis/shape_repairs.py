@@ -6,12 +6,11 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from modelexport.sources.inputs.synthesis.attempt import Attempt
+from modelexport.sources.inputs.synthesis.failure_hints import Operand
 from modelexport.sources.inputs.synthesis.initial_guess import BATCH, LENGTH, channels_of
 from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, ModelFacts
-from modelexport.sources.inputs.synthesis.provenance import Operand
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec
-from modelexport.sources.inputs.synthesis.trial_call import Failure
+from modelexport.sources.inputs.synthesis.trial_call import Attempt, Failure
 
 _FRAMES = 5
 _SIDE = 16
@@ -219,8 +218,10 @@ def extrapolate_size(attempt: Attempt) -> Iterator[Proposal]:
         spec = attempt.tensors[name]
         size, was = spec.shape[axis], before.tensors[name].shape[axis]
         for place, operand in enumerate(failure.operands):
+            others = [size for n, other in enumerate(failure.operands) if n != place for size in reversed(other.shape)]
+            theirs = [size for size in dict.fromkeys(others) if size in attempt.numbers]
             for found, once in zip(operand.shape, before.failure.operands[place].shape, strict=True):
-                for wanted in _sizes_of_others(place, failure.operands, attempt.numbers) if found != once else ():
+                for wanted in theirs if found != once else ():
                     steps, rest = divmod((wanted - found) * (size - was), found - once)
                     if rest == 0 and steps and 0 < size + steps <= _MAX_SIZE:
                         yield attempt.replace(**{name: spec.resized({axis: size + steps})})
@@ -242,8 +243,3 @@ def _only_change(before: Attempt, after: Attempt) -> tuple[str, int] | None:
     shapes = before.tensors[names[0]].shape, after.tensors[names[0]].shape
     axes = [axis for axis, (one, other) in enumerate(zip(*shapes, strict=False)) if one != other]
     return (names[0], axes[0]) if len(shapes[0]) == len(shapes[1]) and len(axes) == 1 else None
-
-
-def _sizes_of_others(place: int, operands: tuple[Operand, ...], numbers: list[int]) -> list[int]:
-    others = [size for other, operand in enumerate(operands) if other != place for size in reversed(operand.shape)]
-    return [size for size in dict.fromkeys(others) if size in numbers]

@@ -30,8 +30,6 @@ class TensorSpec:
     """A tensor to synthesize.
 
     Attributes:
-        shape: Its shape.
-        kind: What it contains.
         upper_bound: Tokens are smaller than this number.
         rows: The whole content, for a tensor whose values are sizes.
         rule: The name of the rule that guessed it; no part of what the tensor is.
@@ -69,9 +67,6 @@ class TensorSpec:
             return torch.ones(self.shape, dtype=torch.int64)
         if self.kind is Kind.POSITIONS:
             return torch.arange(self.shape[-1] if self.shape else 1).expand(self.shape or (1,)).reshape(self.shape)
-        return self._create_tokens(generator, special_tokens)
-
-    def _create_tokens(self, generator: torch.Generator, special_tokens: frozenset[int]) -> torch.Tensor:
         usual = [token for token in range(min(self.upper_bound, _MAX_TOKEN)) if token not in special_tokens] or [0]
         picked = torch.randint(0, len(usual), self.shape, generator=generator)
         return torch.tensor(usual)[picked]
@@ -82,11 +77,6 @@ class TensorSpec:
 
 # The arguments of a call by name: a TensorSpec for a tensor to synthesize, any other value as it is.
 Proposal = dict[str, Any]
-
-
-def tensor_specs(proposal: Proposal) -> dict[str, TensorSpec]:
-    """The tensors of a proposal whose shapes may be changed, by argument."""
-    return {name: spec for name, spec in proposal.items() if isinstance(spec, TensorSpec) and not spec.rows}
 
 
 def create_arguments(proposal: Proposal, dtype: torch.dtype, special_tokens: frozenset[int]) -> dict[str, Any]:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from modelexport.sources.inputs.synthesis.provenance import Operand, Origins
-from modelexport.sources.inputs.synthesis.traceback_hints import NOTHING, Spoken, lines, mentioned, spoken_of
+from modelexport.sources.inputs.synthesis.failure_hints import (
+    NOTHING,
+    Operand,
+    Origins,
+    Spoken,
+    lines,
+    mentioned,
+    spoken_of,
+)
+from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
+from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec
 from modelexport.torch_support import CallWatch, buffers_restored, evaluation_mode, named_results, preserved_state
 
 _MOST_WORDS = 200
+_NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
+_TIMES = re.compile(r"[x*]")
+_MAX_NUMBERS = 8
+_ABOUT_SHAPES = (ValueError, RuntimeError, IndexError, AssertionError, TypeError)
 
 # The shape and type of a tensor.
 Given = tuple[tuple[int, ...], torch.dtype]
@@ -23,8 +38,7 @@ class Failure:
     """How a call failed.
 
     Attributes:
-        kind: The class of the error.
-        words: What it says, in one line.
+        words: The message of the error, in one line.
         names: Names in its words, then in the lines of code that led to it, the innermost first.
         module: The innermost module that was running.
         given: The tensors that this module was given.
@@ -58,51 +72,67 @@ def try_call(
 ) -> Failure | None:
     """Call the model; None where it returns tensors. Nothing of the model or of torch is left changed.
 
-    Args:
-        model: The model.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        names: What the positional arguments are called.
+    `names` are those of the positional arguments.
     """
     origins = Origins({**dict(zip(names, args, strict=False)), **kwargs})
-    with preserved_state(model), evaluation_mode(model), buffers_restored(model), torch.no_grad():
-        running = _Running(origins)
-        try:
-            with running.calls.watching(dict(model.named_modules())), origins:
-                result = model(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  whatever a forward raises at inputs it was not made for
-            return running.failure(error)
-        if any(True for _ in named_results(result)):
-            return None
-        return running.failure(ValueError(f"it returned a {type(result).__name__} without a tensor"))
+    ended = itertools.count()
 
-
-class _Running:
-    """The calls that are running, each with the tensors that its module was given."""
-
-    def __init__(self, origins: Origins) -> None:
-        self.calls: CallWatch[tuple[Given, ...]] = CallWatch(self._enter, self._leave)
-        self._ended = 0
-        self._origins = origins
-
-    def _enter(self, call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, ...]:
+    def enter(call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, ...]:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
-    def _leave(self, *_: object) -> None:
-        self._ended += 1
+    def leave(*_: object) -> None:
+        next(ended)
 
-    def failure(self, error: Exception) -> Failure:
-        call = self.calls.raised_in(error)
-        module, given = (call.module, call.record or ()) if call is not None else (None, ())
+    calls: CallWatch[tuple[Given, ...]] = CallWatch(enter, leave)
+
+    def failure(error: Exception) -> Failure:
+        call = calls.raised_in(error)
         # Only words and shapes are kept of the error: its traceback would hold every tensor of the call.
         return Failure(
             type(error),
             " ".join(str(error).split()),
             tuple(dict.fromkeys(mentioned(error))),
-            module,
-            given,
-            (self._ended, *lines(error)),
-            self._origins.operands(error),
-            spoken_of(error, self._origins),
+            call.module if call is not None else None,
+            (call.record or ()) if call is not None else (),
+            (next(ended), *lines(error)),
+            origins.operands(error),
+            spoken_of(error, origins),
         )
+
+    with preserved_state(model), evaluation_mode(model), buffers_restored(model), torch.no_grad():
+        try:
+            with calls.watching(dict(model.named_modules())), origins:
+                result = model(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  whatever a forward raises at inputs it was not made for
+            return failure(error)
+        if any(True for _ in named_results(result)):
+            return None
+        return failure(ValueError(f"it returned a {type(result).__name__} without a tensor"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A call that failed, as the rules that repair it see it."""
+
+    facts: ModelFacts
+    proposal: Proposal
+    failure: Failure
+    earlier: Sequence[Attempt] = dataclasses.field(default=(), repr=False)
+
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        """The arguments that are tensors whose shapes may be changed."""
+        return {name: spec for name, spec in self.proposal.items() if isinstance(spec, TensorSpec) and not spec.rows}
+
+    @property
+    def numbers(self) -> list[int]:
+        """The whole numbers in the message of the error, where it may be about shapes."""
+        if not issubclass(self.failure.kind, _ABOUT_SHAPES):
+            return []
+        found = _NUMBER.findall(_TIMES.sub(" ", self.failure.words))
+        return list(dict.fromkeys(int(text) for text in found))[:_MAX_NUMBERS]
+
+    def replace(self, /, **changed: object) -> Proposal:
+        """The proposal with some arguments replaced or added."""
+        return {**self.proposal, **changed}

@@ -5,6 +5,7 @@ The description is decoded by torch's own schema, and each text in it must satis
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -20,16 +21,30 @@ from typing import Any
 import torch
 
 from modelexport.errors import ModelExportError
-from modelexport.sources.loaders.pt2.size_expressions import is_size_expression, is_size_symbol
 from modelexport.torch_support.private import is_operator_overload, schema_of
-from modelexport.torch_support.private_export import is_schema_union, program_schema, size_operators
+from modelexport.torch_support.private_export import is_schema_union, program_schema, size_functions, size_operators
 
+_LARGEST_EXPRESSION = 4000
+_LARGEST_POWER = 64
+# torch counts up to the number of an unbacked symbol, so that the number is bounded as well.
+_SYMBOL = re.compile(r"[a-z]+[0-9]{1,6}")
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?", re.IGNORECASE)
+_POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
+# What sympy writes for sizes; torch's own functions of sizes are in torch.utils._sympy.functions.
+_EXPRESSIONS = frozenset(
+    {
+        *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Abs", "floor", "ceiling"),
+        *("Equality", "Unequality", "StrictLessThan", "LessThan", "StrictGreaterThan", "GreaterThan"),
+        *("And", "Or", "Not", "Piecewise", "ExprCondPair"),
+    }
+)
+_WORDS = frozenset({"true", "false", "oo", "int_oo", "nan"})
+_SETTINGS = frozenset({"positive", "integer", "negative", "nonnegative", "nonzero", "real", "finite", "precision"})
 # Characters that end or escape a string literal: torch puts dictionary keys and attribute names between quotes.
 _QUOTING = re.compile(r"[\"'\\`]")
 _NONFINITE = frozenset({"Infinity", "-Infinity", "NaN"})
 # What torch may restore on a node. It resolves other entries by attribute lookup, and export does not need them.
 _NODE_METADATA = frozenset({"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"})
-
 # Higher-order operators that torch.export writes and that call nothing but the subgraphs and operators they are given.
 _HIGHER_ORDER = frozenset(
     {
@@ -53,6 +68,43 @@ MODULE_STATE = frozenset(
         *vars(torch.nn.Module()),
     }
 )
+
+
+def _is_size(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.USub) and _is_size(node.operand)
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, bool | int | float)
+    if isinstance(node, ast.Name):
+        return node.id in _WORDS or _SYMBOL.fullmatch(node.id) is not None
+    if isinstance(node, ast.Tuple):
+        return all(_is_size(part) for part in node.elts)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    name, first = node.func.id, node.args[0] if node.args else None
+    settings = all(word.arg in _SETTINGS and isinstance(word.value, ast.Constant) for word in node.keywords)
+    if name in ("Symbol", "Float") and isinstance(first, ast.Constant) and isinstance(first.value, str):
+        pattern = _SYMBOL if name == "Symbol" else _NUMBER
+        return settings and len(node.args) == 1 and pattern.fullmatch(first.value) is not None
+    known = name in _EXPRESSIONS or _is_size_function(name)
+    return known and settings and all(map(_is_size, node.args)) and (name not in _POWERS or _is_small_power(node))
+
+
+def _is_size_function(name: str) -> bool:
+    import sympy  # type: ignore[import-untyped]
+
+    functions = size_functions()
+    found = getattr(functions, name, None)
+    return isinstance(found, type) and issubclass(found, sympy.Basic) and found.__module__ == functions.__name__
+
+
+def _is_small_power(node: ast.Call) -> bool:
+    """Whether a power is cheap to evaluate: of a symbol, to a small number."""
+    if len(node.args) != 2:
+        return False
+    of_symbol = any(isinstance(part, ast.Name) and part.id == "Symbol" for part in ast.walk(node.args[0]))
+    numbers = [part.value for part in ast.walk(node.args[1]) if isinstance(part, ast.Constant)]
+    return of_symbol and all(isinstance(n, int | float) and abs(n) <= _LARGEST_POWER for n in numbers)
 
 
 class RefusedError(ModelExportError):
@@ -178,7 +230,8 @@ def _accept_any_text(text: str) -> None:
 
 
 def _check_symbol(text: str) -> None:
-    if not is_size_symbol(text):
+    """The name of a symbol, such as `s77` or `u0`."""
+    if _SYMBOL.fullmatch(text) is None:
         raise RefusedError(f"it has the symbol {text[:60]!r}")
 
 
@@ -242,7 +295,12 @@ def _check_structure(text: str) -> Any:
 
 
 def _check_expression(text: str) -> None:
-    if not is_size_expression(text):
+    """A size as sympy prints it, and nothing but a calculation."""
+    known = False
+    # Not Python, or nested too deeply for its parser.
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        known = len(text) <= _LARGEST_EXPRESSION and _is_size(ast.parse(text, mode="eval").body)
+    if not known:
         raise RefusedError(f"the size {text[:60]!r} is more than a calculation")
 
 

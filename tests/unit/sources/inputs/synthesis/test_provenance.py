@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from modelexport.sources.inputs.synthesis.provenance import Origins
+from modelexport.sources.inputs.synthesis.failure_hints import Origins
 from modelexport.sources.inputs.synthesis.trial_call import try_call
 
 

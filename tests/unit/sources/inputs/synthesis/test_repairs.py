@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from modelexport.sources.inputs.synthesis import make_example_inputs
-from modelexport.sources.inputs.synthesis.attempt import Attempt
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.repairs import repairs
 from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec, create_arguments
-from modelexport.sources.inputs.synthesis.trial_call import Failure, try_call
+from modelexport.sources.inputs.synthesis.trial_call import Attempt, Failure, try_call
 
 
 def shapes(model: nn.Module) -> dict[str, Any]:

@@ -1,22 +1,57 @@
-"""Import the libraries that load models, and translate their errors to errors of ours."""
+"""The libraries that load models: import them, silence their logs, and translate their errors to errors of ours."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from modelexport.display import in_one_line
 from modelexport.errors import ModelExportError, ModelSourceError
+
+_LOGGING = ("transformers.utils.logging", "huggingface_hub.utils.logging", "diffusers.utils.logging")
+_NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence logs and progress bars of the imported libraries, except download bars on a terminal.
+
+    Also prevents requests to the hub that the user did not ask for: huggingface_hub fetches a list of tools for its
+    telemetry, and transformers requests the conversion of pickled weights.
+    """
+    from huggingface_hub import constants, utils
+
+    with contextlib.ExitStack() as stack:
+        before = os.environ.get(_NO_CONVERSION)
+        if before is None:
+            stack.callback(os.environ.pop, _NO_CONVERSION)
+        else:
+            stack.callback(os.environ.__setitem__, _NO_CONVERSION, before)
+        os.environ[_NO_CONVERSION] = "1"
+        stack.callback(setattr, constants, "HF_HUB_DISABLE_TELEMETRY", constants.HF_HUB_DISABLE_TELEMETRY)
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        # transformers switches the bars of downloads with its own.
+        hidden = utils.are_progress_bars_disabled()
+        restore_downloads = utils.disable_progress_bars if hidden else utils.enable_progress_bars
+        stack.callback(restore_downloads)
+        for library in (importlib.import_module(name) for name in _LOGGING if name.partition(".")[0] in sys.modules):
+            stack.callback(library.set_verbosity, library.get_verbosity())
+            library.set_verbosity(library.CRITICAL)
+            if hasattr(library, "disable_progress_bar") and library.is_progress_bar_enabled():
+                stack.callback(library.enable_progress_bar)
+                library.disable_progress_bar()
+        restore_downloads()
+        yield
 
 
 def require(package: str, extra: str, reference: str) -> Any:
-    """Import a package.
-
-    Raises:
-        ModelSourceError: It is not installed, or cannot be imported.
-    """
+    """Import a package."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -43,8 +78,6 @@ def explain_load_error(
 
     Args:
         reference: What the user wrote.
-        revision: The revision that was asked for.
-        error: The error of the library.
         repository: The id on the hub, if it differs from the reference.
         weights: The safetensors files that it may have read, to name a broken one.
         advice: What else the user can do or may have meant.
@@ -54,7 +87,10 @@ def explain_load_error(
             return cause
         meaning = _broken_file(error, cause, weights) or _hub_answer(cause, repository or reference, revision, advice)
         if meaning is None and isinstance(cause, ImportError):
-            meaning = _failed_import(cause)
+            *_, first = causes(cause)
+            meaning = f"importing a package that it needs failed with {type(first).__name__}: {in_one_line(first)}"
+            if isinstance(first, ImportError):
+                meaning = f"it needs a package that is not installed: {in_one_line(first)}"
         if meaning is not None:
             return ModelSourceError(f"{reference}: {meaning}")
     return ModelSourceError(f"{reference}: loading it failed with {type(error).__name__}: {in_one_line(error)}")
@@ -67,18 +103,6 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def in_one_line(error: BaseException) -> str:
-    """The message of an error, without line breaks."""
-    return " ".join(str(error).split())
-
-
-def _failed_import(error: ImportError) -> str:
-    *_, first = causes(error)
-    if isinstance(first, ImportError):
-        return f"it needs a package that is not installed: {in_one_line(first)}"
-    return f"importing a package that it needs failed with {type(first).__name__}: {in_one_line(first)}"
 
 
 def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[Path]) -> str | None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.load_errors import explain_load_error
+from modelexport.sources.loaders.libraries import explain_load_error
 
 pytest.importorskip("huggingface_hub")
 

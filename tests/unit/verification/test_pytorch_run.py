@@ -13,7 +13,7 @@ from torch import nn
 from modelexport.hierarchy.document import HierarchyDocument, ModuleRecord, Producer
 from modelexport.hierarchy.modules import ForwardArgument
 from modelexport.hierarchy.tags import TagView
-from modelexport.verification.boundary_recording import (
+from modelexport.verification.pytorch_run import (
     BoundaryKey,
     BoundaryRecorder,
     BoundaryRecording,

@@ -1,4 +1,4 @@
-"""Record the inputs and outputs of module calls during forward passes in PyTorch, under the names of the document."""
+"""Run the model in PyTorch, and record the inputs and outputs of its calls under the names of the document."""
 
 from __future__ import annotations
 
@@ -7,29 +7,78 @@ import dataclasses
 import enum
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from modelexport.display import in_one_line
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, HierarchyDocument
 from modelexport.torch_support import (
+    TORCH_LOCK,
     CallWatch,
     RunningCall,
+    buffers_restored,
     control_flow_depth,
     copied_inputs,
+    evaluation_mode,
+    full_float32_precision,
     mha_fast_path_disabled,
     named_arguments,
     named_results,
+    preserved_state,
 )
 from modelexport.torch_support.private import storage_reference, version_of
-from modelexport.verification.reference_run import reference_run
-from modelexport.verification.tensor_arrays import array_of
 
 _SHOWN = 3
-_OTHER_SEED = 0x5EED
+OTHER_SEED = 0x5EED
+_NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+@contextlib.contextmanager
+def reference_run(model: torch.nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Run the model without gradients and in full precision; it and torch are restored.
+
+    With `training` it runs in its current mode instead of evaluation mode.
+    """
+    with (
+        TORCH_LOCK,
+        preserved_state(model),
+        buffers_restored(model),
+        contextlib.nullcontext() if training else evaluation_mode(model),
+        full_float32_precision(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def call_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Call the model; an exception becomes an InputError."""
+    try:
+        model(*args, **kwargs)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{type(model).__name__} does not run on these inputs: {reason}") from error
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The content of a tensor, of the same element type where numpy has it; else floats become 32-bit floats.
+
+    Complex numbers become pairs of floats, as in ONNX graphs. The array may share the tensor's memory.
+    """
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_floating_point() and tensor.dtype not in _NUMPY_FLOATS:
+        tensor = tensor.float()
+    array: np.ndarray = tensor.resolve_neg().cpu().contiguous().numpy()
+    return array
 
 
 class Direction(enum.StrEnum):
@@ -78,17 +127,7 @@ class BoundaryRecording:
 class BoundaryRecorder:
     """Runs a model on the same inputs, any number of times. The model and the inputs are not changed.
 
-    Args:
-        model: The model.
-        document: The document of its export, for the names of arguments.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-
-    Attributes:
-        passes: How many forward passes have run.
-
-    Raises:
-        InputError: A module of the document is not in the model.
+    The names of arguments are those of the document. `passes` counts the forward passes.
     """
 
     def __init__(
@@ -113,22 +152,13 @@ class BoundaryRecorder:
         Args:
             keep: The inputs and outputs whose content is kept.
             reseed_at: The id of a call; the random number generators get another seed when it begins.
-
-        Raises:
-            InputError: The model cannot be run on these inputs.
         """
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with reference_run(self._model), mha_fast_path_disabled(), control_flow_depth() as depth:
             observer = _BoundaryObserver(self._arguments, keep, reseed_at, depth)
             with observer.calls.watching(self._modules):
-                try:
-                    self._model(*args, **kwargs)
-                except Exception as error:
-                    reason = " ".join(str(error).split())
-                    raise InputError(
-                        f"the model cannot be run on these inputs: {type(error).__name__}: {reason}"
-                    ) from error
+                call_model(self._model, args, kwargs)
         return observer.recording
 
 
@@ -166,7 +196,7 @@ class _BoundaryObserver:
         counts[path] += 1
         if call == self._reseed_at:
             for seed in (torch.manual_seed, np.random.seed, random.seed):
-                seed(_OTHER_SEED)
+                seed(OTHER_SEED)
         self._record(call, Direction.INPUT, named_arguments(self._arguments.get(path, ()), args, kwargs))
         return call
 
@@ -188,8 +218,8 @@ class _BoundaryObserver:
                         self._kept[number] = array_of(tensor).copy()
                     self.recording.values[key] = self._kept[number]
                 except (RuntimeError, TypeError, NotImplementedError) as error:
-                    reason = " ".join(str(error).split())
-                    self.recording.unreadable[key] = f"{name!r} of PyTorch's run cannot be compared: {reason}"
+                    problem = f"{name!r} of PyTorch's run cannot be compared: {in_one_line(error)}"
+                    self.recording.unreadable[key] = problem
 
     def _number(self, tensor: torch.Tensor) -> int:
         """The same number for tensors of the same content: equal views of one storage without a write in between."""
