@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 import onnx_ir as ir
 import torch
@@ -72,64 +72,6 @@ def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[
         else:
             later = (found.get(user.name) for user in node.users if user not in translated)
             found[node.name] = next((tensor for tensor in later if tensor is not None), None)
-    return found
-
-
-def find_lost_value(program: torch.export.ExportedProgram, model: ir.Model) -> str | None:
-    """Return a tensor of the program that the ONNX graph does not have, if any: an optimizer has rewritten the graph.
-
-    The exporter translates every node, so that the graph has all tensors until nodes are fused, merged or folded. Only
-    a translation that returns its input unchanged adds no node: then the input is produced under the later name, or
-    consumed in place of the result. Constants are left out: a translation may drop an empty one.
-    """
-    from_inputs = _from_inputs(program)
-    tensors = onnx_values(program, model)
-    producers: dict[str | None, torch.fx.Node | None] = {}
-    consumed: dict[torch.fx.Node | None, set[str | None]] = {}
-    for node in model.graph:
-        source = translated_node(node)
-        producers.update({value.name: source for value in node.outputs})
-        consumed.setdefault(source, set()).update(value.name for value in node.inputs if value is not None)
-    for traced in program.graph.nodes:
-        if traced not in from_inputs or not _is_consumed_tensor(traced):
-            continue
-        if traced in consumed or traced.name in producers:
-            continue
-        inputs = _translated_inputs(traced, consumed)
-        later = tensors.get(traced.name)
-        if later in producers:
-            is_kept = producers[later] in inputs
-        else:
-            passed_on = {tensors.get(value.name) for value in inputs}
-            is_kept = any(not passed_on.isdisjoint(consumed.get(user, ())) for user in traced.users)
-        if not is_kept:
-            return str(traced.name)
-    return None
-
-
-def _from_inputs(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:
-    """Return the nodes that depend on an input of the model."""
-    inputs = set(program.graph_signature.user_inputs)
-    found: set[torch.fx.Node] = set()
-    for node in program.graph.nodes:
-        if node.name in inputs or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _is_consumed_tensor(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and bool(node.users) and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _translated_inputs(node: torch.fx.Node, translated: Container[torch.fx.Node | None]) -> set[torch.fx.Node]:
-    """Return the inputs of a node, and those of inputs that were translated to no node."""
-    found: set[torch.fx.Node] = set()
-    pending = list(node.all_input_nodes)
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            pending += [] if value in translated else value.all_input_nodes
     return found
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import InlinePass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from modelexport.capture.fx.node_owners import ProgramCalls
-from modelexport.capture.fx.onnx_sources import FxSources, all_nodes, find_lost_value
+from modelexport.capture.fx.onnx_sources import FxSources, all_nodes
 from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import Attribution
 from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, recorded_unseen
-from modelexport.torch_support.private_fx import before_optimization
+from modelexport.torch_support.private_fx import translations_seen
 
 Export = Callable[[], torch.onnx.ONNXProgram | None]
 
@@ -65,7 +65,7 @@ class ExportedGraphs:
 
 
 def export_graphs(export: Export, exporter: str, *, optimize: bool) -> ExportedGraphs:
-    """Run `export`, and copy the graph when torch starts to optimize it.
+    """Run `export`, and copy the graph when torch has translated it.
 
     Args:
         export: Exports a model with `torch.onnx`.
@@ -75,17 +75,16 @@ def export_graphs(export: Export, exporter: str, *, optimize: bool) -> ExportedG
     Raises:
         RuntimeError: The exporter returned no program.
     """
-    # The first graph of each program: where torch optimizes one twice, the second graph is not the original.
-    originals: dict[torch.onnx.ONNXProgram, ir.Model] = {}
+    originals: dict[torch.onnx.ONNXProgram, ir.Model | None] = {}
 
-    def keep(program: torch.onnx.ONNXProgram) -> None:
-        if program not in originals:
-            originals[program] = program.model.clone()
+    def keep(program: torch.onnx.ONNXProgram, is_original: bool) -> None:
+        originals[program] = program.model.clone() if is_original else None
 
     unseen = ""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(before_optimization(keep))
+            if optimize:
+                stack.enter_context(translations_seen(keep))
         except UnsupportedLibraryError as error:
             unseen = f" ({error})"
         result = export()
@@ -96,10 +95,10 @@ def export_graphs(export: Export, exporter: str, *, optimize: bool) -> ExportedG
         return ExportedGraphs(model, model, program)
     original = originals.get(result)
     if original is not None:
-        # torch's optimizer inlines local functions. With the same functions inlined here, the graphs can be compared.
+        # torch inlines local functions and removes unused nodes before it optimizes: only then the graphs are alike.
         InlinePass(lambda function: function.identifier() not in model.functions)(original)
-        lost = find_lost_value(program, original)
-        if lost is None:
-            return ExportedGraphs(model, original, program)
-        unseen = f" (torch rewrote it earlier: {lost} is gone)"
+        RemoveUnusedNodesPass()(original)
+        return ExportedGraphs(model, original, program)
+    if result in originals:
+        unseen = " (torch rewrote it before it was seen)"
     return ExportedGraphs(model, model, program, False, (_ORIGINAL_NOT_SEEN.format(unseen),))
