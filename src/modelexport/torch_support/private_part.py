@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from modelexport.errors import ModelExportError, UnsupportedLibraryError
+from modelexport.errors import ContractError, ModelExportError, UnsupportedLibraryError
 
 Result = TypeVar("Result")
 
@@ -104,7 +104,7 @@ class Part:
         return self.check(result, kind)
 
     def _is_own(self, error: Exception) -> bool:
-        """Whether the library raised an error of `call`, not a function of ours or of the user that it called."""
+        """Whether the call itself or the library in it failed, not a function of ours or of the user that it called."""
         traceback = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if self.runs_model:
             return traceback is None and isinstance(error, TypeError)
@@ -140,13 +140,23 @@ class Part:
             raise self.changed(f"{type(value).__name__} instead of {kind.__name__}")
         return value
 
+    def having(self, value: Any, method: str) -> Any:
+        """Return an object of the API, whose class is private, that must have this method.
+
+        Raises:
+            UnsupportedLibraryError: It does not have it.
+        """
+        if not callable(getattr(value, method, None)):
+            raise self.changed(f"{type(value).__name__} has no method {method}")
+        return value
+
     @contextlib.contextmanager
     def called_through(
         self, around: Callable[..., Any], *, first: type | None = None, required: bool = False
     ) -> Iterator[None]:
         """Replace a function or method within the context: this thread calls `around` with the original and arguments.
 
-        Other threads call the original. An error of `around` itself is not an error of the library, and says so.
+        Other threads call the original.
 
         Args:
             around: Called instead of it.
@@ -154,8 +164,9 @@ class Part:
             required: Whether the library must call it within the context.
 
         Raises:
-            UnsupportedLibraryError: The installed release does not have it, does not call it or calls it with other
-                arguments, or `around` fails.
+            UnsupportedLibraryError: The installed release does not have it, does not call it, or calls it with other
+                arguments.
+            ContractError: `around` itself failed.
         """
         original = self.find()
         owner, _, name = self.path.rpartition(".")
@@ -187,7 +198,11 @@ class Part:
             except Exception as error:
                 if any(error is other for other in passed_on):
                     raise
-                raise self.changed(error) from error
+                if self._is_own(error):
+                    raise self.changed(error) from error
+                raise ContractError(
+                    f"watching {self.path} failed with {_in_one_line(error)}: a bug in modelexport, please report it"
+                ) from error
 
         setattr(holder, name, replacement)
         try:
@@ -203,8 +218,8 @@ class Part:
 
     def changed(self, how: object) -> UnsupportedLibraryError:
         """The error for an API that behaves differently in the installed release; `how` is an error or a text."""
-        text = f"{type(how).__name__}: {how}" if isinstance(how, Exception) else str(how)
-        return UnsupportedLibraryError(self.path, *self._releases(), change=" ".join(text.split())[:200])
+        change = _in_one_line(how) if isinstance(how, Exception) else str(how)
+        return UnsupportedLibraryError(self.path, *self._releases(), change=change)
 
     def _releases(self) -> tuple[str, tuple[str, ...]]:
         try:
@@ -212,3 +227,7 @@ class Part:
         except ImportError:
             version = "(not installed)"
         return version, SEEN_ON.get(self.library, ())
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -53,10 +53,8 @@ def export_to_onnx(
         options: Arguments of the exporter's configuration.
     """
     config = _CONFIG.call(object, **options)
-    export = getattr(_EXPORTER.call(object), "export", None)
-    if export is None:
-        raise _EXPORTER.changed("it has no method export")
-    return _EXPORTER.check(export(model, inputs, config), torch.onnx.ONNXProgram)
+    exporter = _EXPORTER.having(_EXPORTER.call(object), "export")
+    return _EXPORTER.check(exporter.export(model, inputs, config), torch.onnx.ONNXProgram)
 
 
 @contextlib.contextmanager
