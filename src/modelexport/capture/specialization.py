@@ -16,6 +16,7 @@ _MAX_NOTES = 20
 _BY_INPUTS = "tracing fixed a value that depends on the inputs"
 _PERHAPS_BY_INPUTS = "tracing fixed a value that may depend on the inputs"
 _READ_WITHOUT_WARNING = "tracing fixed a value that depends on the inputs, unless this line is not run while tracing"
+_NOT_KNOWN = "which values tracing fixed is not fully known: watching a run of the model failed with "
 _NOT_BY_INPUTS = "tracing fixed a size, or a value that does not depend on the inputs"
 
 
@@ -25,22 +26,29 @@ class Specialization:
 
     Attributes:
         warned: The warnings of the exporter.
-        reads: The source lines that read values which depend on the inputs into Python; None where not known.
+        reads: The source lines that read values which depend on the inputs into Python; a text says why they are not
+            known.
     """
 
     warned: tuple[TracerWarning, ...]
-    reads: tuple[SourcePlace, ...] | None
+    reads: tuple[SourcePlace, ...] | str
+
+    @property
+    def known_reads(self) -> tuple[SourcePlace, ...]:
+        """The source lines of `reads`."""
+        return () if isinstance(self.reads, str) else self.reads
 
     @property
     def by_inputs(self) -> tuple[SourcePlace, ...]:
         """The source lines for which the tracer warned of a value that depends on the inputs, or may depend on them."""
-        read = None if self.reads is None else {_line(place) for place in self.reads}
-        return tuple(dict.fromkeys(p for p in self._warned_places() if read is None or _line(p) in read))
+        read = {_line(place) for place in self.known_reads}
+        unknown = isinstance(self.reads, str)
+        return tuple(dict.fromkeys(place for place in self._warned_places() if unknown or _line(place) in read))
 
     @property
     def all_places(self) -> tuple[SourcePlace, ...]:
         """All source lines where a value may have become a constant, those of `by_inputs` first."""
-        return tuple(dict.fromkeys((*self.by_inputs, *(self.reads or ()), *self._warned_places())))
+        return tuple(dict.fromkeys((*self.by_inputs, *self.known_reads, *self._warned_places())))
 
     @property
     def is_empty(self) -> bool:
@@ -52,7 +60,8 @@ class Specialization:
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for the user, the most important first."""
-        return _group_by_line(_by_importance(self))
+        unknown = (f"{_NOT_KNOWN}{self.reads}",) if isinstance(self.reads, str) else ()
+        return (*unknown, *_group_by_line(_by_importance(self)))
 
 
 def _by_importance(found: Specialization) -> Iterator[tuple[str, str, SourcePlace | None]]:
@@ -60,8 +69,8 @@ def _by_importance(found: Specialization) -> Iterator[tuple[str, str, SourcePlac
     fixing = [warning for warning in found.warned if warning.fixes_value]
     for warning in fixing:
         if warning.place is not None and _line(warning.place) in by_inputs:
-            yield _PERHAPS_BY_INPUTS if found.reads is None else _BY_INPUTS, warning.text, warning.place
-    for place in found.reads or ():
+            yield _PERHAPS_BY_INPUTS if isinstance(found.reads, str) else _BY_INPUTS, warning.text, warning.place
+    for place in found.known_reads:
         if _line(place) not in by_inputs:
             yield _READ_WITHOUT_WARNING, "", place
     for warning in found.warned:
