@@ -5,17 +5,3 @@ from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add
 from modelexport.ownership.projection import Projection, project
 from modelexport.ownership.shared_nodes import with_sharers
 from modelexport.ownership.value_correspondence import ValueCorrespondence
-
-__all__ = [
-    "DEFAULT_POLICY",
-    "InferencePolicy",
-    "Projection",
-    "ValueCorrespondence",
-    "VisitBudget",
-    "add_contexts",
-    "downstream",
-    "infer_missing",
-    "project",
-    "region",
-    "with_sharers",
-]
