@@ -325,7 +325,7 @@ def _part_of_merged(ends: Sequence[Attribution], callers: Iterable[CallId]) -> A
         return None
     if any((end.owner, end.kind, end.contributors) != (first.owner, first.kind, first.contributors) for end in ends):
         return None
-    return confidence.part_of_merged(first)
+    return confidence.part_of_merged(first.owner, first.contributors)
 
 
 def _returned_values(graph: ir.Graph, values: Sequence[int]) -> dict[ir.Value, set[int]]:

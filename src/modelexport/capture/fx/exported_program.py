@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 import torch
 
@@ -162,10 +163,8 @@ def boundaries_by_flow(
         )
 
     found = {
-        call.id: ModuleCall(
-            call.path,
-            call.index,
-            call.parent,
+        call.id: msgspec.structs.replace(
+            call,
             inputs=boundary(entering.get(call.id, []), "input"),
             outputs=boundary(leaving.get(call.id, []), "output"),
         )

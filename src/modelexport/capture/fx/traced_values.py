@@ -21,14 +21,7 @@ def with_boundaries(
     recorder: TraceRecorder,
     tensors: Mapping[str, str | None],
 ) -> CallTree:
-    """Return the calls with the boundary tensors that the hooks saw.
-
-    Args:
-        calls: The calls of the program.
-        program: The decomposed program.
-        recorder: The hooks' record of the trace.
-        tensors: The tensor of the ONNX graph for each value of the program.
-    """
+    """Return the calls with the boundary tensors that the hooks saw; `tensors` are those of the program's values."""
     last = recorder.last_pass
     if last is None:
         return calls
@@ -39,11 +32,10 @@ def with_boundaries(
         found = [tensors.get(name) if name is not None else None for name in names]
         return tuple(BoundaryTensor(t.name, name, t.info) for t, name in zip(traced, found, strict=True))
 
-    complete: dict[Any, ModuleCall] = {call.id: call for call in calls}
-    for traced in last.calls.values():
-        complete[traced.id] = ModuleCall(
-            traced.id.path, traced.id.index, traced.parent, boundary(traced.inputs), boundary(traced.outputs)
-        )
+    complete = {call.id: call for call in calls}
+    for id_, traced in last.calls.items():
+        inputs, outputs = boundary(traced.inputs), boundary(traced.outputs)
+        complete[id_] = ModuleCall(id_.path, id_.index, traced.parent, inputs, outputs)
     return CallTree(complete)
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from modelexport.capture import CallTensors
@@ -239,7 +240,7 @@ class ScopeRecorder:
                 continue
             flow = (call.inputs, call.outputs) if call_id in self.overwritten else ((), ())
             inputs, outputs = boundary(side.inputs, numbers[0], flow[0]), boundary(side.outputs, numbers[1], flow[1])
-            complete[call_id] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
+            complete[call_id] = msgspec.structs.replace(call, inputs=inputs, outputs=outputs)
         return CallTree(complete)
 
 
