@@ -39,5 +39,4 @@ from modelexport.capture.program_modules import (
     program_of,
     refuse_program,
 )
-from modelexport.capture.specialization import Specialization
-from modelexport.capture.tracer_warnings import recorded_warnings
+from modelexport.capture.tracer_warnings import Specialization, recorded_warnings

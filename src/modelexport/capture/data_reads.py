@@ -35,10 +35,7 @@ def find_data_reads(
 ) -> tuple[SourcePlace, ...] | str:
     """Run the model once, and find where its Python code reads values that depend on the inputs or on random numbers.
 
-    Args:
-        model: The model; its buffers are restored.
-        args: Its positional example inputs; they are copied.
-        kwargs: Its example inputs by keyword; they are copied.
+    The inputs are copied, and the buffers restored.
 
     Returns:
         The source lines in the order in which they first ran; where this run of the model failed, the error as text.

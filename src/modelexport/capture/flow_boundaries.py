@@ -32,15 +32,7 @@ def find_boundaries(
     tensors: Mapping[CallId, CallTensors],
     infos: Mapping[str, TensorInfo],
 ) -> CallTree:
-    """Return `calls` with their boundary tensors.
-
-    Args:
-        graph: The graph.
-        owners: The recorded call of each node.
-        calls: The calls.
-        tensors: The inputs and outputs of each call.
-        infos: Shape and type of the graph's tensors by name, where known.
-    """
+    """Return `calls` with their boundary tensors; `infos` has shape and type of the graph's tensors, where known."""
     entering, leaving = find_crossing_tensors(graph, owners, calls)
     return CallTree(
         {

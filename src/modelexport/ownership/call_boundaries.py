@@ -25,14 +25,7 @@ Use = tuple[ir.Node, int]
 
 
 class BoundaryProjector:
-    """Projects the boundaries of module calls.
-
-    Args:
-        calls: The module calls, with boundary tensors of the original graph.
-        values: Which tensor of the rewritten graph is which of the original.
-        original_owners: The attributions of the original graph's nodes.
-        owners: The attributions of the rewritten graph's nodes.
-    """
+    """Projects the boundaries of module calls, from tensors of the original graph to those of the rewritten one."""
 
     def __init__(
         self,

@@ -60,11 +60,8 @@ def _returns_its_input(node: ir.Node, opsets: Mapping[str, int]) -> bool:
 class RemovedNoOps:
     """Finds the tensors of a rewritten graph that equal tensors which were removed together with no-op nodes.
 
-    Args:
-        original: The original graph.
-        original_values: Its values by name.
-        rewritten_values: Those of the rewritten graph, which may have types that the original does not.
-        tensors: For tensors of the original graph that the rewritten graph has: their names there.
+    `tensors` has the names in the rewritten graph of the tensors of the original graph that it has. Its values may have
+    types that those of the original graph do not.
     """
 
     def __init__(

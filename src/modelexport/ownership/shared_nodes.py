@@ -20,15 +20,10 @@ def with_sharers(
     lost_nodes: Collection[CallId],
     infos: Mapping[str, TensorInfo],
 ) -> dict[ir.Node, Attribution]:
-    """The attribution of each node, with the calls that shared it.
+    """The attribution of each node with a recorded call, with the calls that shared it.
 
-    Args:
-        graph: The graph.
-        recorded: The call of each node for which there is one.
-        calls: The calls, with the boundaries that were recorded.
-        lost_nodes: The calls with nodes that were merged into equal ones of other calls. Another call that returns a
-            value it did not compute has stored it earlier.
-        infos: Shape and type of tensors, where they are known.
+    `lost_nodes` are the calls with nodes that were merged into equal ones of other calls. Another call that returns a
+    value it did not compute has stored it earlier. `infos` has shape and type of tensors, where they are known.
     """
     finder = _SharerFinder(calls, lost_nodes)
     sharers: dict[ir.Node, set[CallId]] = {}

@@ -12,8 +12,7 @@ from torch import nn
 
 import modelexport
 from modelexport.capture.source_places import SourcePlace
-from modelexport.capture.specialization import Specialization
-from modelexport.capture.tracer_warnings import TracerWarning, recorded_warnings
+from modelexport.capture.tracer_warnings import Specialization, TracerWarning, recorded_warnings
 
 
 def test_first_twenty_are_told_and_the_rest_is_counted() -> None:

@@ -246,9 +246,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def take_torch_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> Fingerprint | None:
     """The fingerprint of a tensor; None for an empty tensor, or one without readable elements.
 
-    Args:
-        tensor: The tensor.
-        moved: The fingerprint of a tensor of which this one is a view with the same elements.
+    `moved` is the fingerprint of a tensor of which this one is a view with the same elements.
     """
     array = _readable(tensor)
     return take_fingerprint(array, tensor.element_size(), moved) if array is not None else None

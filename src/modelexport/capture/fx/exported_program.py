@@ -28,8 +28,7 @@ from modelexport.capture import (
 )
 from modelexport.capture.fx.generated_code import GeneratedCode
 from modelexport.capture.fx.node_owners import ProgramCalls
-from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
-from modelexport.capture.fx.original_graph import ExportedGraphs, export_graphs
+from modelexport.capture.fx.original_graph import ExportedGraphs, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program, nodes_in_order, owning_nodes, program_graphs
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
@@ -40,10 +39,6 @@ from modelexport.torch_support.private_fx import serial_of, serials_removed, set
 
 def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) -> Capture:
     """Export a saved program with `torch.onnx.export(program)` and record the module call of each node.
-
-    Args:
-        model: The program, as a model.
-        options: Further arguments of `torch.onnx.export`.
 
     Raises:
         UnusableOptionError: An option that `torch.export.export` has already decided for the program.

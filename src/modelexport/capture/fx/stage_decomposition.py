@@ -46,11 +46,7 @@ class Stage:
 
 
 def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
-    """Return the stages of a model, in the order in which `generate` runs them.
-
-    Args:
-        model: The model, in evaluation mode.
-        inputs: The arguments of `generate`, by name.
+    """Return the stages of a model in evaluation mode, in the order in which `generate` with these arguments runs them.
 
     Raises:
         InputError: The model has no stages, or cannot generate from these inputs.

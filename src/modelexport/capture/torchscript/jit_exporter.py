@@ -82,9 +82,6 @@ def capture_with_torchscript(
         variant: How the exporter is called.
         boundaries: Whether to find the boundary tensors of calls.
 
-    Returns:
-        The graph before and after constant folding and fusion, with the recorded calls.
-
     Raises:
         UnusableOptionError: An option or input that this exporter does not support.
         VariantError: The exporter failed, and may succeed in another variant.

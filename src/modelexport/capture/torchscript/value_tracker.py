@@ -44,16 +44,10 @@ def traced_values(tensors: Sequence[torch.Tensor]) -> list[Any]:
             constant comes earlier in the graph than it would without the look-up.
     """
     # By index: the tracer names a value after a local variable that is the tensor, in any frame.
-    return [_traced_value(tensors, index) for index in range(len(tensors))]
-
-
-def _traced_value(tensors: Sequence[torch.Tensor], index: int) -> Any:
-    value = traced_value(tensors, index)
-    if value is None:
-        return None
-    if value.toIValue() is not None and not value.uses():
+    values = [traced_value(tensors, index) for index in range(len(tensors))]
+    if any(value is not None and value.toIValue() is not None and not value.uses() for value in values):
         raise ConstantAddedError
-    return value
+    return values
 
 
 class _Consumer(NamedTuple):
@@ -99,12 +93,7 @@ class ValueTracker:
         return numbers
 
     def end_trace(self, state: Any, results: Sequence[int | None]) -> None:
-        """Prepare for the copy of the graph that the exporter creates at the end of the trace.
-
-        Args:
-            state: The tracer's state.
-            results: The numbers of the model's results.
-        """
+        """Prepare for the copy of the graph that the exporter creates at the end of the trace of these results."""
         positions = {value.unique(): index for index, value in enumerate(block_inputs(state.graph()))}
         self._inputs = {number: positions[number] for number in self._values if number in positions}
         self._results = list(results)
