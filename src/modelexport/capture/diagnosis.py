@@ -92,7 +92,7 @@ def check_forward(
     try:
         tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
         if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
-            # An exported program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
+            # A program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
             return ()
         if any(is_fake(tensor) for tensor in tensors):
             return ("the example inputs were not checked: the model or its inputs are fake tensors",)

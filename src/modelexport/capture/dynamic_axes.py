@@ -332,9 +332,6 @@ def merge_equal_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, 
 def describe_axes(axes: Mapping[Axis, str], call: ExampleCall) -> str:
     """Return the inputs with dynamic axes and their shapes as text."""
     tensors = call.tensors()
-    return ", ".join(_described(tensors[name], name, axes) for name in dict.fromkeys(name for name, _ in axes))
-
-
-def _described(tensor: torch.Tensor, name: str, axes: Mapping[Axis, str]) -> str:
-    sizes = (str(axes.get((name, axis), size)) for axis, size in enumerate(tensor.shape))
-    return f"{name} {' x '.join(sizes)}"
+    shapes = {name: tensors[name].shape for name, _ in axes}
+    named = {name: [str(axes.get((name, axis), n)) for axis, n in enumerate(shape)] for name, shape in shapes.items()}
+    return ", ".join(f"{name} {' x '.join(sizes)}" for name, sizes in named.items())

@@ -98,7 +98,7 @@ def capture_export(
         calls=calls,
         graph_kind="fx",
         graph_text=lambda: format_program(program, found.owners),
-        dynamic_sizes=dynamic_sizes(original, graphs.sources),
+        dynamic_sizes=dynamic_sizes(graphs),
         notes=notes,
         variant="strict" if strict else "",
     )

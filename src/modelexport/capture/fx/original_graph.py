@@ -1,4 +1,4 @@
-"""Run an exporter that uses `torch.onnx`: the graph before torch optimized it, and the FX nodes and values behind it."""
+"""Run an exporter that uses `torch.onnx`: the graph before torch optimized it, and the FX nodes and values behind."""
 
 from __future__ import annotations
 
@@ -26,34 +26,6 @@ _ORIGINAL_NOT_SEEN = (
 )
 
 
-class FxSources:
-    """Finds the FX node that an ONNX node was translated from."""
-
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        self._program = program
-
-    def find(self, node: ir.Node) -> torch.fx.Node | None:
-        """Return the FX node that torch attached to the node, or the one whose text is in the node's metadata.
-
-        Nodes of an inlined function have only the metadata, copied from the node that called the function.
-        """
-        source = translated_node(node)
-        if source is not None:
-            return source
-        text = translated_text(node)
-        return self._by_text.get(text) if text is not None else None
-
-    @functools.cached_property
-    def _by_text(self) -> dict[str | None, torch.fx.Node | None]:
-        """FX nodes by their text; None for a text that several nodes have."""
-        found: dict[str | None, torch.fx.Node | None] = {}
-        for _, graph in program_graphs(self._program):
-            for node in graph.nodes:
-                text = node.format_node()
-                found[text] = None if text in found else node
-        return found
-
-
 @dataclasses.dataclass(frozen=True)
 class ExportedGraphs:
     """The graphs of one export.
@@ -72,17 +44,30 @@ class ExportedGraphs:
     original_was_seen: bool = True
     notes: tuple[str, ...] = ()
 
+    def source_of(self, node: ir.Node) -> torch.fx.Node | None:
+        """Return the FX node that torch attached to the node, or the one whose text is in the node's metadata.
+
+        Nodes of an inlined function have only the metadata, copied from the node that called the function.
+        """
+        source, text = translated_node(node), translated_text(node)
+        return source if source is not None or text is None else self._by_text.get(text)
+
     @functools.cached_property
-    def sources(self) -> FxSources:
-        """The FX nodes behind the nodes of the graphs."""
-        return FxSources(self.program)
+    def _by_text(self) -> dict[str | None, torch.fx.Node | None]:
+        """FX nodes by their text; None for a text that several nodes have."""
+        found: dict[str | None, torch.fx.Node | None] = {}
+        for _, graph in program_graphs(self.program):
+            for node in graph.nodes:
+                text = node.format_node()
+                found[text] = None if text in found else node
+        return found
 
     def attributions(self, found: ProgramCalls) -> dict[ir.Node, Attribution]:
         """Return the attributions of the nodes of `original` that lead back to an FX node with a recorded call."""
         recorded: dict[ir.Node, Attribution] = {}
         functions = (node for function in self.original.functions.values() for node in function.all_nodes())
         for node in (*self.original.graph.all_nodes(), *functions):
-            source = self.sources.find(node)
+            source = self.source_of(node)
             call = found.owners.get(source) if source is not None else None
             if call is None:
                 continue
@@ -172,15 +157,15 @@ def _renamed_inputs_and_outputs(program: torch.export.ExportedProgram, model: ir
     return found
 
 
-def dynamic_sizes(model: ir.Model, sources: FxSources) -> dict[str, str]:
-    """Return the tensors of the main graph that contain the size of a dynamic axis, each with the axis name.
+def dynamic_sizes(graphs: ExportedGraphs) -> dict[str, str]:
+    """Return the tensors of the original main graph that contain the size of a dynamic axis, each with the axis name.
 
     An FX node that computes a symbolic size from tensors alone reads the size of one of them. Every integer scalar that
     its translation computes is that size.
     """
     found: dict[str, str] = {}
-    for node in model.graph:
-        source = sources.find(node) if node.inputs else None
+    for node in graphs.original.graph:
+        source = graphs.source_of(node) if node.inputs else None
         size = source.meta.get("val") if source is not None else None
         if source is None or not isinstance(size, torch.SymInt) or not size.node.expr.is_symbol:
             continue
