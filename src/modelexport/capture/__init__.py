@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from modelexport.capture.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS, Capture, VariantError
+from modelexport.capture.capture import (
+    DYNAMO,
+    DYNAMO_WITH_CACHES,
+    TORCHSCRIPT,
+    TRANSFORMERS,
+    Capture,
+    VariantError,
+    can_export,
+    is_transformers_model,
+)
 from modelexport.capture.data_reads import find_data_reads
 from modelexport.capture.diagnosis import (
     check_forward,
@@ -30,9 +39,8 @@ from modelexport.capture.dynamic_axes import (
     with_sizes_above_one,
 )
 from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors
-from modelexport.capture.model_library import can_export, is_transformers_model
 from modelexport.capture.module_stack import StackEntry, call_index, read_module_stack
-from modelexport.capture.module_tree import qualified_name, read_module_tree
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.program_modules import (
     ExportedProgramModule,
     model_of_program,

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,13 +138,8 @@ def find_axes(call: ExampleCall) -> dict[Axis, str]:
     trial = _Trial(call, sizes)
     left, groups = list(sizes), list[tuple[Axis, ...]]()
 
-    def by_number_and_size(axis: Axis) -> tuple[int, ...]:
-        return (axis[1], sizes[axis])
-
-    def by_size(axis: Axis) -> tuple[int, ...]:
-        return (sizes[axis],)
-
-    for key in (by_number_and_size, by_size):
+    keys: list[Callable[[Axis], tuple[int, ...]]] = [lambda axis: (axis[1], sizes[axis]), lambda axis: (sizes[axis],)]
+    for key in keys:
         for _, together in itertools.groupby(sorted(left, key=key), key=key):
             groups += trial.split(tuple(together))
         left = [axis for axis in left if not any(axis in group for group in groups)]

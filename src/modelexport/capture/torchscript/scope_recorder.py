@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from modelexport.capture import CallTensors
-from modelexport.capture.torchscript.hook_scopes import HookScopes
+from modelexport.capture.torchscript.hook_scopes import HookScopes, last_node
 from modelexport.capture.torchscript.jit_graph import JitNode
 from modelexport.capture.torchscript.value_tracker import ValueTracker, traced_values
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
@@ -111,7 +111,7 @@ class ScopeRecorder:
         depth = len(self._stack)
         with TracingPaused(state):
             self._enter(path, args, kwargs, state)
-            self._hook_starts.append(self.hooks.begin(state) if own or has_forward_hooks(module) else None)
+            self._hook_starts.append(last_node(state) if own or has_forward_hooks(module) else None)
         try:
             result = original(module, *args, **kwargs)
             with TracingPaused(state):
@@ -138,7 +138,7 @@ class ScopeRecorder:
             self._label_hooks(state)
         result = original(module, *args, **kwargs)
         with TracingPaused(state):
-            self._hook_starts[-1] = self.hooks.begin(state)
+            self._hook_starts[-1] = last_node(state)
         return result
 
     def _label_hooks(self, state: object) -> None:

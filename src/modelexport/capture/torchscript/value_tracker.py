@@ -9,7 +9,6 @@ its consumers now consume, or by one that the same operators compute from the sa
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -178,7 +177,7 @@ class ValueTracker:
             for number, value in self._values.items()
             if value is not None
         }
-        self._snapshot = None if graph is None else _Snapshot.take(graph, self._values)
+        self._snapshot = None if graph is None else _Snapshot(graph, self._values)
 
     def _settle(self, graph: Any) -> None:
         """Find the replacements of values that passes removed from the graph."""
@@ -232,24 +231,14 @@ class _Names:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
 class _Snapshot:
-    """The main block of a graph before a pass.
+    """The main block of a graph before a pass, with these tracked values, by their number in the trace."""
 
-    Attributes:
-        copy: A copy of the graph, whose values have other numbers.
-        originals: The numbers of the values in the graph itself, in the order of the copy.
-        tracked: Those of the tracked values, by their number in the trace.
-    """
-
-    copy: Any
-    originals: list[int]
-    tracked: dict[int, int]
-
-    @classmethod
-    def take(cls, graph: Any, values: Mapping[int, Any]) -> _Snapshot:
-        tracked = {number: value.unique() for number, value in values.items() if value is not None}
-        return cls(graph.copy(), [value.unique() for value in values_of(graph)], tracked)
+    def __init__(self, graph: Any, values: Mapping[int, Any]) -> None:
+        # The values of the copy have other numbers, and the same order.
+        self.copy = graph.copy()
+        self.originals = [value.unique() for value in values_of(graph)]
+        self.tracked = {number: value.unique() for number, value in values.items() if value is not None}
 
     def equal_values(self, lost: set[int], graph: Any, found: Mapping[int, Any]) -> dict[int, Any]:
         """Return for each lost value one that the same operators compute from the same values: merged or new."""
