@@ -73,15 +73,8 @@ def check_forward(
     """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
     Exporters run a model on fake tensors, which accept types and layouts that eager mode does not. Where the inputs do
-    not fit, their errors are hundreds of lines long.
-
-    Args:
-        model: The model.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        training: Run it in its current mode instead of evaluation mode.
-        on_result: Called with the result of the model, if it was run.
-        written: Gets copies of the weights that the model overwrites; by default they are dropped after the run.
+    not fit, their errors are hundreds of lines long. Calls `on_result` with the result. `written` gets copies of the
+    weights that the model overwrites; by default they are dropped after the run.
 
     Returns:
         Notes for the user: why it was not run, and which inputs differ in the graph.

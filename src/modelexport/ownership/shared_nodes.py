@@ -41,7 +41,8 @@ def with_sharers(
                 for call in (*(() if consumer is None else (consumer,)), *sharers.get(use.node, ())):
                     found |= finder.consuming(value.name, call, owner, info)
         sharers[node] = found
-    return {node: _attribution(call, sharers.get(node, set())) for node, call in recorded.items()}
+    own = {node: confidence.recorded_by_exporter(call) for node, call in recorded.items()}
+    return own | {node: confidence.merged(own[node], found) for node, found in sharers.items() if found}
 
 
 class _SharerFinder:
@@ -121,8 +122,3 @@ class _SharerFinder:
     def _is_apart(self, call: CallId, owner: CallId) -> bool:
         """Whether neither of the two ran inside the other."""
         return call not in self._chains[owner] and owner not in self._chains[call]
-
-
-def _attribution(call: CallId, sharers: set[CallId]) -> Attribution:
-    own = confidence.recorded_by_exporter(call)
-    return confidence.merged(own, sharers) if sharers else own

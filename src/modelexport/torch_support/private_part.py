@@ -25,7 +25,7 @@ SEEN_ON = {"torch": ("2.9.1", "2.11.0", "2.13.0", "2.15.0"), "transformers": ("5
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A private API.
+    """A private API. Its methods raise `UnsupportedLibraryError` where the installed release lacks or changed it.
 
     Attributes:
         path: Its dotted path. The path of an item of a mapping ends in its key, as in ``torch.fx.Node.meta["custom"]``.
@@ -38,11 +38,7 @@ class Part:
     runs_model: bool = False
 
     def find(self) -> Any:
-        """Look it up.
-
-        Raises:
-            UnsupportedLibraryError: The installed release does not have it.
-        """
+        """Look it up."""
         library, *names = self.path.split(".")
         try:
             found: Any = importlib.import_module(library)
@@ -62,11 +58,7 @@ class Part:
         return self.find()
 
     def of(self, instance: object) -> Any:
-        """The attribute of an instance of the class in the path.
-
-        Raises:
-            UnsupportedLibraryError: The instance does not have it.
-        """
+        """The attribute of an instance of the class in the path."""
         try:
             return getattr(instance, self.path.rpartition(".")[2])
         except AttributeError as error:
@@ -86,11 +78,7 @@ class Part:
         return self.path.partition('["')[2].removesuffix('"]')
 
     def call(self, kind: type[Result], *args: Any, **kwargs: Any) -> Result:
-        """Call it, and check that the result is of this type.
-
-        Raises:
-            UnsupportedLibraryError: It does not take these arguments, fails, or returns something else.
-        """
+        """Call it, and check that the result is of this type."""
         return self.run(self.fixed, kind, *args, **kwargs)
 
     def run(self, function: Callable[..., Any], kind: type[Result], *args: Any, **kwargs: Any) -> Result:
@@ -120,32 +108,20 @@ class Part:
         return self.path.partition(".")[0]
 
     def is_instance(self, value: object, example: object = None) -> bool:
-        """Whether a value is an instance of this class; `example` is known to be one.
-
-        Raises:
-            UnsupportedLibraryError: It is not a class, or `example` is no instance of it.
-        """
+        """Whether a value is an instance of this class; `example` is known to be one."""
         kind = self.check(self.fixed, type)
         if example is not None:
             self.check(example, kind)
         return isinstance(value, kind)
 
     def check(self, value: object, kind: type[Result]) -> Result:
-        """Return a value of the API that must be of this type.
-
-        Raises:
-            UnsupportedLibraryError: It is of another type.
-        """
+        """Return a value of the API that must be of this type."""
         if not isinstance(value, kind):
             raise self.changed(f"{type(value).__name__} instead of {kind.__name__}")
         return value
 
     def having(self, value: Any, method: str) -> Any:
-        """Return an object of the API, whose class is private, that must have this method.
-
-        Raises:
-            UnsupportedLibraryError: It does not have it.
-        """
+        """Return an object of the API, whose class is private, that must have this method."""
         if not callable(getattr(value, method, None)):
             raise self.changed(f"{type(value).__name__} has no method {method}")
         return value

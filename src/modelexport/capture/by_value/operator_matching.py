@@ -41,10 +41,8 @@ class OperatorMatching:
             calls: The module calls of the run.
             results: The values that the model returned; for a subgraph those that its functions returned.
             outer: For a subgraph, the matching of the graph around it.
-
-        Attributes:
-            found: The values of the run that each tensor may be.
         """
+        # The values of the run that each tensor may be.
         self.found: dict[ir.Value, set[int]] = {}
         self._consumed = {node: _consumed_values(node) for node in graph}
         self._nodes = _sorted_nodes(self._consumed)

@@ -12,10 +12,11 @@ import torch
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from modelexport.capture.fx.node_owners import ProgramCalls
-from modelexport.capture.fx.program_nodes import flatten_arguments, program_graphs
+from modelexport.capture.fx.program_nodes import program_graphs
 from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import Attribution
 from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, recorded_unseen
+from modelexport.torch_support.private import leaves_of
 from modelexport.torch_support.private_fx import translated_node, translated_text, translations_seen
 
 Export = Callable[[], torch.onnx.ONNXProgram | None]
@@ -34,14 +35,12 @@ class ExportedGraphs:
         model: The graph that the exporter returned.
         original: The graph before optimization; `model` itself where it was not optimized or that graph was not seen.
         program: The program that both were translated from.
-        original_was_seen: False where torch was asked to optimize the graph, and `original` is not that before.
-        notes: Why it was not seen.
+        notes: Why the graph before optimization was not seen.
     """
 
     model: ir.Model
     original: ir.Model
     program: torch.export.ExportedProgram
-    original_was_seen: bool = True
     notes: tuple[str, ...] = ()
 
     def source_of(self, node: ir.Node) -> torch.fx.Node | None:
@@ -71,7 +70,7 @@ class ExportedGraphs:
             call = found.owners.get(source) if source is not None else None
             if call is None:
                 continue
-            if not self.original_was_seen:
+            if self.notes:
                 recorded[node] = recorded_before_optimization(call)
             else:
                 recorded[node] = recorded_unseen(call) if source in found.unseen else recorded_by_exporter(call)
@@ -110,7 +109,7 @@ def export_graphs(export: Export, exporter: str, *, optimize: bool) -> ExportedG
         return ExportedGraphs(model, original, program)
     if result in originals:
         unseen = " (torch rewrote it before it was seen)"
-    return ExportedGraphs(model, model, program, False, (_ORIGINAL_NOT_SEEN.format(unseen),))
+    return ExportedGraphs(model, model, program, (_ORIGINAL_NOT_SEEN.format(unseen),))
 
 
 def onnx_values(program: torch.export.ExportedProgram, model: ir.Model) -> dict[str, str | None]:
@@ -150,7 +149,7 @@ def _renamed_inputs_and_outputs(program: torch.export.ExportedProgram, model: ir
     inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in users]
     output = next(node for node in program.graph.nodes if node.op == "output")
     found: dict[str, str] = {}
-    for nodes, values in ((inputs, model.graph.inputs), (flatten_arguments(output.args), model.graph.outputs)):
+    for nodes, values in ((inputs, model.graph.inputs), (leaves_of(output.args), model.graph.outputs)):
         if len(nodes) == len(values):
             pairs = zip(nodes, values, strict=True)
             found.update({n.name: v.name for n, v in pairs if isinstance(n, torch.fx.Node) and v.name})

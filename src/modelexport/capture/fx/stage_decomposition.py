@@ -95,10 +95,7 @@ def outer_calls(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, An
         if call.parent is None:
             calls.append((call.id.path, copy.deepcopy(_by_name(call.module, args, kwargs))))
 
-    def leave(*_: object) -> None:
-        """Do nothing: results are not needed."""
-
-    with CallWatch(enter, leave).watching(dict(model.named_modules())):
+    with CallWatch(enter, lambda *_: None).watching(dict(model.named_modules())):
         yield calls
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.fx.program_nodes import flatten_arguments
 from modelexport.capture.fx.trace_recorder import ForwardPass, TracedTensor, TraceRecorder
 from modelexport.hierarchy import BoundaryTensor, CallTree, ModuleCall
-from modelexport.torch_support.private import is_operator_overload, schema_of
+from modelexport.torch_support.private import is_operator_overload, leaves_of, schema_of
 from modelexport.torch_support.private_fx import serial_of
 
 
@@ -86,7 +85,7 @@ class _DecomposedValues:
             if (serial_of(user) or since) < since:
                 continue
             if user.op == "output":
-                pairs = zip(flatten_arguments(user.args), flatten_arguments(self._output.args), strict=False)
+                pairs = zip(leaves_of(user.args), leaves_of(self._output.args), strict=False)
                 for one, other in pairs:
                     if one is traced and isinstance(other, torch.fx.Node):
                         return other

@@ -29,7 +29,9 @@ class HookScopes:
 
     def label(self, state: Any, begin: Any, label: str) -> None:
         """Give the scope `label` to the nodes after `begin`, except those of module calls."""
-        current = _scope_of_new_node(state)
+        new = state.graph().create(_METADATA_ONLY, 0)
+        current = new.scopeName()
+        new.destroy()
         pending, found = [], []
         node = last_node(state)
         while node != begin:
@@ -66,10 +68,3 @@ class HookScopes:
 def last_node(state: Any) -> Any:
     """Return the last node that was traced."""
     return state.graph().insertPoint().prev()
-
-
-def _scope_of_new_node(state: Any) -> str:
-    node = state.graph().create(_METADATA_ONLY, 0)
-    scope: str = node.scopeName()
-    node.destroy()
-    return scope

@@ -73,14 +73,8 @@ def capture_with_torchscript(
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=False)` and record the module call of each node.
 
-    Args:
-        model: The model, in the mode in which it is exported.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        options: Further arguments of `torch.onnx.export`; those that only its dynamo exporter has are ignored.
-        training: Export the model in its current mode. By default the exporter switches to evaluation mode.
-        variant: How the exporter is called.
-        boundaries: Whether to find the boundary tensors of calls.
+    The options that only torch's dynamo exporter has are ignored. `training` exports the model in its current mode; by
+    default the exporter switches to evaluation mode. `boundaries` says whether to find the boundary tensors of calls.
 
     Raises:
         UnusableOptionError: An option or input that this exporter does not support.
