@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from modelexport.errors import InputError, OnnxRunError
+from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import worker
 
@@ -26,6 +28,26 @@ _SECONDS_FOR_STDERR = 5.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
+
+
+# The name of onnxruntime's exception for an operator that it cannot run with these types.
+_NO_KERNEL = "NotImplemented"
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRun:
+    """How loading and running a file went.
+
+    Attributes:
+        loaded: Whether onnxruntime loads it.
+        problem: Why it rejects it or cannot run it; empty if it could.
+        no_kernel: Whether the problem is an operator without a kernel on this machine.
+    """
+
+    loaded: bool
+    problem: str
+    no_kernel: bool
 
 
 def require_onnxruntime() -> None:
@@ -56,12 +78,18 @@ class Runner:
         self._expired = False
         self._unread = 0
         self._timeouts = 0
+        self._is_ready = False
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+    def start(self) -> None:
+        """Start the process and let it import onnxruntime meanwhile, without waiting for it."""
+        if self._process is None:
+            self._spawn("onnxruntime")
 
     def run(
         self,
@@ -94,6 +122,41 @@ class Runner:
         answer, arrays = self.ask("run", "onnxruntime", header, [*pieces, *feeds.values()])
         for position, array in zip(answer["outputs"], arrays, strict=True):
             yield outputs[position], array
+
+    def run_file(
+        self, path: Path, feeds: Mapping[str, np.ndarray] | None, outputs: Sequence[str], *, optimized: bool = True
+    ) -> tuple[FileRun, dict[str, np.ndarray]]:
+        """Load a file as its users do, and run it once.
+
+        Args:
+            path: The file.
+            feeds: Its inputs by name, of the declared types; None to load it only.
+            outputs: The names of the outputs.
+            optimized: Whether onnxruntime optimizes the graph, as it does by default.
+
+        Returns:
+            How that went, and the outputs that are numeric tensors.
+
+        Raises:
+            RunLimitError: onnxruntime timed out or ran out of memory.
+            OnnxRunError: It crashed.
+            InputError: onnxruntime is not installed, or cannot be started.
+        """
+        require_onnxruntime()
+        header: dict[str, Any] = {
+            "path": str(path.resolve()),
+            "feeds": None if feeds is None else list(feeds),
+            "outputs": list(outputs),
+            "threads": self._threads,
+            "optimized": optimized,
+        }
+        answer, arrays = self.ask("run_file", "onnxruntime", header, [] if feeds is None else list(feeds.values()))
+        # The message begins with a code, and names the file by its full path.
+        problem = _CODE.sub("", answer["problem"]).replace(header["path"], path.name)
+        if self._is_out_of_memory(problem):
+            raise self._error(problem)
+        found = FileRun(answer["loaded"], _shortened(problem), answer.get("kind") == _NO_KERNEL)
+        return found, {outputs[position]: array for position, array in zip(answer["outputs"], arrays, strict=True)}
 
     def ask(
         self, task: str, name: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()
@@ -130,7 +193,7 @@ class Runner:
                 "pip install --force-reinstall 'modelexport[runtime]'"
             )
         if "error" in answer:
-            raise OnnxRunError(self._explained(str(answer["error"])))
+            raise self._error(str(answer["error"]))
         self._unread = len(answer["arrays"])
         return answer, self._received(name, process, answer["arrays"])
 
@@ -155,7 +218,7 @@ class Runner:
         try:
             yield
         except (EOFError, OSError) as error:
-            raise OnnxRunError(self._how_it_ended(name, process)) from error
+            raise self._how_it_ended(name, process) from error
         except ValueError as error:
             self._stop()
             raise OnnxRunError(f"the process of {name} sent an invalid answer: {error}") from error
@@ -188,13 +251,26 @@ class Runner:
         # that the consumer did not read.
         if self._process is not None and (self._expired or self._unread or self._process.poll() is not None):
             self._stop()
-        if self._process is not None:
-            return self._process
+        if self._process is None:
+            self._spawn()
+        process = cast(subprocess.Popen[bytes], self._process)
+        if not self._is_ready:
+            name = "the process for onnxruntime and the ONNX checker"
+            try:
+                with self._failing_as(name, process), self._timed(process):
+                    worker.read_header(cast(BinaryIO, process.stdout))
+            except OnnxRunError as error:
+                raise InputError(f"{error}: it cannot be started") from error
+            self._is_ready = True
+        return process
+
+    def _spawn(self, *preloaded: str) -> None:
         # Started as a script: unlike multiprocessing, that does not import the caller's main module again. It has this
         # process's import path. Ctrl-C reaches only this process, which then stops the child.
         memory = self._limits.memory_bytes
+        limit = "" if memory is None else str(memory)
         process = subprocess.Popen(
-            [sys.executable, "-P", worker.__file__, str(os.getpid()), "" if memory is None else str(memory)],
+            [sys.executable, "-P", worker.__file__, str(os.getpid()), limit, *preloaded],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -203,28 +279,26 @@ class Runner:
         )
         self._process = process
         self._stderr = _Tail(cast(BinaryIO, process.stderr))
-        try:
-            with self._failing_as("the process for onnxruntime and the ONNX checker", process), self._timed(process):
-                worker.read_header(cast(BinaryIO, process.stdout))
-        except OnnxRunError as error:
-            raise InputError(f"{error}: it cannot be started") from error
-        return process
+        self._is_ready = False
 
-    def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> str:
+    def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> OnnxRunError:
         code = process.wait()
         expired, said = self._expired, self._stderr.last_line() if self._stderr is not None else ""
         self._stop()
         if expired:
             self._timeouts += 1
-            return f"{name} timed out after {self._limits.seconds:g} s"
+            return RunLimitError(f"{name} timed out after {self._limits.seconds:g} s")
         how = _signal_name(-code) if code < 0 else f"exit code {code}"
-        return _shortened(f"{name} crashed ({how}{'; ' + said if said else ''})")
+        return OnnxRunError(_shortened(f"{name} crashed ({how}{'; ' + said if said else ''})"))
 
-    def _explained(self, error: str) -> str:
-        most = self._limits.memory_bytes
-        if most is None or not any(word in error for word in _OUT_OF_MEMORY):
-            return _shortened(error)
-        return f"onnxruntime ran out of memory, its limit is {most / 2**30:g} GiB ({_shortened(error)})"
+    def _is_out_of_memory(self, error: str) -> bool:
+        return self._limits.memory_bytes is not None and any(word in error for word in _OUT_OF_MEMORY)
+
+    def _error(self, error: str) -> OnnxRunError:
+        if not self._is_out_of_memory(error):
+            return OnnxRunError(_shortened(error))
+        most = (self._limits.memory_bytes or 0) / 2**30
+        return RunLimitError(f"onnxruntime ran out of memory, its limit is {most:g} GiB ({_shortened(error)})")
 
     def _stop(self) -> None:
         process, self._process = self._process, None
