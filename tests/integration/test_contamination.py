@@ -71,6 +71,18 @@ def test_check_of_the_affected_nodes_finds_the_same_as_the_check_of_all(exported
         assert suspects_when_moved(check, node, owner) == suspects(check, {node: owner})
 
 
+def test_merged_constant_is_found_in_every_call_that_consumes_no_constant(tmp_path: Path) -> None:
+    specimen = zoo.build("with_methods")
+    path = tmp_path / "m.onnx"
+    document = modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp").document
+    check = ValidatedFile(path).owner_check
+    assert check.findings() == []
+    (constant,) = [node for node in document.nodes if node.op == "Constant" and node.kind == "merged"]
+    others = [call.id for call in document.calls if call.id not in (constant.module, *constant.contributors)]
+    assert len(others) == 6
+    assert [call for call in others if constant.id not in suspects_when_moved(check, constant.id, call)] == []
+
+
 @pytest.mark.xdist_group("bert")
 def test_right_owner_is_suggested_and_neighbors_are_not_reported(exported: Exporter) -> None:
     path = exported("bert").path

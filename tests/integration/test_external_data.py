@@ -12,7 +12,7 @@ import torch
 from tests.support import zoo
 
 import modelexport
-from modelexport.capture.torchscript import jit_exporter
+from modelexport.capture.torchscript import exporter_file
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("external")]
 
@@ -65,7 +65,7 @@ def test_graph_is_torchs_own_but_for_where_the_data_lies(tmp_path: Path) -> None
 def test_torchscript_model_too_large_for_one_protobuf_is_one_graph_and_one_data_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jit_exporter, "_LARGEST_IN_MEMORY", 0)
+    monkeypatch.setattr(exporter_file, "_LARGEST_IN_MEMORY", 0)
     specimen = zoo.build("cnn")
     path = tmp_path / "m.onnx"
     result = modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp", external_data=True)

@@ -54,6 +54,12 @@ def test_file_equals_plain_export_when_our_metadata_is_stripped(
 
 
 @every_variant
+def test_graph_before_optimization_is_recognized(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
+    notes = exported(name, dynamic=dynamic, optimize=optimize).result.notes
+    assert not [note for note in notes if "was not seen" in note]
+
+
+@every_variant
 def test_checker_accepts_the_file(exported: Exporter, name: str, dynamic: bool, optimize: bool) -> None:
     onnx.checker.check_model(exported(name, dynamic=dynamic, optimize=optimize).path, full_check=True)
 

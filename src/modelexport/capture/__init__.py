@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from modelexport.capture.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, TRANSFORMERS, Capture, VariantError
+from modelexport.capture.capture import (
+    DYNAMO,
+    DYNAMO_WITH_CACHES,
+    TORCHSCRIPT,
+    TRANSFORMERS,
+    Capture,
+    VariantError,
+    can_export,
+    is_transformers_model,
+)
 from modelexport.capture.data_reads import find_data_reads
 from modelexport.capture.diagnosis import (
     check_forward,
@@ -30,61 +39,12 @@ from modelexport.capture.dynamic_axes import (
     with_sizes_above_one,
 )
 from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors
-from modelexport.capture.model_library import can_export, is_transformers_model
 from modelexport.capture.module_stack import StackEntry, call_index, read_module_stack
-from modelexport.capture.module_tree import qualified_name, read_module_tree
+from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.program_modules import (
     ExportedProgramModule,
     model_of_program,
     program_of,
     refuse_program,
 )
-from modelexport.capture.specialization import Specialization
-from modelexport.capture.tracer_warnings import recorded_warnings
-
-__all__ = [
-    "AUTO",
-    "BATCH",
-    "DYNAMO",
-    "DYNAMO_WITH_CACHES",
-    "SEQUENCE",
-    "TORCHSCRIPT",
-    "TRANSFORMERS",
-    "Axis",
-    "CallTensors",
-    "Capture",
-    "DynamicAxes",
-    "ExampleCall",
-    "ExportedProgramModule",
-    "Specialization",
-    "StackEntry",
-    "VariantError",
-    "axes_by_input",
-    "axes_kept_by_torch",
-    "call_index",
-    "can_export",
-    "check_axes",
-    "check_forward",
-    "check_signature",
-    "describe_axes",
-    "dynamic_shapes",
-    "failures_explained",
-    "find_axes",
-    "find_boundaries",
-    "find_crossing_tensors",
-    "find_data_dependence",
-    "find_data_reads",
-    "in_one_line",
-    "is_transformers_model",
-    "merge_equal_axes",
-    "model_of_program",
-    "program_of",
-    "qualified_name",
-    "read_module_stack",
-    "read_module_tree",
-    "recorded_warnings",
-    "refuse_program",
-    "result_axes",
-    "root_cause",
-    "with_sizes_above_one",
-]
+from modelexport.capture.tracer_warnings import Specialization, recorded_warnings

@@ -1,22 +1,38 @@
-"""Capture: an exported graph, with the module call that ran each node where the exporter recorded it."""
+"""Capture: an exported graph, with the module call that ran each node where the exporter recorded it; the exporters."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
+import torch
 
 from modelexport.attempt_report import Variant
 from modelexport.errors import ExportError
 from modelexport.hierarchy import Attribution, CallTree, ModuleTree
 from modelexport.storage import ExporterFile
+from modelexport.torch_support.transformers_private import has_exporters
 
 # The names of the exporters, for the option ``exporter``.
 DYNAMO = "dynamo"
 TRANSFORMERS = "transformers"
 DYNAMO_WITH_CACHES = "dynamo-with-caches"
 TORCHSCRIPT = "torchscript"
+
+
+def is_transformers_model(model: torch.nn.Module) -> bool:
+    """Whether the model is an instance of `transformers.PreTrainedModel`; names play no role."""
+    # Without an imported transformers there is no such model.
+    transformers = sys.modules.get("transformers")
+    base = getattr(transformers, "PreTrainedModel", None) if transformers is not None else None
+    return isinstance(base, type) and isinstance(model, base)
+
+
+def can_export(model: torch.nn.Module) -> bool:
+    """Whether the model is of transformers' classes and the installed release of transformers has exporters."""
+    return is_transformers_model(model) and has_exporters()
 
 
 class VariantError(ExportError):

@@ -7,7 +7,6 @@ no warning (`torch.equal`, a tensor as an index of a list).
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from modelexport.capture.diagnosis import in_one_line
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
-from modelexport.torch_support import buffers_restored, mha_fast_path_disabled
+from modelexport.torch_support import buffers_restored, copied_inputs, mha_fast_path_disabled
 from modelexport.torch_support.private import dispatch_mode, leaves_of, storage_id, storage_reference, tensors_among
 
 # Functions that copy values out of a tensor without an operator that a dispatch mode sees.
@@ -32,20 +32,17 @@ _COPYING_FUNCTIONS = (
 
 def find_data_reads(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[SourcePlace, ...] | None:
+) -> tuple[SourcePlace, ...] | str:
     """Run the model once, and find where its Python code reads values that depend on the inputs or on random numbers.
 
-    Args:
-        model: The model; its buffers are restored.
-        args: Its positional example inputs; they are copied.
-        kwargs: Its example inputs by keyword; they are copied.
+    The inputs are copied, and the buffers restored.
 
     Returns:
-        The source lines in the order in which they first ran; None where this run of the model failed.
+        The source lines in the order in which they first ran; where this run of the model failed, the error as text.
     """
     watch = _DependenceWatch(module_paths(model))
     try:
-        copied_args, copied_kwargs = copy.deepcopy((args, dict(kwargs)))
+        copied_args, copied_kwargs = copied_inputs(args, kwargs)
         watch.mark((copied_args, copied_kwargs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(buffers_restored(model))
@@ -54,8 +51,8 @@ def find_data_reads(
             stack.enter_context(_CopyWatch(watch))
             stack.enter_context(dispatch_mode(watch.run))
             model(*copied_args, **copied_kwargs)
-    except Exception:  # noqa: BLE001  the export has succeeded without this run
-        return None
+    except Exception as error:  # noqa: BLE001  the export has succeeded without this run
+        return in_one_line(error)
     return tuple(watch.places)
 
 

@@ -73,15 +73,8 @@ def check_forward(
     """Run the model once in eager mode on the example inputs, and restore everything that the run changes.
 
     Exporters run a model on fake tensors, which accept types and layouts that eager mode does not. Where the inputs do
-    not fit, their errors are hundreds of lines long.
-
-    Args:
-        model: The model.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        training: Run it in its current mode instead of evaluation mode.
-        on_result: Called with the result of the model, if it was run.
-        written: Gets copies of the weights that the model overwrites; by default they are dropped after the run.
+    not fit, their errors are hundreds of lines long. Calls `on_result` with the result. `written` gets copies of the
+    weights that the model overwrites; by default they are dropped after the run.
 
     Returns:
         Notes for the user: why it was not run, and which inputs differ in the graph.
@@ -90,37 +83,28 @@ def check_forward(
         InputError: It fails, or returns no tensor.
     """
     try:
-        return _check_forward(model, args, kwargs, training, on_result, written)
+        tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
+        if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
+            # A program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
+            return ()
+        if any(is_fake(tensor) for tensor in tensors):
+            return ("the example inputs were not checked: the model or its inputs are fake tensors",)
+        try:
+            result = _run(model, args, kwargs, training, written if written is not None else CopyOnWrite(model))
+        except UnsupportedLibraryError:
+            raise
+        except (Exception, SystemExit) as error:
+            if _is_about_this_machine(error):
+                return (
+                    f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",
+                )
+            raise InputError(_explain_rejection(model, args, kwargs, error)) from error
+        _check_result(model, result)
+        on_result(result)
+        sparse = [name for name, tensor in _named_inputs(model, args, kwargs) if tensor.layout is not torch.strided]
+        return tuple(f"the example input {name} is sparse: the graph takes a dense tensor" for name in sparse)
     except UnsupportedLibraryError as error:
         return (f"the example inputs were not checked: {error}",)
-
-
-def _check_forward(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    training: bool,
-    on_result: Callable[[object], object],
-    written: CopyOnWrite | None,
-) -> tuple[str, ...]:
-    tensors = [*model.parameters(), *model.buffers(), *tensors_among((args, dict(kwargs)))]
-    if isinstance(model, ExportedProgramModule) or any(torch.nn.parameter.is_lazy(tensor) for tensor in tensors):
-        # An exported program is not traced. A lazy module gets its weights in its first call, which cannot be undone.
-        return ()
-    if any(is_fake(tensor) for tensor in tensors):
-        return ("the example inputs were not checked: the model or its inputs are fake tensors",)
-    try:
-        result = _run(model, args, kwargs, training, written if written is not None else CopyOnWrite(model))
-    except UnsupportedLibraryError:
-        raise
-    except (Exception, SystemExit) as error:
-        if _is_about_this_machine(error):
-            return (f"the example inputs were not checked: PyTorch cannot run the model here ({in_one_line(error)})",)
-        raise InputError(_explain_rejection(model, args, kwargs, error)) from error
-    _check_result(model, result)
-    on_result(result)
-    sparse = [name for name, tensor in _named_inputs(model, args, kwargs) if tensor.layout is not torch.strided]
-    return tuple(f"the example input {name} is sparse: the graph takes a dense tensor" for name in sparse)
 
 
 def _run(

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,13 +138,8 @@ def find_axes(call: ExampleCall) -> dict[Axis, str]:
     trial = _Trial(call, sizes)
     left, groups = list(sizes), list[tuple[Axis, ...]]()
 
-    def by_number_and_size(axis: Axis) -> tuple[int, ...]:
-        return (axis[1], sizes[axis])
-
-    def by_size(axis: Axis) -> tuple[int, ...]:
-        return (sizes[axis],)
-
-    for key in (by_number_and_size, by_size):
+    keys: list[Callable[[Axis], tuple[int, ...]]] = [lambda axis: (axis[1], sizes[axis]), lambda axis: (sizes[axis],)]
+    for key in keys:
         for _, together in itertools.groupby(sorted(left, key=key), key=key):
             groups += trial.split(tuple(together))
         left = [axis for axis in left if not any(axis in group for group in groups)]
@@ -332,9 +327,6 @@ def merge_equal_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, 
 def describe_axes(axes: Mapping[Axis, str], call: ExampleCall) -> str:
     """Return the inputs with dynamic axes and their shapes as text."""
     tensors = call.tensors()
-    return ", ".join(_described(tensors[name], name, axes) for name in dict.fromkeys(name for name, _ in axes))
-
-
-def _described(tensor: torch.Tensor, name: str, axes: Mapping[Axis, str]) -> str:
-    sizes = (str(axes.get((name, axis), size)) for axis, size in enumerate(tensor.shape))
-    return f"{name} {' x '.join(sizes)}"
+    shapes = {name: tensors[name].shape for name, _ in axes}
+    named = {name: [str(axes.get((name, axis), n)) for axis, n in enumerate(shape)] for name, shape in shapes.items()}
+    return ", ".join(f"{name} {' x '.join(sizes)}" for name, sizes in named.items())

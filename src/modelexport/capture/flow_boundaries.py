@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 import onnx_ir as ir
 
 from modelexport.graph import consumed_values
-from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
+from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, TensorInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,22 +32,12 @@ def find_boundaries(
     tensors: Mapping[CallId, CallTensors],
     infos: Mapping[str, TensorInfo],
 ) -> CallTree:
-    """Return `calls` with their boundary tensors.
-
-    Args:
-        graph: The graph.
-        owners: The recorded call of each node.
-        calls: The calls.
-        tensors: The inputs and outputs of each call.
-        infos: Shape and type of the graph's tensors by name, where known.
-    """
+    """Return `calls` with their boundary tensors; `infos` has shape and type of the graph's tensors, where known."""
     entering, leaving = find_crossing_tensors(graph, owners, calls)
     return CallTree(
         {
-            call.id: ModuleCall(
-                call.path,
-                call.index,
-                call.parent,
+            call.id: msgspec.structs.replace(
+                call,
                 inputs=_assign(tensors[call.id].inputs, entering.get(call.id, []), infos),
                 outputs=_assign(tensors[call.id].outputs, leaving.get(call.id, []), infos),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -61,11 +61,6 @@ def refuse_program(strategy: str, model: torch.nn.Module) -> None:
         )
 
 
-def program_graphs(module: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
-    """Return the graph of a program and its subgraphs."""
-    return (graph for graph in module.modules() if isinstance(graph, torch.fx.GraphModule))
-
-
 def model_of_program(program: torch.export.ExportedProgram) -> ExportedProgramModule:
     """Return the program as a model, with its modules at their recorded paths.
 
@@ -90,8 +85,8 @@ def model_of_program(program: torch.export.ExportedProgram) -> ExportedProgramMo
 def _recorded_classes(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Return the class of each module by its path, parents first, in the order of the model's own modules."""
     called: dict[str, str] = {}
-    for graph in program_graphs(program.graph_module):
-        for node in graph.graph.nodes:
+    for graph in program.graph_module.modules():
+        for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():
             stack = read_module_stack(node)
             # A stack that does not begin with the root has entries that are not modules.
             if stack and stack[0].path == ROOT_PATH:

@@ -62,11 +62,8 @@ def raising_frames(traceback: TracebackType | None) -> list[tuple[FrameType, int
 def find_place(frames: Iterable[tuple[FrameType, int]], paths: Mapping[int, str]) -> SourcePlace | None:
     """Return the innermost line of the model's own code with the innermost module call; None if no module is running.
 
-    Where only modules of torch are running, it is the line of the innermost one.
-
-    Args:
-        frames: Frames with their current line, the innermost first.
-        paths: The paths of the model's modules: see `module_paths`.
+    Where only modules of torch are running, it is the line of the innermost one. Each of the `frames`, the innermost
+    first, has its current line; `paths` is the result of `module_paths`.
     """
     line: tuple[str, int] | None = None
     innermost: tuple[str, int] | None = None

@@ -1,4 +1,8 @@
-"""Warnings of exporters during a capture, with the source line and the module of the model that they refer to."""
+"""Warnings of exporters during a capture, and the specializations of a trace: both as notes, with their source lines.
+
+A trace has the operators that ran for the example inputs. Values that Python code computed from these inputs are
+constants in it, which torch calls specialization.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TextIO
 
@@ -31,6 +35,12 @@ _FOR_DEVELOPERS = (
     ResourceWarning,
 )
 _LONGEST_TEXT = 300
+_MAX_NOTES = 20
+_BY_INPUTS = "tracing fixed a value that depends on the inputs"
+_PERHAPS_BY_INPUTS = "tracing fixed a value that may depend on the inputs"
+_READ_WITHOUT_WARNING = "tracing fixed a value that depends on the inputs, unless this line is not run while tracing"
+_NOT_KNOWN = "which values tracing fixed is not fully known: watching a run of the model failed with "
+_NOT_BY_INPUTS = "tracing fixed a size, or a value that does not depend on the inputs"
 # torch warns also where two axes of one name are one size, as the name says.
 _ONE_NAME = re.compile(r"The axis name: (?P<name>.+) will not be used, .* another axis: (?P=name)\.")
 
@@ -107,3 +117,86 @@ def _is_about_export(category: type[Warning], frames: Sequence[FrameType]) -> bo
         return False
     name = str(issuer.f_globals.get("__name__"))
     return any(name == package or name.startswith(f"{package}.") for package in _EXPORTERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Specialization:
+    """The specializations of one capture, and the other warnings of the exporter.
+
+    Attributes:
+        warned: The warnings of the exporter.
+        reads: The source lines that read values which depend on the inputs into Python; a text says why they are not
+            known.
+    """
+
+    warned: tuple[TracerWarning, ...]
+    reads: tuple[SourcePlace, ...] | str
+
+    @property
+    def known_reads(self) -> tuple[SourcePlace, ...]:
+        """The source lines of `reads`."""
+        return () if isinstance(self.reads, str) else self.reads
+
+    @property
+    def by_inputs(self) -> tuple[SourcePlace, ...]:
+        """The source lines for which the tracer warned of a value that depends on the inputs, or may depend on them."""
+        read = {_line(place) for place in self.known_reads}
+        unknown = isinstance(self.reads, str)
+        return tuple(dict.fromkeys(place for place in self._warned_places() if unknown or _line(place) in read))
+
+    @property
+    def all_places(self) -> tuple[SourcePlace, ...]:
+        """All source lines where a value may have become a constant, those of `by_inputs` first."""
+        return tuple(dict.fromkeys((*self.by_inputs, *self.known_reads, *self._warned_places())))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model is known to read no values, and the tracer did not warn of constants."""
+        return self.reads == () and not any(warning.fixes_value for warning in self.warned)
+
+    def _warned_places(self) -> list[SourcePlace]:
+        return [warning.place for warning in self.warned if warning.fixes_value and warning.place is not None]
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the notes for the user, the most important first."""
+        unknown = (f"{_NOT_KNOWN}{self.reads}",) if isinstance(self.reads, str) else ()
+        return (*unknown, *_group_by_line(_by_importance(self)))
+
+
+def _by_importance(found: Specialization) -> Iterator[tuple[str, str, SourcePlace | None]]:
+    by_inputs = {_line(place) for place in found.by_inputs}
+    fixing = [warning for warning in found.warned if warning.fixes_value]
+    for warning in fixing:
+        if warning.place is not None and _line(warning.place) in by_inputs:
+            yield _PERHAPS_BY_INPUTS if isinstance(found.reads, str) else _BY_INPUTS, warning.text, warning.place
+    for place in found.known_reads:
+        if _line(place) not in by_inputs:
+            yield _READ_WITHOUT_WARNING, "", place
+    for warning in found.warned:
+        if not warning.fixes_value:
+            yield "torch warns", warning.text, warning.place
+    for warning in fixing:
+        if warning.place is None or _line(warning.place) not in by_inputs:
+            yield _NOT_BY_INPUTS, warning.text, warning.place
+
+
+def _group_by_line(found: Iterable[tuple[str, str, SourcePlace | None]]) -> tuple[str, ...]:
+    """Return one note for each message and source line, however many modules run it; at most `_MAX_NOTES`."""
+    places: dict[tuple[str, str, tuple[str, int] | None], list[SourcePlace | None]] = {}
+    for kind, text, place in found:
+        places.setdefault((kind, text, None if place is None else _line(place)), []).append(place)
+    notes = [_note(kind, text, same) for (kind, text, _), same in places.items()]
+    if len(notes) > _MAX_NOTES:
+        return (*notes[:_MAX_NOTES], f"and {len(notes) - _MAX_NOTES} more warnings of the exporter")
+    return tuple(notes)
+
+
+def _note(kind: str, text: str, places: Sequence[SourcePlace | None]) -> str:
+    number = len(places) - 1
+    others = f" and in {number} other {'module' if number == 1 else 'modules'}" if number else ""
+    where = f" at {places[0]}{others}" if places[0] is not None else ""
+    return f"{kind}{where}" + (f": {text}" if text else "")
+
+
+def _line(place: SourcePlace) -> tuple[str, int]:
+    return place.file, place.line

@@ -1,10 +1,11 @@
-"""The kind, confidence and reason of every attribution, one function for each case.
+"""The kind, confidence and reason of every attribution, one name for each case.
 
 docs/attribution.md explains each confidence.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -14,23 +15,11 @@ from modelexport.hierarchy.calls import ROOT_CALL, CallId, CallTree
 CERTAIN: Final = 1.0
 # Several calls did the work of the node, and all of them are named.
 SEVERAL_CALLS: Final = 0.95
-
-# Inferred from data flow.
-ONE_REGION: Final = 0.9
+SEVERAL_CALLS_BY_VALUE: Final = 0.8
 AGREEING_NEIGHBOURS: Final = 0.8
 ONE_SIDE: Final = 0.6
 COMMON_CALLER: Final = 0.5
 NO_EVIDENCE: Final = 0.1
-
-# Matched by value with an eager run.
-SAME_VALUE: Final = 0.9
-SAME_LAYOUT: Final = 0.85
-SEVERAL_CALLS_BY_VALUE: Final = 0.8
-SAME_REGION: Final = 0.8
-SAME_VALUE_AND_INPUTS: Final = 0.75
-ONLY_CONSUMER_OF_WEIGHT: Final = 0.7
-SEVERAL_CANDIDATES: Final = 0.5
-
 # Read from a file without its sidecar.
 STORED: Final[Mapping[str, float]] = {
     Kind.EXACT: CERTAIN,
@@ -40,32 +29,62 @@ STORED: Final[Mapping[str, float]] = {
     Kind.INFERRED: COMMON_CALLER,
 }
 TORCH_METADATA: Final = 0.7
-SCOPED_NAME: Final = 0.6
-NEAREST_NODES: Final = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """The evidence for an attribution; called with the owner and contributors, it returns the attribution."""
+
+    kind: Kind
+    confidence: float
+    reason: str
+
+    def __call__(self, owner: CallId, contributors: Iterable[CallId] = ()) -> Attribution:
+        others = tuple(sorted(set(contributors) - {owner}))
+        return Attribution(owner, self.kind, self.confidence, self.reason, others)
+
+
+# --- read from a file without its sidecar: confidence and reason -----------------------------------------------
+
+
+def stored_in_node(kind: str, store: str) -> tuple[float, str]:
+    """Confidence and reason of an owner that the node itself names."""
+    return STORED[kind], f"the node's own {store} names this call; the reason was in the sidecar"
+
+
+def named_by_torch() -> tuple[float, str]:
+    """Confidence and reason of an owner from torch's metadata."""
+    reason = "torch's metadata names this module; torch's optimizer may have fused or merged the node since"
+    return TORCH_METADATA, reason
+
+
+def named_by_scope() -> tuple[float, str]:
+    """Confidence and reason of an owner from the node's name."""
+    return 0.6, "the scope in the node's name matches this module; such names can be ambiguous"
+
+
+def nearest_nodes() -> tuple[float, str]:
+    """Confidence and reason of an owner from the nearest nodes that name one."""
+    reason = "the file names no owner; this is the innermost common caller of the nearest nodes with an owner"
+    return 0.5, reason
+
+
+def nothing_in_file() -> tuple[float, str]:
+    """Confidence and reason where no node nearby names an owner."""
+    return NO_EVIDENCE, "the file names no owner, neither for this node nor for one around it: the root is the default"
 
 
 # --- recorded by the exporter, and rewritten -------------------------------------------------------------------
 
-
-def recorded_by_exporter(call: CallId) -> Attribution:
-    """The exporter recorded the call of the node."""
-    return Attribution(call, Kind.EXACT, CERTAIN, "the exporter recorded this call for the node")
-
-
-def recorded_before_optimization(call: CallId) -> Attribution:
-    """The exporter recorded the call of the node, and an optimizer rewrote the graph since, unseen."""
-    return Attribution(call, Kind.INFERRED, *named_by_torch())
-
-
-def recorded_unseen(call: CallId) -> Attribution:
-    """The exporter recorded the call of the node, and no hook saw that call."""
-    reason = "torch's metadata names this module; the call itself was not seen while torch traced the model"
-    return Attribution(call, Kind.INFERRED, TORCH_METADATA, reason)
-
-
-def recorded_in_name(call: CallId) -> Attribution:
-    """The exporter's name for the node has the scope of the call, and nothing else was seen."""
-    return Attribution(call, Kind.INFERRED, *named_by_scope())
+recorded_by_exporter = _Case(Kind.EXACT, CERTAIN, "the exporter recorded this call for the node")
+# An optimizer rewrote the graph since, unseen.
+recorded_before_optimization = _Case(Kind.INFERRED, *named_by_torch())
+recorded_unseen = _Case(
+    Kind.INFERRED,
+    TORCH_METADATA,
+    "torch's metadata names this module; the call itself was not seen while torch traced the model",
+)
+recorded_in_name = _Case(Kind.INFERRED, *named_by_scope())
 
 
 def fused(own: Attribution, contributors: Iterable[CallId]) -> Attribution:
@@ -87,8 +106,7 @@ def folded(own: Attribution, contributors: Iterable[CallId] = ()) -> Attribution
 
 
 def _of_several_calls(own: Attribution, kind: Kind, reason: str, contributors: Iterable[CallId]) -> Attribution:
-    others = tuple(sorted(set(contributors) - {own.owner}))
-    return Attribution(own.owner, kind, min(own.confidence, SEVERAL_CALLS), reason, others)
+    return _Case(kind, min(own.confidence, SEVERAL_CALLS), reason)(own.owner, contributors)
 
 
 def replacing(owners: set[CallId], calls: CallTree) -> Attribution:
@@ -96,41 +114,27 @@ def replacing(owners: set[CallId], calls: CallTree) -> Attribution:
     owner = calls.innermost_around(owners)
     if len(owners) == 1:
         reason = "a new node; every node that it replaces or feeds was recorded for this call"
-        return Attribution(owner, Kind.INFERRED, ONE_REGION, reason)
+        return _Case(Kind.INFERRED, 0.9, reason)(owner)
     reason = "a new node; it replaces or feeds nodes of several calls, and this is their innermost common caller"
-    return Attribution(owner, Kind.INFERRED, COMMON_CALLER, reason, tuple(sorted(owners - {owner})))
+    return _Case(Kind.INFERRED, COMMON_CALLER, reason)(owner, owners)
 
 
 # --- inferred from data flow -----------------------------------------------------------------------------------
+
+producers_only = _Case(Kind.INFERRED, ONE_SIDE, "not recorded; its known producers belong to this call")
+consumers_only = _Case(Kind.INFERRED, ONE_SIDE, "not recorded; its known consumers belong to this call")
+returned_by = _Case(
+    Kind.INFERRED, AGREEING_NEIGHBOURS, "not recorded; this call returns its output and did not receive it"
+)
+agreeing_neighbours = _Case(
+    Kind.INFERRED, AGREEING_NEIGHBOURS, "not recorded; all its known producers and consumers belong to this call"
+)
 
 
 def neighbours_of_several_calls(owner: CallId, neighbours: set[CallId]) -> Attribution:
     """The producers and consumers belong to several calls."""
     reason = f"not recorded; this is the innermost common caller of its producers and consumers: {_names(neighbours)}"
-    return Attribution(owner, Kind.INFERRED, COMMON_CALLER, reason, tuple(sorted(neighbours - {owner})))
-
-
-def producers_only(owner: CallId) -> Attribution:
-    """Only the producers are known, and belong to one call."""
-    return Attribution(owner, Kind.INFERRED, ONE_SIDE, "not recorded; its known producers belong to this call")
-
-
-def consumers_only(owner: CallId) -> Attribution:
-    """Only the consumers are known, and belong to one call."""
-    return Attribution(owner, Kind.INFERRED, ONE_SIDE, "not recorded; its known consumers belong to this call")
-
-
-def returned_by(owner: CallId) -> Attribution:
-    """A call returns the output of the node, and did not receive it."""
-    return Attribution(
-        owner, Kind.INFERRED, AGREEING_NEIGHBOURS, "not recorded; this call returns its output and did not receive it"
-    )
-
-
-def agreeing_neighbours(owner: CallId) -> Attribution:
-    """All known producers and consumers belong to one call."""
-    reason = "not recorded; all its known producers and consumers belong to this call"
-    return Attribution(owner, Kind.INFERRED, AGREEING_NEIGHBOURS, reason)
+    return _Case(Kind.INFERRED, COMMON_CALLER, reason)(owner, neighbours)
 
 
 def without_evidence(around: CallId | None) -> Attribution:
@@ -165,46 +169,33 @@ def in_function(users: Iterable[Attribution], calls: CallTree) -> Attribution:
 
 # --- matched by value with an eager run ------------------------------------------------------------------------
 
-
-def computed_by_value(owner: CallId) -> Attribution:
-    """The output is distinctive, and only this call computed it."""
-    return Attribution(owner, Kind.INFERRED, SAME_VALUE, "its output equals what this call computed in PyTorch")
-
-
-def computed_from_same_inputs(owner: CallId) -> Attribution:
-    """The output is not distinctive; the inputs decide."""
-    reason = "its output is not distinctive, but equals what this call computed in PyTorch from the same inputs"
-    return Attribution(owner, Kind.INFERRED, SAME_VALUE_AND_INPUTS, reason)
-
-
-def laid_out_by(owner: CallId) -> Attribution:
-    """The node changes the layout of a value only."""
-    reason = "it changes no element, and its output has the layout that this call gave the value in PyTorch"
-    return Attribution(owner, Kind.INFERRED, SAME_LAYOUT, reason)
-
-
-def fused_by_value(owner: CallId, contributors: Iterable[CallId]) -> Attribution:
-    """The inputs are those of other calls, the output is the owner's."""
-    reason = "its output equals what this call computed in PyTorch; its inputs are those of the contributors"
-    return Attribution(owner, Kind.FUSED, SEVERAL_CALLS_BY_VALUE, reason, tuple(sorted(contributors)))
-
-
-def merged_by_value(owner: CallId, contributors: Iterable[CallId]) -> Attribution:
-    """Several calls computed the output, and consumers of all of them read it."""
-    reason = "several calls computed its output in PyTorch, and its consumers are theirs; this call ran first"
-    return Attribution(owner, Kind.MERGED, SEVERAL_CALLS_BY_VALUE, reason, tuple(sorted(contributors)))
-
-
-def part_of_merged(end: Attribution) -> Attribution:
-    """The node computes an intermediate value of what several calls computed, each in one operator."""
-    reason = "it computes a part of what several calls computed in PyTorch, each in one operator; this call ran first"
-    return Attribution(end.owner, Kind.MERGED, SEVERAL_CALLS_BY_VALUE, reason, end.contributors)
-
-
-def only_consumer_of_weight(owner: CallId) -> Attribution:
-    """The node consumes a weight that one call consumed."""
-    return Attribution(owner, Kind.INFERRED, ONLY_CONSUMER_OF_WEIGHT, "only this call uses a weight that it consumes")
-
+computed_by_value = _Case(Kind.INFERRED, 0.9, "its output equals what this call computed in PyTorch")
+computed_from_same_inputs = _Case(
+    Kind.INFERRED,
+    0.75,
+    "its output is not distinctive, but equals what this call computed in PyTorch from the same inputs",
+)
+laid_out_by = _Case(
+    Kind.INFERRED,
+    0.85,
+    "it changes no element, and its output has the layout that this call gave the value in PyTorch",
+)
+only_consumer_of_weight = _Case(Kind.INFERRED, 0.7, "only this call uses a weight that it consumes")
+fused_by_value = _Case(
+    Kind.FUSED,
+    SEVERAL_CALLS_BY_VALUE,
+    "its output equals what this call computed in PyTorch; its inputs are those of the contributors",
+)
+merged_by_value = _Case(
+    Kind.MERGED,
+    SEVERAL_CALLS_BY_VALUE,
+    "several calls computed its output in PyTorch, and its consumers are theirs; this call ran first",
+)
+part_of_merged = _Case(
+    Kind.MERGED,
+    SEVERAL_CALLS_BY_VALUE,
+    "it computes a part of what several calls computed in PyTorch, each in one operator; this call ran first",
+)
 
 # Why the value of a node does not decide its owner, for `one_of_candidates`.
 PASSED_ON: Final = "it returns its input unchanged"
@@ -219,39 +210,9 @@ def one_of_candidates(candidates: Iterable[CallId], evidence: str, calls: CallTr
     owner = calls.innermost_around(known)
     if len(known) == 1:
         reason = f"{evidence}; only this call ran between the matched tensors around it"
-        return Attribution(owner, Kind.INFERRED, SAME_REGION, reason)
+        return _Case(Kind.INFERRED, 0.8, reason)(owner)
     reason = f"{evidence}; this is the innermost common caller of the candidates: {_names(known)}"
-    return Attribution(owner, Kind.INFERRED, SEVERAL_CANDIDATES, reason, tuple(sorted(known - {owner})))
-
-
-# --- read from a file without its sidecar ----------------------------------------------------------------------
-
-
-def stored_in_node(kind: str, store: str) -> tuple[float, str]:
-    """Confidence and reason of an owner that the node itself names."""
-    return STORED[kind], f"the node's own {store} names this call; the reason was in the sidecar"
-
-
-def named_by_torch() -> tuple[float, str]:
-    """Confidence and reason of an owner from torch's metadata."""
-    reason = "torch's metadata names this module; torch's optimizer may have fused or merged the node since"
-    return TORCH_METADATA, reason
-
-
-def named_by_scope() -> tuple[float, str]:
-    """Confidence and reason of an owner from the node's name."""
-    return SCOPED_NAME, "the scope in the node's name matches this module; such names can be ambiguous"
-
-
-def nearest_nodes() -> tuple[float, str]:
-    """Confidence and reason of an owner from the nearest nodes that name one."""
-    reason = "the file names no owner; this is the innermost common caller of the nearest nodes with an owner"
-    return NEAREST_NODES, reason
-
-
-def nothing_in_file() -> tuple[float, str]:
-    """Confidence and reason where no node nearby names an owner."""
-    return NO_EVIDENCE, "the file names no owner, neither for this node nor for one around it: the root is the default"
+    return _Case(Kind.INFERRED, 0.5, reason)(owner, known)
 
 
 def _names(calls: Iterable[CallId]) -> str:

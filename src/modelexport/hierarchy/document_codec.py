@@ -25,11 +25,7 @@ def encode_document(document: HierarchyDocument) -> bytes:
 
 
 def decode_document(data: bytes, source: str) -> HierarchyDocument:
-    """Decode the result of `encode_document`.
-
-    Args:
-        data: The JSON.
-        source: Where it came from, for the error.
+    """Decode the result of `encode_document`; `source` says in errors where it came from.
 
     Raises:
         FileFormatError: It is not a hierarchy document, or of another schema version.

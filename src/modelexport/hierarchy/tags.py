@@ -124,15 +124,12 @@ class TagScheme:
         for caller in calls.chain(call):
             running.setdefault(caller.path, caller.index)
         visible = [path for path in (call.path, *ancestor_paths(call.path)) if path in self._segments]
-        return "".join(_with_index(self._segments[path], running.get(path, 0)) for path in reversed(visible))
+        indices = [(self._segments[path], running.get(path, 0)) for path in reversed(visible)]
+        return "".join(f"/{segment}@{index}" if index else f"/{segment}" for segment, index in indices)
 
     def module_tag(self, path: str) -> str:
         """The tag of a module regardless of calls; for a hidden one the tag of its nearest visible ancestor."""
         return self.tag(CallId(path), CallTree({}))
-
-
-def _with_index(segment: str, index: int) -> str:
-    return f"/{segment}@{index}" if index else f"/{segment}"
 
 
 def _segments(tree: ModuleTree, view: TagView) -> dict[str, str]:

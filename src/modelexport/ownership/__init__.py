@@ -1,21 +1,6 @@
 """Turns evidence into owners: infers unrecorded ones from data flow, and projects owners onto a rewritten graph."""
 
 from modelexport.ownership.bounded_walk import VisitBudget, downstream, region
-from modelexport.ownership.inference import DEFAULT_POLICY, InferencePolicy, add_contexts, infer_missing
+from modelexport.ownership.inference import InferencePolicy, add_contexts, infer_missing
 from modelexport.ownership.projection import Projection, project
 from modelexport.ownership.shared_nodes import with_sharers
-from modelexport.ownership.value_correspondence import ValueCorrespondence
-
-__all__ = [
-    "DEFAULT_POLICY",
-    "InferencePolicy",
-    "Projection",
-    "ValueCorrespondence",
-    "VisitBudget",
-    "add_contexts",
-    "downstream",
-    "infer_missing",
-    "project",
-    "region",
-    "with_sharers",
-]

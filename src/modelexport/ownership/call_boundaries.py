@@ -9,7 +9,7 @@ without changing the results. So a module with that argument can still be extrac
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import onnx_ir as ir
@@ -25,14 +25,7 @@ Use = tuple[ir.Node, int]
 
 
 class BoundaryProjector:
-    """Projects the boundaries of module calls.
-
-    Args:
-        calls: The module calls, with boundary tensors of the original graph.
-        values: Which tensor of the rewritten graph is which of the original.
-        original_owners: The attributions of the original graph's nodes.
-        owners: The attributions of the rewritten graph's nodes.
-    """
+    """Projects the boundaries of module calls, from tensors of the original graph to those of the rewritten one."""
 
     def __init__(
         self,
@@ -42,8 +35,17 @@ class BoundaryProjector:
         owners: Mapping[ir.Node, Attribution],
     ) -> None:
         self._values = values
-        self._original_nodes = _NodesByCall(calls, original_owners)
-        self._rewritten_nodes = _NodesByCall(calls, owners)
+        self._calls = calls
+        self._original_owners = original_owners
+        self._owners = owners
+
+    @functools.cached_property
+    def _original_nodes(self) -> dict[CallId, set[ir.Node]]:
+        return _nodes_by_call(self._calls, self._original_owners)
+
+    @functools.cached_property
+    def _rewritten_nodes(self) -> dict[CallId, set[ir.Node]]:
+        return _nodes_by_call(self._calls, self._owners)
 
     def projected(self, call: ModuleCall) -> ModuleCall:
         """The call with its boundary in the rewritten graph."""
@@ -71,7 +73,7 @@ class BoundaryProjector:
         uses = list(self._values.consumers(value))
         if tensor.tensor is None:
             # The original graph has a replacement itself. Other calls may consume it for its own sake.
-            uses = [use for use in uses if use[0] in self._original_nodes.of(call)]
+            uses = [use for use in uses if use[0] in self._original_nodes.get(call, ())]
         elif value.is_graph_output():
             return None
         counterparts = [self._counterpart(use, value) for use in uses]
@@ -82,7 +84,7 @@ class BoundaryProjector:
         if replacement is None:
             return None
         # Every use of it in the call must replace a use of the argument.
-        own = self._rewritten_nodes.of(call)
+        own = self._rewritten_nodes.get(call, ())
         if any(use.node in own and (use.node, use.idx) not in counterparts for use in replacement.uses()):
             return None
         return replacement
@@ -106,25 +108,11 @@ class BoundaryProjector:
         return same is own or same_constant(original, own, _MAX_CONSTANT_BYTES)
 
 
-class _NodesByCall:
+def _nodes_by_call(calls: CallTree, owners: Mapping[ir.Node, Attribution]) -> dict[CallId, set[ir.Node]]:
     """The nodes of each call, those of its callees included."""
-
-    def __init__(self, calls: CallTree, owners: Mapping[ir.Node, Attribution]) -> None:
-        self._calls = calls
-        self._owners = owners
-        self._known: dict[CallId, frozenset[ir.Node]] = {}
-
-    @functools.cached_property
-    def _nodes(self) -> dict[CallId, list[ir.Node]]:
-        nodes: dict[CallId, list[ir.Node]] = {}
-        for node, found in self._owners.items():
-            for call in (found.owner, *found.contributors):
-                nodes.setdefault(call, []).append(node)
-        return nodes
-
-    def of(self, call: CallId) -> frozenset[ir.Node]:
-        """The nodes of a call."""
-        if call not in self._known:
-            within: Iterable[CallId] = (other for other in self._nodes if self._calls.encloses(call, other))
-            self._known[call] = frozenset(node for other in within for node in self._nodes[other])
-        return self._known[call]
+    found: dict[CallId, set[ir.Node]] = {}
+    for node, attribution in owners.items():
+        for call in (attribution.owner, *attribution.contributors):
+            for outer in calls.chain(call):
+                found.setdefault(outer, set()).add(node)
+    return found

@@ -65,22 +65,6 @@ def add_contexts(model: ir.Model, found: Mapping[ir.Node, Attribution]) -> dict[
     return joined
 
 
-@dataclasses.dataclass(frozen=True)
-class _Evidence:
-    """The calls that a node's inputs come from, and those that consume its outputs.
-
-    `one_side` says that only one of the two is known although the node has both.
-    """
-
-    sources: frozenset[CallId]
-    served: frozenset[CallId]
-    one_side: bool
-
-    @property
-    def calls(self) -> frozenset[CallId]:
-        return self.sources | self.served
-
-
 class _Inference:
     def __init__(self, found: dict[ir.Node, Attribution], calls: CallTree, policy: InferencePolicy) -> None:
         self._found = found
@@ -119,7 +103,7 @@ class _Inference:
             has_producers = any(value is not None and value.producer() is not None for value in node.inputs)
             # A constant has consumers only: no other evidence is possible.
             one_side = not served[node] or (has_producers and not sources[node])
-            self._found[node] = self._infer(_Evidence(sources[node], served[node], one_side), around)
+            self._found[node] = self._infer(sources[node], served[node], one_side, around)
 
     def _gather(
         self,
@@ -137,28 +121,33 @@ class _Inference:
             return frozenset({self._calls.innermost_around(gathered)})
         return frozenset(gathered)
 
-    def _infer(self, evidence: _Evidence, around: CallId | None) -> Attribution:
-        if not evidence.calls:
+    def _infer(
+        self, sources: frozenset[CallId], served: frozenset[CallId], one_side: bool, around: CallId | None
+    ) -> Attribution:
+        """Infer an owner from the calls that a node's inputs come from, and those that consume its outputs.
+
+        `one_side` says that only one of the two is known although the node has both.
+        """
+        if not sources | served:
             return confidence.without_evidence(around)
-        seen = self._seen_across_boundaries(evidence, around)
+        seen = self._seen_across_boundaries(sources | served, one_side, around)
         owner = self._calls.innermost_around(seen)
         if around is not None and not self._calls.encloses(around, owner):
             owner = around
         if seen != {owner}:
             return confidence.neighbours_of_several_calls(owner, seen)
-        if evidence.one_side:
-            return confidence.producers_only(owner) if evidence.sources else confidence.consumers_only(owner)
+        if one_side:
+            return confidence.producers_only(owner) if sources else confidence.consumers_only(owner)
         return confidence.agreeing_neighbours(owner)
 
-    def _seen_across_boundaries(self, evidence: _Evidence, around: CallId | None) -> set[CallId]:
-        """The evidence, with each call inside a boundary that the node is outside of replaced by the boundary's
-        caller."""
+    def _seen_across_boundaries(self, calls: frozenset[CallId], one_side: bool, around: CallId | None) -> set[CallId]:
+        """The calls, with each inside a boundary that the node is outside of replaced by the boundary's caller."""
         if not self._policy.boundaries:
-            return set(evidence.calls)
+            return set(calls)
         inside = around if around is not None else ROOT_CALL
-        if not evidence.one_side:
-            inside = self._calls.innermost_around(evidence.calls)
-        return {self._outside(call, inside) for call in evidence.calls}
+        if not one_side:
+            inside = self._calls.innermost_around(calls)
+        return {self._outside(call, inside) for call in calls}
 
     def _outside(self, call: CallId, inside: CallId) -> CallId:
         """`call`, or the caller of the outermost boundary that `call` ran inside of and `inside` did not."""

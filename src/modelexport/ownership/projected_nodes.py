@@ -23,12 +23,8 @@ _MAX_GROUP = 64
 class NodeProjector:
     """Projects the owners of an original graph onto the nodes of the graph it was rewritten into.
 
-    Args:
-        values: Which tensor of the rewritten graph is which of the original.
-        owners: The attribution of every node of the original graph.
-        calls: The module calls.
-        recorded: Attributions that were recorded for nodes of the rewritten graph themselves; used for nodes that match
-            no tensor of the original graph.
+    `recorded` are attributions that were recorded for nodes of the rewritten graph themselves; they are used for nodes
+    that match no tensor of the original graph.
     """
 
     def __init__(

@@ -20,15 +20,10 @@ def with_sharers(
     lost_nodes: Collection[CallId],
     infos: Mapping[str, TensorInfo],
 ) -> dict[ir.Node, Attribution]:
-    """The attribution of each node, with the calls that shared it.
+    """The attribution of each node with a recorded call, with the calls that shared it.
 
-    Args:
-        graph: The graph.
-        recorded: The call of each node for which there is one.
-        calls: The calls, with the boundaries that were recorded.
-        lost_nodes: The calls with nodes that were merged into equal ones of other calls. Another call that returns a
-            value it did not compute has stored it earlier.
-        infos: Shape and type of tensors, where they are known.
+    `lost_nodes` are the calls with nodes that were merged into equal ones of other calls. Another call that returns a
+    value it did not compute has stored it earlier. `infos` has shape and type of tensors, where they are known.
     """
     finder = _SharerFinder(calls, lost_nodes)
     sharers: dict[ir.Node, set[CallId]] = {}
@@ -46,7 +41,8 @@ def with_sharers(
                 for call in (*(() if consumer is None else (consumer,)), *sharers.get(use.node, ())):
                     found |= finder.consuming(value.name, call, owner, info)
         sharers[node] = found
-    return {node: _attribution(call, sharers.get(node, set())) for node, call in recorded.items()}
+    own = {node: confidence.recorded_by_exporter(call) for node, call in recorded.items()}
+    return own | {node: confidence.merged(own[node], found) for node, found in sharers.items() if found}
 
 
 class _SharerFinder:
@@ -126,8 +122,3 @@ class _SharerFinder:
     def _is_apart(self, call: CallId, owner: CallId) -> bool:
         """Whether neither of the two ran inside the other."""
         return call not in self._chains[owner] and owner not in self._chains[call]
-
-
-def _attribution(call: CallId, sharers: set[CallId]) -> Attribution:
-    own = confidence.recorded_by_exporter(call)
-    return confidence.merged(own, sharers) if sharers else own

@@ -15,26 +15,3 @@ from modelexport.torch_support.state_guard import (
     preserved_state,
 )
 from modelexport.torch_support.tensor_paths import flattened_names, named_arguments, named_results, tensors_in
-
-__all__ = [
-    "TORCH_LOCK",
-    "CallWatch",
-    "ControlFlowWatch",
-    "CopyOnWrite",
-    "FunctionObserver",
-    "RunningCall",
-    "buffers_restored",
-    "control_flow_depth",
-    "copied_inputs",
-    "evaluation_mode",
-    "exporter_arguments",
-    "flattened_names",
-    "full_float32_precision",
-    "mha_fast_path_disabled",
-    "named_arguments",
-    "named_results",
-    "normalize_inputs",
-    "own_calls_through",
-    "preserved_state",
-    "tensors_in",
-]

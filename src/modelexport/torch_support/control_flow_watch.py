@@ -1,6 +1,7 @@
 """Observe the operators of a forward pass, including those in the functions of control-flow operators.
 
-A function that the operator does not call runs as a dry run: exporters write both branches of a `cond`.
+A function that the operator does not call runs as a dry run, without side effects: exporters write both branches of a
+`cond`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,55 @@ from typing import Any, Protocol
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from modelexport.errors import ModelExportError, UnsupportedLibraryError
 from modelexport.torch_support import private
 from modelexport.torch_support.call_watch import CallWatch
-from modelexport.torch_support.dry_run import WriteGuard, run_without_effects
-from modelexport.torch_support.state_guard import mha_fast_path_disabled
+from modelexport.torch_support.state_guard import mha_fast_path_disabled, preserved_state
+
+
+class SideEffectError(ModelExportError):
+    """A dry run would have changed a tensor that existed before it."""
+
+
+class WriteGuard:
+    """Distinguishes tensors created in a dry run from those that existed before, which it must not write to."""
+
+    def __init__(self) -> None:
+        self._created: set[int] = set()
+
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check an operator before it runs.
+
+        Raises:
+            SideEffectError: It writes to a tensor that existed before the dry run.
+        """
+        if not _memory(private.written_arguments(func, args, kwargs)) <= self._created:
+            raise SideEffectError(f"{func} writes to a tensor that existed before the dry run")
+
+    def record(self, outputs: object, inputs: object) -> None:
+        """Record the outputs of an operator: memory that is not among its inputs is new."""
+        self._created |= _memory(outputs) - _memory(inputs)
+
+
+def run_without_effects(model: torch.nn.Module, action: Callable[[], object]) -> bool:
+    """Run an action, and restore the model's attributes and the random state.
+
+    Returns:
+        Whether it ended without an error, and without a change to an attribute of a module.
+    """
+    with preserved_state(model) as state:
+        try:
+            action()
+        except UnsupportedLibraryError:
+            raise
+        except Exception:  # noqa: BLE001  a branch that is not taken may fail in any way
+            return False
+    return not state.changed
+
+
+def _memory(value: object) -> set[int]:
+    ids = ((tensor, private.storage_id(tensor)) for tensor in private.tensors_among(value))
+    return {id(tensor) if storage is None else storage for tensor, storage in ids}
 
 
 class OperatorObserver(Protocol):

@@ -122,7 +122,13 @@ def generated_line(node: torch.fx.Node) -> tuple[str, str] | None:
 
 # --- the dynamo exporter ----------------------------------------------------------------------------------------
 
-_OPTIMIZE = Part("torch.onnx.ONNXProgram.optimize", "shows the graph before torch optimizes it: torch calls it itself")
+_TRANSLATE = Part(
+    "torch.onnx._internal.exporter._core._translate_fx_graph",
+    "shows the nodes that torch translated, to check that nothing has rewritten the graph",
+)
+_NEW_PROGRAM = Part(
+    "torch.onnx.ONNXProgram.__init__", "shows the graph before torch rewrites it: torch creates it then"
+)
 _FX_NODE = Part('onnx_ir.Node.meta["node"]', "leads from an ONNX node to the FX node it was translated from")
 _FX_TEXT = Part(
     'onnx_ir.Node.metadata_props["pkg.torch.onnx.fx_node"]',
@@ -130,19 +136,31 @@ _FX_TEXT = Part(
 )
 
 
-def before_optimization(observe: Callable[[torch.onnx.ONNXProgram], object]) -> contextlib.AbstractContextManager[None]:
-    """Show a program to `observe` when torch starts to optimize its ONNX graph, for the time of the context.
+@contextlib.contextmanager
+def translations_seen(see: Callable[[torch.onnx.ONNXProgram, bool], object]) -> Iterator[None]:
+    """Within the context, show each program to `see` as soon as torch has created it.
 
-    Optimizing it ourselves afterwards would be simpler, but torch renames inputs, outputs and dynamic axes after it
-    optimizes: only its own sequence of steps gives its own result.
+    The second argument says whether its graph consists of the very nodes that torch has translated the FX graph to,
+    so that nothing has rewritten it.
     """
+    translated: dict[ir.Graph | ir.Function, list[ir.Node]] = {}
 
-    def optimize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def translate(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        graphs = (value for value in (*args, *kwargs.values()) if isinstance(value, ir.Graph | ir.Function))
+        translated.update({graph: list(graph) for graph in graphs})
+        return result
+
+    def create(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
         if args and isinstance(args[0], torch.onnx.ONNXProgram):
-            observe(args[0])
-        return original(*args, **kwargs)
+            # Comparing nodes compares their identity.
+            is_unchanged = all(list(graph) == nodes for graph, nodes in translated.items())
+            see(args[0], args[0].model.graph in translated and is_unchanged)
+            translated.clear()
 
-    return _OPTIMIZE.called_through(optimize)
+    with _TRANSLATE.called_through(translate), _NEW_PROGRAM.called_through(create):
+        yield
 
 
 def translated_node(node: ir.Node) -> torch.fx.Node | None:

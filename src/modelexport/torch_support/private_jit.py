@@ -80,7 +80,7 @@ _SETTINGS = Part(
 
 def new_graph() -> JitGraph:
     """An empty graph."""
-    return _GRAPH.call(_GRAPH.check(_GRAPH.fixed, type))
+    return _GRAPH.having(_GRAPH.call(object), "create")
 
 
 def is_graph(block: JitBlock) -> bool:
@@ -165,9 +165,7 @@ def is_tracer_warning(category: type[Warning]) -> bool:
 def tracing_state() -> Any:
     """The tracing state of this thread; None outside of a trace."""
     state = _STATE.call(object)
-    if state is not None:
-        _STATE.check(getattr(state, "push_scope", None), Callable)  # type: ignore[arg-type]  # for isinstance
-    return state
+    return None if state is None else _STATE.having(state, "push_scope")
 
 
 def set_tracing_state(state: Any) -> None:
@@ -199,11 +197,13 @@ def traced_value(tensors: Any, place: int) -> JitObject | None:
     state, look_up = tracing_state(), _VALUE.fixed
     try:
         # Not by `Part.call`, whose arguments are local variables.
-        return look_up(tensors[place])
+        return _VALUE.having(look_up(tensors[place]), "toIValue")
     except RuntimeError:
         # An unknown tensor that requires a gradient: the tracer raises and stops tracing.
         set_tracing_state(state)
         return None
+    except TypeError as error:
+        raise _VALUE.changed(error) from error
 
 
 def module_labels() -> dict[Any, str]:

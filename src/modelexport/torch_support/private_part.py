@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from modelexport.errors import ModelExportError, UnsupportedLibraryError
+from modelexport.errors import ContractError, ModelExportError, UnsupportedLibraryError
 
 Result = TypeVar("Result")
 
@@ -25,7 +25,7 @@ SEEN_ON = {"torch": ("2.9.1", "2.11.0", "2.13.0", "2.15.0"), "transformers": ("5
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A private API.
+    """A private API. Its methods raise `UnsupportedLibraryError` where the installed release lacks or changed it.
 
     Attributes:
         path: Its dotted path. The path of an item of a mapping ends in its key, as in ``torch.fx.Node.meta["custom"]``.
@@ -38,11 +38,7 @@ class Part:
     runs_model: bool = False
 
     def find(self) -> Any:
-        """Look it up.
-
-        Raises:
-            UnsupportedLibraryError: The installed release does not have it.
-        """
+        """Look it up."""
         library, *names = self.path.split(".")
         try:
             found: Any = importlib.import_module(library)
@@ -62,11 +58,7 @@ class Part:
         return self.find()
 
     def of(self, instance: object) -> Any:
-        """The attribute of an instance of the class in the path.
-
-        Raises:
-            UnsupportedLibraryError: The instance does not have it.
-        """
+        """The attribute of an instance of the class in the path."""
         try:
             return getattr(instance, self.path.rpartition(".")[2])
         except AttributeError as error:
@@ -86,11 +78,7 @@ class Part:
         return self.path.partition('["')[2].removesuffix('"]')
 
     def call(self, kind: type[Result], *args: Any, **kwargs: Any) -> Result:
-        """Call it, and check that the result is of this type.
-
-        Raises:
-            UnsupportedLibraryError: It does not take these arguments, fails, or returns something else.
-        """
+        """Call it, and check that the result is of this type."""
         return self.run(self.fixed, kind, *args, **kwargs)
 
     def run(self, function: Callable[..., Any], kind: type[Result], *args: Any, **kwargs: Any) -> Result:
@@ -104,7 +92,7 @@ class Part:
         return self.check(result, kind)
 
     def _is_own(self, error: Exception) -> bool:
-        """Whether the library raised an error of `call`, not a function of ours or of the user that it called."""
+        """Whether the call itself or the library in it failed, not a function of ours or of the user that it called."""
         traceback = error.__traceback__.tb_next if error.__traceback__ is not None else None
         if self.runs_model:
             return traceback is None and isinstance(error, TypeError)
@@ -120,24 +108,22 @@ class Part:
         return self.path.partition(".")[0]
 
     def is_instance(self, value: object, example: object = None) -> bool:
-        """Whether a value is an instance of this class; `example` is known to be one.
-
-        Raises:
-            UnsupportedLibraryError: It is not a class, or `example` is no instance of it.
-        """
+        """Whether a value is an instance of this class; `example` is known to be one."""
         kind = self.check(self.fixed, type)
         if example is not None:
             self.check(example, kind)
         return isinstance(value, kind)
 
     def check(self, value: object, kind: type[Result]) -> Result:
-        """Return a value of the API that must be of this type.
-
-        Raises:
-            UnsupportedLibraryError: It is of another type.
-        """
+        """Return a value of the API that must be of this type."""
         if not isinstance(value, kind):
             raise self.changed(f"{type(value).__name__} instead of {kind.__name__}")
+        return value
+
+    def having(self, value: Any, method: str) -> Any:
+        """Return an object of the API, whose class is private, that must have this method."""
+        if not callable(getattr(value, method, None)):
+            raise self.changed(f"{type(value).__name__} has no method {method}")
         return value
 
     @contextlib.contextmanager
@@ -146,7 +132,7 @@ class Part:
     ) -> Iterator[None]:
         """Replace a function or method within the context: this thread calls `around` with the original and arguments.
 
-        Other threads call the original. An error of `around` itself is not an error of the library, and says so.
+        Other threads call the original.
 
         Args:
             around: Called instead of it.
@@ -154,8 +140,9 @@ class Part:
             required: Whether the library must call it within the context.
 
         Raises:
-            UnsupportedLibraryError: The installed release does not have it, does not call it or calls it with other
-                arguments, or `around` fails.
+            UnsupportedLibraryError: The installed release does not have it, does not call it, or calls it with other
+                arguments.
+            ContractError: `around` itself failed.
         """
         original = self.find()
         owner, _, name = self.path.rpartition(".")
@@ -187,7 +174,11 @@ class Part:
             except Exception as error:
                 if any(error is other for other in passed_on):
                     raise
-                raise self.changed(error) from error
+                if self._is_own(error):
+                    raise self.changed(error) from error
+                raise ContractError(
+                    f"watching {self.path} failed with {_in_one_line(error)}: a bug in modelexport, please report it"
+                ) from error
 
         setattr(holder, name, replacement)
         try:
@@ -203,8 +194,8 @@ class Part:
 
     def changed(self, how: object) -> UnsupportedLibraryError:
         """The error for an API that behaves differently in the installed release; `how` is an error or a text."""
-        text = f"{type(how).__name__}: {how}" if isinstance(how, Exception) else str(how)
-        return UnsupportedLibraryError(self.path, *self._releases(), change=" ".join(text.split())[:200])
+        change = _in_one_line(how) if isinstance(how, Exception) else str(how)
+        return UnsupportedLibraryError(self.path, *self._releases(), change=change)
 
     def _releases(self) -> tuple[str, tuple[str, ...]]:
         try:
@@ -212,3 +203,7 @@ class Part:
         except ImportError:
             version = "(not installed)"
         return version, SEEN_ON.get(self.library, ())
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

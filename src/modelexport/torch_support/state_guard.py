@@ -177,28 +177,11 @@ def _set_precision(operation: Any, restored: contextlib.ExitStack) -> None:
     operation.fp32_precision = "ieee"
 
 
-class _AttributeSnapshot:
-    """The attributes of every module of a model: hooks, flags, `forward`, parameters, caches.
-
-    The contents of dicts, lists and sets among them are restored as well, but not those of other objects. A module with
-    uninitialized parameters is left out: its first call initializes them, which cannot be undone.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = [_ModuleAttributes(module) for module in model.modules() if not _is_uninitialized(module)]
-
-    def restore(self) -> bool:
-        """Restore all attributes.
-
-        Returns:
-            Whether any had changed.
-        """
-        changed = [module.restore() for module in self._modules]
-        return any(changed)
-
-
 class _ModuleAttributes:
-    """The attributes of one module, and the contents of those that are containers."""
+    """The attributes of one module: hooks, flags, `forward`, parameters, caches.
+
+    The contents of dicts, lists and sets among them are restored as well, but not those of other objects.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -206,6 +189,7 @@ class _ModuleAttributes:
         self._inner = {name: value.copy() for name, value in self._own.items() if type(value) in _CONTAINERS}
 
     def restore(self) -> bool:
+        """Restore the attributes; returns whether any had changed."""
         changed = not _is_same(self._module.__dict__, self._own)
         if changed:
             self._module.__dict__.clear()
@@ -239,12 +223,14 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @contextlib.contextmanager
 def _module_state(model: torch.nn.Module, state: PreservedState) -> Iterator[None]:
-    attributes = _AttributeSnapshot(model)
+    # A module with uninitialized parameters is left out: its first call initializes them, which cannot be undone.
+    attributes = [_ModuleAttributes(module) for module in model.modules() if not _is_uninitialized(module)]
     gradients = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield
     finally:
-        state.changed = attributes.restore()
+        changed = [own.restore() for own in attributes]
+        state.changed = any(changed)
         for parameter, flag in gradients:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)

@@ -45,18 +45,10 @@ def has_exporters() -> bool:
 def export_to_onnx(
     model: torch.nn.Module, inputs: dict[str, Any], options: Mapping[str, Any]
 ) -> torch.onnx.ONNXProgram:
-    """Export with transformers' ONNX exporter. It changes caches among the inputs in place.
-
-    Args:
-        model: A `PreTrainedModel`.
-        inputs: Its example inputs.
-        options: Arguments of the exporter's configuration.
-    """
+    """Export a `PreTrainedModel` with transformers' ONNX exporter. It changes caches among the inputs in place."""
     config = _CONFIG.call(object, **options)
-    export = getattr(_EXPORTER.call(object), "export", None)
-    if export is None:
-        raise _EXPORTER.changed("it has no method export")
-    return _EXPORTER.check(export(model, inputs, config), torch.onnx.ONNXProgram)
+    exporter = _EXPORTER.having(_EXPORTER.call(object), "export")
+    return _EXPORTER.check(exporter.export(model, inputs, config), torch.onnx.ONNXProgram)
 
 
 @contextlib.contextmanager
@@ -80,8 +72,7 @@ def input_preparation_through(
 def graph_names_through(rename: Callable[[str, bool], str]) -> contextlib.AbstractContextManager[None]:
     """Within the context, the exporter renames graph inputs and outputs before it passes the names to torch.
 
-    Args:
-        rename: Takes the exporter's name, and whether it is an output.
+    `rename` takes the exporter's name, and whether it is an output.
     """
 
     def named(original: Callable[..., Any], inputs: list[str], outputs: list[str]) -> tuple[list[str], list[str]]:
@@ -107,11 +98,9 @@ def register_caches(model: torch.nn.Module) -> None:
 def decompose_for_generation(
     model: torch.nn.Module, inputs: dict[str, Any]
 ) -> dict[str, tuple[torch.nn.Module, dict[str, Any]]]:
-    """The modules that `generate` runs, by name, each with its inputs; the decode stage gets more than one token.
+    """The modules that `generate` runs with these arguments, by name, each with its inputs.
 
-    Args:
-        model: A `PreTrainedModel` that generates.
-        inputs: The arguments of `generate`.
+    The decode stage gets more than one token.
     """
     return _DECOMPOSE.call(dict, model, inputs, multi_token_decode=True)
 

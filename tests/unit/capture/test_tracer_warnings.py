@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import modelexport
 from modelexport.capture.source_places import SourcePlace
-from modelexport.capture.specialization import Specialization
-from modelexport.capture.tracer_warnings import TracerWarning, recorded_warnings
+from modelexport.capture.tracer_warnings import Specialization, TracerWarning, recorded_warnings
 
 
 def test_first_twenty_are_told_and_the_rest_is_counted() -> None:
@@ -30,9 +31,22 @@ def test_values_of_the_inputs_come_before_sizes() -> None:
 
 def test_every_value_counts_where_the_reads_are_not_known() -> None:
     warned = (TracerWarning("a value", SourcePlace("net.py", 3, ""), True),)
-    assert Specialization(warned, None).by_inputs == (SourcePlace("net.py", 3, ""),)
-    assert "may depend on the inputs" in Specialization(warned, None).notes()[0]
-    assert not Specialization((), None).is_empty
+    found = Specialization(warned, "RuntimeError: no")
+    assert found.by_inputs == (SourcePlace("net.py", 3, ""),)
+    assert "watching a run of the model failed with RuntimeError: no" in found.notes()[0]
+    assert "may depend on the inputs" in found.notes()[1]
+    assert not Specialization((), "RuntimeError: no").is_empty
+
+
+def test_note_says_that_the_reads_of_a_model_are_not_known(tmp_path: Path) -> None:
+    class OnlyWithoutModes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if torch._C._len_torch_function_stack():
+                raise RuntimeError("not while it is watched")
+            return x.relu()
+
+    result = modelexport.export_model(OnlyWithoutModes(), torch.ones(2), tmp_path / "m.onnx", strategy="htp")
+    assert [note for note in result.notes if "failed with RuntimeError: not while it is watched" in note]
 
 
 def test_warnings_of_the_model_itself_and_of_deprecations_stay_out() -> None:

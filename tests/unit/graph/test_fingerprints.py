@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelexport.capture.by_value.torch_fingerprints import take_torch_fingerprint
+from modelexport.capture.by_value.eager_recording import take_torch_fingerprint
 from modelexport.graph import fingerprints
 from modelexport.graph.fingerprints import Fingerprint, ValueIndex
 

@@ -11,8 +11,9 @@ from modelexport.hierarchy.attribution import Attribution
 from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.hierarchy.modules import TensorInfo
-from modelexport.ownership import Projection, ValueCorrespondence, project
+from modelexport.ownership import Projection, project
 from modelexport.ownership.no_ops import passed_on_values
+from modelexport.ownership.value_correspondence import ValueCorrespondence
 
 A, B = CallId("a"), CallId("b")
 

@@ -119,11 +119,11 @@ def test_generated_line() -> None:
     assert (file.startswith("<eval_with_key>"), variable) == (True, "relu")
 
 
-def test_before_optimization() -> None:
+def test_translations_seen() -> None:
     seen: list[Any] = []
-    with private_fx.before_optimization(lambda program: seen.append(len(program.model.graph))):
+    with private_fx.translations_seen(lambda program, whole: seen.append((len(program.model.graph), whole))):
         program = torch.onnx.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),), None, dynamo=True, verbose=False)
-    assert len(seen) == 1
+    assert seen == [(1, True)]
     # The exporter keeps on each ONNX node the FX node that it was translated from, and its text.
     assert program is not None
     (gemm,) = program.model.graph
@@ -133,7 +133,7 @@ def test_before_optimization() -> None:
     assert private_fx.translated_text(gemm) == source.format_node()
 
 
-test_translated_node = test_translated_text = test_before_optimization
+test_translated_node = test_translated_text = test_translations_seen
 
 
 class _DependsOnValues(nn.Module):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tests.unit.torch_support import (
     test_canaries_export,
     test_canaries_jit,
@@ -16,8 +18,11 @@ from tests.unit.torch_support import (
 )
 from tests.unit.torch_support.test_broken_parts import PARTS
 
+import modelexport
 from modelexport import torch_support
-from modelexport.errors import UnsupportedLibraryError
+from modelexport.capture.fx.trace_recorder import TraceRecorder
+from modelexport.capture.torchscript import jit_graph
+from modelexport.errors import ContractError, UnsupportedLibraryError
 from modelexport.torch_support.private_part import SEEN_ON, Part
 
 CANARIES = (test_canaries_export, test_canaries_jit, test_canaries_torch, test_canaries_transformers)
@@ -72,3 +77,43 @@ def test_error_of_code_that_a_part_calls_is_not_an_error_of_the_part() -> None:
 
     with pytest.raises(TypeError, match="ours"):
         Part("torch.utils._pytree.tree_map", "").call(list, fail, [1])
+
+
+LEAVES = Part("torch.utils._pytree.tree_leaves", "")
+
+
+def test_error_of_our_own_function_around_a_part_is_reported_as_ours() -> None:
+    def fail(original: Callable[..., object], value: object) -> object:
+        raise KeyError("forgotten")
+
+    with (
+        pytest.raises(ContractError, match=r"watching torch\.utils.* KeyError: 'forgotten': a bug in modelexport"),
+        LEAVES.called_through(fail),
+    ):
+        torch.utils._pytree.tree_leaves([1])
+
+
+def test_arguments_that_our_function_around_a_part_does_not_take_are_a_change_of_the_library() -> None:
+    def around(original: Callable[..., object], *, renamed: object) -> object:
+        raise AssertionError("not called")
+
+    with pytest.raises(UnsupportedLibraryError, match=r"another .*takes 1 positional"), LEAVES.called_through(around):
+        torch.utils._pytree.tree_leaves([1])
+
+
+def test_error_of_the_part_itself_passes_our_function_around_it() -> None:
+    with pytest.raises(TypeError, match="no_such_argument"), LEAVES.called_through(lambda run, *a, **k: run(*a, **k)):
+        torch.utils._pytree.tree_leaves([1], no_such_argument=1)
+
+
+@pytest.mark.parametrize("strategy", ["htp", "fx"])
+def test_bug_of_ours_while_an_exporter_is_watched_is_not_blamed_on_torch(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("forgotten")
+
+    monkeypatch.setattr(jit_graph, "_read", fail)
+    monkeypatch.setattr(TraceRecorder, "_export", fail)
+    with pytest.raises(ContractError, match="KeyError: 'forgotten': a bug in modelexport"):
+        modelexport.export_model(torch.nn.Linear(1, 1), torch.ones(1, 1), tmp_path / "m.onnx", strategy=strategy)

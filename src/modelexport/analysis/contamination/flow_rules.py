@@ -345,15 +345,27 @@ class FlowRules:
             return
         if self._is_only_candidate(node, owners):
             return
-        if all(flow.is_constant[tensor] for tensor in outputs):
-            # A merged constant stays with the first call, also if that call's own use was folded.
-            return
         owner = (owners.owner(node),)
         if any(self._may_flow(owner, tensor, (ROOT,)) for tensor in outputs if tensor in flow.graph_outputs):
             return
         uses = [(tensor, consumer) for tensor in outputs for consumer in flow.consumers[tensor]]
-        if uses and not any(self._may_flow(owner, tensor, owners.calls_of(consumer)) for tensor, consumer in uses):
-            yield Conflict((node,), "no consumer of its outputs can receive them from its owner")
+        if not uses or any(self._may_flow(owner, tensor, owners.calls_of(consumer)) for tensor, consumer in uses):
+            return
+        if all(flow.is_constant[tensor] for tensor in outputs) and self._may_have_folded(owner[0], owners):
+            # A merged constant stays with the first call, also if that call's own use was folded.
+            return
+        yield Conflict((node,), "no consumer of its outputs can receive them from its owner")
+
+    def _may_have_folded(self, call: int, owners: NodeOwners) -> bool:
+        """Whether the exporter may have folded nodes of a call: none is left, or one consumes an unnamed constant."""
+        flow = self.flow
+        inside = [
+            node
+            for node, inputs in enumerate(flow.node_inputs)
+            if inputs and any(self.calls.encloses(call, other) for other in owners.calls_of(node))
+        ]
+        consumed = {tensor for node in inside for tensor in flow.node_inputs[node]}
+        return not inside or any(flow.is_constant[t] and t not in self._weight_modules for t in consumed)
 
     def _is_only_candidate(self, node: int, owners: NodeOwners) -> bool:
         """Whether a run of the model shows that only the owner of a node can have computed it."""

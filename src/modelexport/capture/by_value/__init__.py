@@ -4,9 +4,3 @@ from __future__ import annotations
 
 from modelexport.capture.by_value.attribution_by_value import ValueMatch, attribute_by_value
 from modelexport.capture.by_value.graph_run import check_onnxruntime
-
-__all__ = [
-    "ValueMatch",
-    "attribute_by_value",
-    "check_onnxruntime",
-]

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.by_value.boundary_matching import BoundaryMatching
+from modelexport.capture.by_value.boundary_matching import calls_with_boundaries
 from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun
 from modelexport.capture.by_value.eager_recording import run_eagerly
 from modelexport.capture.by_value.graph_run import as_feed, match_inputs, run_graph
@@ -72,15 +72,7 @@ def attribute_by_value(
     kwargs: Mapping[str, Any],
     limits: RunLimits = DEFAULT_RUN_LIMITS,
 ) -> ValueMatch:
-    """Find the owners of a graph's nodes by the values they compute.
-
-    Args:
-        graph: An ONNX graph of the model, from any exporter.
-        model: The model, in the mode it was exported in.
-        tree: Its modules.
-        args: Positional inputs.
-        kwargs: Inputs by keyword.
-        limits: The limits of one run of the graph.
+    """Find the owners of the nodes of any exporter's graph of the model by the values they compute.
 
     Raises:
         StrategyIncompatibleError: onnxruntime cannot run the graph.
@@ -108,7 +100,7 @@ def attribute_by_value(
     return ValueMatch(
         known=known,
         attributions=owners,
-        calls=BoundaryMatching(run, calls, matching, tensors, owners).calls_with_boundaries(),
+        calls=calls_with_boundaries(run, calls, matching, tensors, owners),
         distinctive=len(distinctive),
         matched=len(matched),
         agrees=enough if distinctive else _has_same_outputs(graph.graph, tensors, run),

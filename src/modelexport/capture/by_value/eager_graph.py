@@ -87,12 +87,9 @@ class EagerRun:
 class EagerGraph:
     """An index of an eager run. Operators and values are numbers.
 
-    Args:
-        run: The run.
-        dynamic: The values without a producer that depend on an input of the model; None for the inputs of the root.
+    `dynamic` are the values without a producer that depend on an input of the model; None for the inputs of the root.
 
     Attributes:
-        run: The run.
         producers: The operators that produced each value.
         consumers: The operators that consumed each value.
         copying: The operators with an output that has the elements of an input, in the same or another layout.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.by_value.eager_graph import EagerRun, FunctionRun, Operation, RecordedCall, RecordedTensor
-from modelexport.capture.by_value.torch_fingerprints import take_torch_fingerprint
+from modelexport.graph import Array, Fingerprint, take_fingerprint
 from modelexport.hierarchy import CallId, ModuleTree, TensorInfo
 from modelexport.torch_support import (
     CallWatch,
@@ -241,3 +241,27 @@ def _is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def take_torch_fingerprint(tensor: torch.Tensor, moved: Fingerprint | None = None) -> Fingerprint | None:
+    """The fingerprint of a tensor; None for an empty tensor, or one without readable elements.
+
+    `moved` is the fingerprint of a tensor of which this one is a view with the same elements.
+    """
+    array = _readable(tensor)
+    return take_fingerprint(array, tensor.element_size(), moved) if array is not None else None
+
+
+def _readable(tensor: torch.Tensor) -> Array | None:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return None
+    tensor = tensor.detach()
+    try:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+            tensor = tensor.float()
+        array: Array = tensor.resolve_neg().cpu().numpy()
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None  # a wrapper of other tensors
+    return array

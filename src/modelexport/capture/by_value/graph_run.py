@@ -69,14 +69,8 @@ def run_graph(
 ) -> tuple[dict[str, Fingerprint], dict[str, dict[str, Fingerprint]]]:
     """Run the graph and take the fingerprint of every tensor that a node produces.
 
-    Args:
-        model: The model.
-        feeds: Its inputs.
-        unknown_bytes: The assumed size of a tensor of unknown shape.
-        limits: The limits of one run of the graph.
-
-    Returns:
-        The fingerprints in the main graph by tensor name; and those in each subgraph, by its path.
+    Returns the fingerprints in the main graph by tensor name, and those in each subgraph by its path. A tensor of
+    unknown shape is taken to have `unknown_bytes`.
 
     Raises:
         StrategyIncompatibleError: onnxruntime cannot run it.

@@ -41,10 +41,8 @@ class OperatorMatching:
             calls: The module calls of the run.
             results: The values that the model returned; for a subgraph those that its functions returned.
             outer: For a subgraph, the matching of the graph around it.
-
-        Attributes:
-            found: The values of the run that each tensor may be.
         """
+        # The values of the run that each tensor may be.
         self.found: dict[ir.Value, set[int]] = {}
         self._consumed = {node: _consumed_values(node) for node in graph}
         self._nodes = _sorted_nodes(self._consumed)
@@ -325,7 +323,7 @@ def _part_of_merged(ends: Sequence[Attribution], callers: Iterable[CallId]) -> A
         return None
     if any((end.owner, end.kind, end.contributors) != (first.owner, first.kind, first.contributors) for end in ends):
         return None
-    return confidence.part_of_merged(first)
+    return confidence.part_of_merged(first.owner, first.contributors)
 
 
 def _returned_values(graph: ir.Graph, values: Sequence[int]) -> dict[ir.Value, set[int]]:

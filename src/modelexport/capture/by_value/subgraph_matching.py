@@ -25,13 +25,9 @@ Tensors = Mapping[str, Fingerprint]
 def attribute_subgraphs(
     matching: OperatorMatching, tensors: Mapping[str, Tensors], node_ids: Mapping[ir.Node, str], calls: CallTree
 ) -> dict[ir.Node, Attribution]:
-    """The attributions of nodes in subgraphs for which there is evidence.
+    """The attributions of nodes in subgraphs of a matched main graph for which there is evidence.
 
-    Args:
-        matching: The main graph, matched to the eager run.
-        tensors: The fingerprints of the tensors in each subgraph, by its path: ``If_3/then_branch/``.
-        node_ids: The ids of the nodes.
-        calls: The module calls of the run.
+    `tensors` has the fingerprints of the tensors in each subgraph, by its path: ``If_3/then_branch/``.
     """
     known: dict[ir.Node, Attribution] = {}
     waiting = [matching]

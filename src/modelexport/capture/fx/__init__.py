@@ -6,12 +6,3 @@ from modelexport.capture.fx.dynamo_exporter import capture_with_dynamo
 from modelexport.capture.fx.exported_program import capture_program
 from modelexport.capture.fx.stage_decomposition import Stage, decompose
 from modelexport.capture.fx.transformers_exporter import capture_with_caches, capture_with_transformers
-
-__all__ = [
-    "Stage",
-    "capture_program",
-    "capture_with_caches",
-    "capture_with_dynamo",
-    "capture_with_transformers",
-    "decompose",
-]

@@ -12,8 +12,7 @@ from modelexport.attempt_report import Variant
 from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, in_one_line, read_module_tree
 from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
-from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
-from modelexport.capture.fx.original_graph import Export, export_graphs
+from modelexport.capture.fx.original_graph import Export, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
@@ -37,15 +36,7 @@ def capture_with_dynamo(
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=True)` and record the module call of each node.
 
-    Args:
-        model: The model, in the mode in which it is exported.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        options: Further arguments of `torch.onnx.export`.
-        unwatched: Do not watch the module calls with hooks.
-
-    Returns:
-        The graph before and after optimization, with the recorded calls.
+    `unwatched` does not watch the module calls with hooks.
 
     Raises:
         VariantError: The exporter failed, and may succeed unwatched.
@@ -61,14 +52,9 @@ def capture_with_dynamo(
 def capture_export(
     model: torch.nn.Module, export: Export, exporter: str, *, optimize: bool, unwatched: bool = False
 ) -> Capture:
-    """Run `export` and record the module call of each node.
+    """Run `export`, which uses `torch.export` and `torch.onnx`, and record the module call of each node.
 
-    Args:
-        model: The model that is exported.
-        export: Exports it with `torch.export` and `torch.onnx`.
-        exporter: The name of the exporter.
-        optimize: Whether `export` asks torch to optimize the graph.
-        unwatched: Do not watch the module calls with hooks.
+    `optimize` says whether it asks torch to optimize the graph.
 
     Raises:
         VariantError: The exporter failed, and may succeed unwatched.
@@ -112,7 +98,7 @@ def capture_export(
         calls=calls,
         graph_kind="fx",
         graph_text=lambda: format_program(program, found.owners),
-        dynamic_sizes=dynamic_sizes(original, graphs.sources),
+        dynamic_sizes=dynamic_sizes(graphs),
         notes=notes,
         variant="strict" if strict else "",
     )

@@ -10,9 +10,10 @@ neither leads to a stack has no recorded call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 import torch
 
@@ -25,11 +26,10 @@ from modelexport.capture import (
     read_module_stack,
     read_module_tree,
 )
-from modelexport.capture.fx.generated_code import GeneratedCode
 from modelexport.capture.fx.node_owners import ProgramCalls
-from modelexport.capture.fx.onnx_sources import dynamic_sizes, onnx_values
-from modelexport.capture.fx.original_graph import ExportedGraphs, export_graphs
+from modelexport.capture.fx.original_graph import ExportedGraphs, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program, nodes_in_order, owning_nodes, program_graphs
+from modelexport.capture.fx.trace_recorder import GeneratedCode
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.torch_support import named_arguments, named_results
@@ -39,10 +39,6 @@ from modelexport.torch_support.private_fx import serial_of, serials_removed, set
 
 def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) -> Capture:
     """Export a saved program with `torch.onnx.export(program)` and record the module call of each node.
-
-    Args:
-        model: The program, as a model.
-        options: Further arguments of `torch.onnx.export`.
 
     Raises:
         UnusableOptionError: An option that `torch.export.export` has already decided for the program.
@@ -73,7 +69,7 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
         calls=boundaries_by_flow(graphs, owners, found.calls, program, tree),
         graph_kind="fx",
         graph_text=lambda: format_program(graphs.program, found.owners),
-        dynamic_sizes=dynamic_sizes(graphs.original, graphs.sources),
+        dynamic_sizes=dynamic_sizes(graphs),
         notes=(*found.notes, *graphs.notes),
     )
 
@@ -162,10 +158,8 @@ def boundaries_by_flow(
         )
 
     found = {
-        call.id: ModuleCall(
-            call.path,
-            call.index,
-            call.parent,
+        call.id: msgspec.structs.replace(
+            call,
             inputs=boundary(entering.get(call.id, []), "input"),
             outputs=boundary(leaving.get(call.id, []), "output"),
         )
@@ -176,36 +170,26 @@ def boundaries_by_flow(
 
 def _root_call(graph: ir.Graph, program: torch.export.ExportedProgram, tree: ModuleTree) -> ModuleCall:
     """Return the root's call: the graph's inputs and outputs, with the names that the program records for them."""
-    spec = program.call_spec
-    arguments = _placeholder_tensors(spec.in_spec, len(graph.inputs))
-    results = _placeholder_tensors(spec.out_spec, len(graph.outputs))
-    parameters = tree[ROOT_CALL.path].forward_arguments
-    inputs = list(named_arguments(parameters, *arguments[0])) if arguments is not None else []
-    outputs = list(named_results(results[0])) if results is not None else []
+    spec, parameters = program.call_spec, tree[ROOT_CALL.path].forward_arguments
+    arguments = _leaf_names(spec.in_spec, len(graph.inputs), lambda given: named_arguments(parameters, *given))
+    results = _leaf_names(spec.out_spec, len(graph.outputs), named_results)
+
+    def boundary(values: Sequence[ir.Value], names: list[str | None]) -> tuple[BoundaryTensor, ...]:
+        pairs = zip(names, values, strict=True)
+        return tuple(BoundaryTensor(name or value.name or "", value.name, _info(value)) for name, value in pairs)
+
     return ModuleCall(
-        ROOT_CALL.path,
-        inputs=_named_boundary(graph.inputs, inputs, arguments[1] if arguments is not None else []),
-        outputs=_named_boundary(graph.outputs, outputs, results[1] if results is not None else []),
+        ROOT_CALL.path, inputs=boundary(graph.inputs, arguments), outputs=boundary(graph.outputs, results)
     )
 
 
-def _placeholder_tensors(spec: Any, count: int) -> tuple[Any, list[torch.Tensor]] | None:
-    """Return the structure `spec` with an empty tensor per leaf, and these tensors; None without `count` leaves."""
+def _leaf_names(spec: Any, count: int, named: Callable[[Any], Iterable[tuple[str, torch.Tensor]]]) -> list[str | None]:
+    """Return the names of the leaves of the structure `spec`, as `named` yields them; None without `count` leaves."""
     if spec is None or spec.num_leaves != count:
-        return None
+        return [None] * count
     leaves = [torch.empty(0) for _ in range(count)]
-    return unflatten(leaves, spec), leaves
-
-
-def _named_boundary(
-    values: Sequence[ir.Value], named: list[tuple[str, torch.Tensor]], leaves: list[torch.Tensor]
-) -> tuple[BoundaryTensor, ...]:
-    names = {id(tensor): name for name, tensor in named}
-    known = [names.get(id(leaf)) for leaf in leaves] or [None] * len(values)
-    return tuple(
-        BoundaryTensor(name or value.name or "", value.name, _info(value))
-        for name, value in zip(known, values, strict=True)
-    )
+    names = {id(tensor): name for name, tensor in named(unflatten(leaves, spec))}
+    return [names.get(id(leaf)) for leaf in leaves]
 
 
 def _info(value: ir.Value) -> TensorInfo | None:

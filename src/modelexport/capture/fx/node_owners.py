@@ -2,7 +2,7 @@
 
 A node's call is found by the first of these that applies:
 1. The node was traced from code that torch generated for a block or a control-flow body: the last line of its stack
-   trace leads to the node of the first trace, see `generated_code`.
+   trace leads to the node of the first trace, see `GeneratedNode`.
 2. The serial number that `TraceRecorder` gave the node it was decomposed from.
 3. torch's own `nn_module_stack`.
 """
@@ -16,9 +16,8 @@ from collections.abc import Mapping
 import torch
 
 from modelexport.capture import read_module_stack
-from modelexport.capture.fx.generated_code import GeneratedNode
 from modelexport.capture.fx.program_nodes import nodes_in_order, owning_nodes, program_graphs
-from modelexport.capture.fx.trace_recorder import ForwardPass, TraceRecorder
+from modelexport.capture.fx.trace_recorder import ForwardPass, GeneratedNode, TraceRecorder
 from modelexport.hierarchy import CallId, CallTree, ModuleCall, ModuleTree
 from modelexport.torch_support.private_fx import serial_of
 

@@ -48,13 +48,6 @@ def program_graphs(program: torch.export.ExportedProgram) -> Iterator[tuple[str,
             yield name, module.graph
 
 
-def flatten_arguments(args: object) -> list[object]:
-    """Return the arguments of a node, those in nested lists and tuples included."""
-    if isinstance(args, list | tuple):
-        return [leaf for arg in args for leaf in flatten_arguments(arg)]
-    return [args]
-
-
 def format_program(program: torch.export.ExportedProgram, owners: Mapping[torch.fx.Node, CallId]) -> str:
     """Return the FX graphs as text, each node with the call that ran it."""
     lines = []

@@ -46,11 +46,7 @@ class Stage:
 
 
 def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
-    """Return the stages of a model, in the order in which `generate` runs them.
-
-    Args:
-        model: The model, in evaluation mode.
-        inputs: The arguments of `generate`, by name.
+    """Return the stages of a model in evaluation mode, in the order in which `generate` with these arguments runs them.
 
     Raises:
         InputError: The model has no stages, or cannot generate from these inputs.
@@ -99,10 +95,7 @@ def outer_calls(model: torch.nn.Module) -> Iterator[list[tuple[str, dict[str, An
         if call.parent is None:
             calls.append((call.id.path, copy.deepcopy(_by_name(call.module, args, kwargs))))
 
-    def leave(*_: object) -> None:
-        """Do nothing: results are not needed."""
-
-    with CallWatch(enter, leave).watching(dict(model.named_modules())):
+    with CallWatch(enter, lambda *_: None).watching(dict(model.named_modules())):
         yield calls
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.fx.program_nodes import flatten_arguments
 from modelexport.capture.fx.trace_recorder import ForwardPass, TracedTensor, TraceRecorder
 from modelexport.hierarchy import BoundaryTensor, CallTree, ModuleCall
-from modelexport.torch_support.private import is_operator_overload, schema_of
+from modelexport.torch_support.private import is_operator_overload, leaves_of, schema_of
 from modelexport.torch_support.private_fx import serial_of
 
 
@@ -21,14 +20,7 @@ def with_boundaries(
     recorder: TraceRecorder,
     tensors: Mapping[str, str | None],
 ) -> CallTree:
-    """Return the calls with the boundary tensors that the hooks saw.
-
-    Args:
-        calls: The calls of the program.
-        program: The decomposed program.
-        recorder: The hooks' record of the trace.
-        tensors: The tensor of the ONNX graph for each value of the program.
-    """
+    """Return the calls with the boundary tensors that the hooks saw; `tensors` are those of the program's values."""
     last = recorder.last_pass
     if last is None:
         return calls
@@ -39,11 +31,10 @@ def with_boundaries(
         found = [tensors.get(name) if name is not None else None for name in names]
         return tuple(BoundaryTensor(t.name, name, t.info) for t, name in zip(traced, found, strict=True))
 
-    complete: dict[Any, ModuleCall] = {call.id: call for call in calls}
-    for traced in last.calls.values():
-        complete[traced.id] = ModuleCall(
-            traced.id.path, traced.id.index, traced.parent, boundary(traced.inputs), boundary(traced.outputs)
-        )
+    complete = {call.id: call for call in calls}
+    for id_, traced in last.calls.items():
+        inputs, outputs = boundary(traced.inputs), boundary(traced.outputs)
+        complete[id_] = ModuleCall(id_.path, id_.index, traced.parent, inputs, outputs)
     return CallTree(complete)
 
 
@@ -94,7 +85,7 @@ class _DecomposedValues:
             if (serial_of(user) or since) < since:
                 continue
             if user.op == "output":
-                pairs = zip(flatten_arguments(user.args), flatten_arguments(self._output.args), strict=False)
+                pairs = zip(leaves_of(user.args), leaves_of(self._output.args), strict=False)
                 for one, other in pairs:
                     if one is traced and isinstance(other, torch.fx.Node):
                         return other

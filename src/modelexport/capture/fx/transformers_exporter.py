@@ -40,18 +40,13 @@ def capture_with_transformers(
     *,
     unwatched: bool = False,
 ) -> Capture:
-    """Export with `transformers.exporters` and record the module call of each node.
+    """Export a `PreTrainedModel` with `transformers.exporters` and record the module call of each node.
 
-    Args:
-        model: A `PreTrainedModel`, in the mode in which it is exported.
-        args: Must be empty: the exporter takes inputs by keyword only.
-        kwargs: The example inputs.
-        options: `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be, and
-            `rename` changes its names of inputs and outputs (see `graph_names_through`), and of dynamic axes.
-        unwatched: Do not watch the module calls with hooks.
+    The options are `opset_version`, `optimize`, `dynamic_shapes`; `dynamic` makes every axis dynamic that can be, and
+    `rename` changes its names of inputs and outputs (see `graph_names_through`), and of dynamic axes.
 
     Raises:
-        UnusableOptionError: Inputs or options that this exporter does not support.
+        UnusableOptionError: Inputs or options that this exporter does not support: it takes inputs by keyword only.
     """
     if args:
         raise UnusableOptionError(
@@ -111,13 +106,6 @@ def capture_with_caches(
 
     Without that torch cannot export a model that returns a cache. transformers' exporter also changes the model, and
     fails where it cannot. torch has no way to undo the registration.
-
-    Args:
-        model: A `PreTrainedModel`, in the mode in which it is exported.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        options: Further arguments of `torch.onnx.export`.
-        unwatched: Do not watch the module calls with hooks.
     """
     register_caches(model)
     capture = capture_with_dynamo(model, args, kwargs, options, unwatched=unwatched)

@@ -3,7 +3,3 @@
 from __future__ import annotations
 
 from modelexport.capture.torchscript.jit_exporter import capture_with_torchscript
-
-__all__ = [
-    "capture_with_torchscript",
-]

@@ -27,15 +27,13 @@ class HookScopes:
         self._saved: list[Any] = []
         self._saved_graph: Any = new_graph()
 
-    def begin(self, state: Any) -> Any:
-        """Return the last node before the hooks run."""
-        return _last_node(state)
-
     def label(self, state: Any, begin: Any, label: str) -> None:
         """Give the scope `label` to the nodes after `begin`, except those of module calls."""
-        current = _scope_of_new_node(state)
+        new = state.graph().create(_METADATA_ONLY, 0)
+        current = new.scopeName()
+        new.destroy()
         pending, found = [], []
-        node = _last_node(state)
+        node = last_node(state)
         while node != begin:
             pending.append(node)
             node = node.prev()
@@ -67,12 +65,6 @@ class HookScopes:
         return scopes
 
 
-def _last_node(state: Any) -> Any:
+def last_node(state: Any) -> Any:
+    """Return the last node that was traced."""
     return state.graph().insertPoint().prev()
-
-
-def _scope_of_new_node(state: Any) -> str:
-    node = state.graph().create(_METADATA_ONLY, 0)
-    scope: str = node.scopeName()
-    node.destroy()
-    return scope

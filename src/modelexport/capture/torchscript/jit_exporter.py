@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -29,12 +27,12 @@ from modelexport.capture import (
     in_one_line,
     read_module_tree,
 )
+from modelexport.capture.torchscript.exporter_file import export_file
 from modelexport.capture.torchscript.function_of_tensors import as_function_of_tensors
 from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
 from modelexport.capture.torchscript.missing_operators import Decomposing, missing_operator
+from modelexport.capture.torchscript.name_scopes import read_name_scopes
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
-from modelexport.capture.torchscript.stack_traces import remove_package_frames, without_package_frames
-from modelexport.capture.torchscript.unwatched_export import capture_unwatched
 from modelexport.capture.torchscript.value_tracker import ConstantAddedError, ValueTracker
 from modelexport.errors import UnsupportedLibraryError, UnusableOptionError, find_own_error
 from modelexport.gc_pause import gc_paused
@@ -43,19 +41,20 @@ from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind
 from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, returned_by
 from modelexport.ownership import with_sharers
 from modelexport.storage import ExporterFile
-from modelexport.torch_support import buffers_restored, exporter_arguments, named_arguments
-from modelexport.torch_support.private_jit import silent_log, weights_apart
+from modelexport.torch_support import buffers_restored, named_arguments
 
 # The name of the exporter where torch's decompositions replaced operators that it cannot translate.
 DECOMPOSED = "torchscript-decomposed"
 
 # Options of torch.onnx.export that its TorchScript exporter ignores.
 _DYNAMO_ONLY = ("custom_translation_table", "report", "optimize", "verify", "profile", "dump_exported_program")
-# The exporter can write a file to memory only if it fits into one protobuf message.
-_LARGEST_IN_MEMORY = 3 * 2**29
 _ORIGINAL_NOT_SEEN = (
     "the graph before torch's passes was not seen: owners come from the scopes in the final graph, where nodes may "
     "have been fused or folded since the trace; export with do_constant_folding=False for exact owners"
+)
+_CALLS_NOT_SEEN = (
+    "module calls could not be watched: {}; owners come from the names of nodes, and the inputs and outputs of calls "
+    "are unknown"
 )
 _BOUNDARIES_BY_FLOW = (
     "inputs and outputs of module calls come from data flow: looking them up in the trace would change the graph"
@@ -74,17 +73,8 @@ def capture_with_torchscript(
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=False)` and record the module call of each node.
 
-    Args:
-        model: The model, in the mode in which it is exported.
-        args: Its positional example inputs.
-        kwargs: Its example inputs by keyword.
-        options: Further arguments of `torch.onnx.export`; those that only its dynamo exporter has are ignored.
-        training: Export the model in its current mode. By default the exporter switches to evaluation mode.
-        variant: How the exporter is called.
-        boundaries: Whether to find the boundary tensors of calls.
-
-    Returns:
-        The graph before and after constant folding and fusion, with the recorded calls.
+    The options that only torch's dynamo exporter has are ignored. `training` exports the model in its current mode; by
+    default the exporter switches to evaluation mode. `boundaries` says whether to find the boundary tensors of calls.
 
     Raises:
         UnusableOptionError: An option or input that this exporter does not support.
@@ -106,11 +96,11 @@ def capture_with_torchscript(
             if variant.decomposed:
                 stack.enter_context(Decomposing(variant.decomposed))
             if not variant.tensors_only:
-                capture = _capture_watched_or_not(model, tree, args, kwargs, usable, tracker)
+                capture = _capture(model, tree, args, kwargs, usable, tracker)
             else:
                 form = stack.enter_context(as_function_of_tensors(model, tree, args, kwargs))
                 named = {"input_names": form.names, **usable}
-                capture = _capture_watched_or_not(model, tree, form.tensors, {}, named, tracker)
+                capture = _capture(model, tree, form.tensors, {}, named, tracker)
                 capture = dataclasses.replace(capture, calls=form.with_own_names(capture.calls))
     except Exception as error:
         following = _next_variant(variant, error)
@@ -151,7 +141,7 @@ def _check_types(model: ir.Model, variant: Variant) -> None:
         ) from error
 
 
-def _capture_watched_or_not(
+def _capture(
     model: torch.nn.Module,
     tree: ModuleTree,
     args: tuple[Any, ...],
@@ -161,34 +151,37 @@ def _capture_watched_or_not(
 ) -> Capture:
     """Export while watching module calls, or without where torch lacks a part for that."""
     try:
-        return _capture(model, tree, args, kwargs, options, tracker)
+        inputs = [tensor for _, tensor in named_arguments(tree[""].forward_arguments, args, kwargs)]
+        recorder = ScopeRecorder(model, tree, tracker, inputs)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(recorder.watching())
+            folds = bool(options.get("do_constant_folding", True))
+            fuses = folds and "training" not in options
+            opset = options.get("opset_version")
+            watch = stack.enter_context(watch_graph(opset, recorder.hooks.restore, folds=folds, fuses=fuses))
+            if tracker is not None:
+                stack.enter_context(tracker.watching())
+            written = export_file(model, args, kwargs, options)
+        return _build_capture(written, watch, recorder, tracker, tree)
     except Exception as error:
         lost = find_own_error(error)
         if not isinstance(lost, UnsupportedLibraryError):
             raise
-    return capture_unwatched(model, tree, args, kwargs, options, lost)
-
-
-def _capture(
-    model: torch.nn.Module,
-    tree: ModuleTree,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    tracker: ValueTracker | None,
-) -> Capture:
-    inputs = [tensor for _, tensor in named_arguments(tree[""].forward_arguments, args, kwargs)]
-    recorder = ScopeRecorder(model, tree, tracker, inputs)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(recorder.watching())
-        folds = bool(options.get("do_constant_folding", True))
-        fuses = folds and "training" not in options
-        opset = options.get("opset_version")
-        watch = stack.enter_context(watch_graph(opset, recorder.hooks.restore, folds=folds, fuses=fuses))
-        if tracker is not None:
-            stack.enter_context(tracker.watching())
-        written = _export(model, args, kwargs, options)
-    return _build_capture(written, watch, recorder, tracker, tree)
+    written = export_file(model, args, kwargs, options, weights_inline=True)
+    graph, file = _graph_of(written)
+    recorded, calls = read_name_scopes(graph.graph, tree)
+    return Capture(
+        exporter=TORCHSCRIPT,
+        model=graph,
+        file=file,
+        original_graph=graph,
+        recorded=recorded,
+        tree=tree,
+        calls=calls,
+        graph_kind="jit",
+        graph_text=lambda: "the graph was not seen\n",
+        notes=(_CALLS_NOT_SEEN.format(lost),),
+    )
 
 
 @gc_paused()
@@ -199,8 +192,7 @@ def _build_capture(
     tracker: ValueTracker | None,
     tree: ModuleTree,
 ) -> Capture:
-    file = written if isinstance(written, ExporterFile) else None
-    model = _without_shapes(written.skeleton()) if isinstance(written, ExporterFile) else ir.from_proto(written)
+    model, file = _graph_of(written)
     was_seen = watch.original is not None
     # Where torch runs none of the passes that fold and fuse, the final graph is the original one.
     was_rewritten = not was_seen and bool(watch.original_nodes)
@@ -283,39 +275,10 @@ def _onnx_owners(model: ir.Model, owners: Mapping[str, CallId]) -> dict[ir.Node,
     return found
 
 
-def _export(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-) -> ExporterFile | onnx.ModelProto:
-    """Return the file; the loaded model where it does not fit into one protobuf message."""
-    args, named = exporter_arguments(args, kwargs)
-    in_memory = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) <= _LARGEST_IN_MEMORY
-    sink = _Sink()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(silent_log())
-        weights = stack.enter_context(weights_apart()) if in_memory else {}
-        target: Any = sink
-        if not in_memory:
-            target = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.onnx")
-        torch.onnx.export(model, args, target, kwargs=named, dynamo=False, **options)
-        if not in_memory:
-            loaded = onnx.load_model(target)
-            remove_package_frames(loaded)
-            return loaded
-    written = ExporterFile(sink.written, weights)
-    return without_package_frames(written) if options.get("verbose") else written
-
-
-class _Sink:
-    """A file in memory that does not copy the bytes that are written to it, as `io.BytesIO` does."""
-
-    written = b""
-
-    def write(self, data: bytes) -> int:
-        self.written = self.written + data if self.written else data
-        return len(data)
-
-    def flush(self) -> None:
-        """Do nothing: there is no buffer."""
+def _graph_of(written: ExporterFile | onnx.ModelProto) -> tuple[ir.Model, ExporterFile | None]:
+    if isinstance(written, ExporterFile):
+        return _without_shapes(written.skeleton()), written
+    return ir.from_proto(written), None
 
 
 def _without_shapes(model: onnx.ModelProto) -> ir.Model:

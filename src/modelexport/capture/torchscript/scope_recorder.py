@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from modelexport.capture import CallTensors
-from modelexport.capture.torchscript.hook_scopes import HookScopes
+from modelexport.capture.torchscript.hook_scopes import HookScopes, last_node
 from modelexport.capture.torchscript.jit_graph import JitNode
 from modelexport.capture.torchscript.value_tracker import ValueTracker, traced_values
 from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
@@ -110,7 +111,7 @@ class ScopeRecorder:
         depth = len(self._stack)
         with TracingPaused(state):
             self._enter(path, args, kwargs, state)
-            self._hook_starts.append(self.hooks.begin(state) if own or has_forward_hooks(module) else None)
+            self._hook_starts.append(last_node(state) if own or has_forward_hooks(module) else None)
         try:
             result = original(module, *args, **kwargs)
             with TracingPaused(state):
@@ -137,7 +138,7 @@ class ScopeRecorder:
             self._label_hooks(state)
         result = original(module, *args, **kwargs)
         with TracingPaused(state):
-            self._hook_starts[-1] = self.hooks.begin(state)
+            self._hook_starts[-1] = last_node(state)
         return result
 
     def _label_hooks(self, state: object) -> None:
@@ -239,7 +240,7 @@ class ScopeRecorder:
                 continue
             flow = (call.inputs, call.outputs) if call_id in self.overwritten else ((), ())
             inputs, outputs = boundary(side.inputs, numbers[0], flow[0]), boundary(side.outputs, numbers[1], flow[1])
-            complete[call_id] = ModuleCall(call.path, call.index, call.parent, inputs, outputs)
+            complete[call_id] = msgspec.structs.replace(call, inputs=inputs, outputs=outputs)
         return CallTree(complete)
 
 

@@ -9,7 +9,6 @@ its consumers now consume, or by one that the same operators compute from the sa
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,16 +43,10 @@ def traced_values(tensors: Sequence[torch.Tensor]) -> list[Any]:
             constant comes earlier in the graph than it would without the look-up.
     """
     # By index: the tracer names a value after a local variable that is the tensor, in any frame.
-    return [_traced_value(tensors, index) for index in range(len(tensors))]
-
-
-def _traced_value(tensors: Sequence[torch.Tensor], index: int) -> Any:
-    value = traced_value(tensors, index)
-    if value is None:
-        return None
-    if value.toIValue() is not None and not value.uses():
+    values = [traced_value(tensors, index) for index in range(len(tensors))]
+    if any(value is not None and value.toIValue() is not None and not value.uses() for value in values):
         raise ConstantAddedError
-    return value
+    return values
 
 
 class _Consumer(NamedTuple):
@@ -99,12 +92,7 @@ class ValueTracker:
         return numbers
 
     def end_trace(self, state: Any, results: Sequence[int | None]) -> None:
-        """Prepare for the copy of the graph that the exporter creates at the end of the trace.
-
-        Args:
-            state: The tracer's state.
-            results: The numbers of the model's results.
-        """
+        """Prepare for the copy of the graph that the exporter creates at the end of the trace of these results."""
         positions = {value.unique(): index for index, value in enumerate(block_inputs(state.graph()))}
         self._inputs = {number: positions[number] for number in self._values if number in positions}
         self._results = list(results)
@@ -189,7 +177,7 @@ class ValueTracker:
             for number, value in self._values.items()
             if value is not None
         }
-        self._snapshot = None if graph is None else _Snapshot.take(graph, self._values)
+        self._snapshot = None if graph is None else _Snapshot(graph, self._values)
 
     def _settle(self, graph: Any) -> None:
         """Find the replacements of values that passes removed from the graph."""
@@ -243,24 +231,14 @@ class _Names:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
 class _Snapshot:
-    """The main block of a graph before a pass.
+    """The main block of a graph before a pass, with these tracked values, by their number in the trace."""
 
-    Attributes:
-        copy: A copy of the graph, whose values have other numbers.
-        originals: The numbers of the values in the graph itself, in the order of the copy.
-        tracked: Those of the tracked values, by their number in the trace.
-    """
-
-    copy: Any
-    originals: list[int]
-    tracked: dict[int, int]
-
-    @classmethod
-    def take(cls, graph: Any, values: Mapping[int, Any]) -> _Snapshot:
-        tracked = {number: value.unique() for number, value in values.items() if value is not None}
-        return cls(graph.copy(), [value.unique() for value in values_of(graph)], tracked)
+    def __init__(self, graph: Any, values: Mapping[int, Any]) -> None:
+        # The values of the copy have other numbers, and the same order.
+        self.copy = graph.copy()
+        self.originals = [value.unique() for value in values_of(graph)]
+        self.tracked = {number: value.unique() for number, value in values.items() if value is not None}
 
     def equal_values(self, lost: set[int], graph: Any, found: Mapping[int, Any]) -> dict[int, Any]:
         """Return for each lost value one that the same operators compute from the same values: merged or new."""

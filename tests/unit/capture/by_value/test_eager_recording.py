@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from modelexport.capture.by_value.eager_graph import EagerGraph, EagerRun
-from modelexport.capture.by_value.eager_recording import run_eagerly
-from modelexport.capture.by_value.torch_fingerprints import take_torch_fingerprint
+from modelexport.capture.by_value.eager_recording import run_eagerly, take_torch_fingerprint
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.hierarchy.calls import ROOT_CALL, CallId
 

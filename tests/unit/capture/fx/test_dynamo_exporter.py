@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from onnxscript import optimizer
 from torch import nn
+from torch.onnx._internal.exporter import _ir_passes
 
 import modelexport
 from modelexport.capture.capture import DYNAMO
@@ -144,52 +146,52 @@ def test_owners_are_exact_where_the_original_graph_was_seen_or_is_the_only_one(o
 
 
 def test_owners_are_not_exact_where_the_graph_before_optimization_was_not_seen() -> None:
-    from onnxscript import optimizer
-
     model = block()
-
-    def export() -> Any:
-        program = torch.onnx.export(model, (torch.ones(1, 3, 8, 8),), None, dynamo=True, verbose=False, optimize=False)
-        assert program is not None
-        # As a release of torch would do that optimizes elsewhere than in `ONNXProgram.optimize`.
-        program.model = optimizer.optimize(program.model)
-        return program
-
-    capture = capture_export(model, export, DYNAMO, optimize=True)
+    program = torch.onnx.export(model, (torch.ones(1, 3, 8, 8),), None, dynamo=True, verbose=False)
+    capture = capture_export(model, lambda: program, DYNAMO, optimize=True)
     assert [note for note in capture.notes if note.startswith("the graph before torch's optimizer was not seen")]
     assert {(found.kind, found.confidence) for found in capture.recorded.values()} == {("inferred", 0.7)}
 
 
-def test_graph_that_torch_optimized_before_it_was_seen_is_not_taken_for_the_original() -> None:
-    from onnxscript import optimizer
-
-    model = block()
-
-    def export() -> Any:
-        program = torch.onnx.export(model, (torch.ones(1, 3, 8, 8),), None, dynamo=True, verbose=False, optimize=False)
-        assert program is not None
-        # As a release of torch would do that optimizes in two steps, of which the first one is not seen.
-        program.model = optimizer.optimize(program.model)
-        program.optimize()
-        return program
-
-    capture = capture_export(model, export, DYNAMO, optimize=True)
-    assert [note for note in capture.notes if "torch rewrote it earlier: conv2d is gone" in note]
+def test_graph_that_torch_optimized_before_it_was_seen_is_not_taken_for_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As a release of torch would do that optimizes as soon as it has translated the graph.
+    add_opset_imports = _ir_passes.add_opset_imports
+    monkeypatch.setattr(
+        _ir_passes, "add_opset_imports", lambda model: (optimizer.optimize(model), add_opset_imports(model))
+    )
+    capture = capture_with_dynamo(block(), (torch.ones(1, 3, 8, 8),), {}, {})
+    assert [note for note in capture.notes if "torch rewrote it before it was seen" in note]
     assert {found.kind for found in capture.recorded.values()} == {"inferred"}
 
 
-def test_first_graph_is_the_original_where_torch_optimizes_twice() -> None:
+@pytest.mark.parametrize("steps", ["before", "after"])
+def test_first_graph_is_the_original_where_torch_optimizes_in_two_steps(steps: str) -> None:
     model = block()
 
     def export() -> Any:
-        program = torch.onnx.export(model, (torch.ones(1, 3, 8, 8),), None, dynamo=True, verbose=False)
+        optimize = steps == "after"
+        x = (torch.ones(1, 3, 8, 8),)
+        program = torch.onnx.export(model, x, None, dynamo=True, verbose=False, optimize=optimize)
         assert program is not None
+        if not optimize:
+            # As a release of torch would do that also optimizes elsewhere than in `ONNXProgram.optimize`.
+            program.model = optimizer.optimize(program.model)
         program.optimize()
         return program
 
     capture = capture_export(model, export, DYNAMO, optimize=True)
     assert capture.notes == ()
     assert {node.op_type for node in capture.original_graph.graph} == {"Conv", "BatchNormalization", "Relu"}
+
+
+def test_owners_are_exact_where_torch_converts_the_graph_to_another_opset_version() -> None:
+    # onnx's converter gives no node the metadata that it had.
+    capture = capture_with_dynamo(block(), (torch.ones(1, 3, 8, 8),), {}, {"opset_version": 17})
+    assert capture.notes == ()
+    assert capture.model.opset_imports[""] == 17
+    assert {found.kind for found in capture.recorded.values()} == {"exact"}
 
 
 class Branches(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport.torch_support.dry_run import SideEffectError, WriteGuard, run_without_effects
+from modelexport.torch_support.control_flow_watch import SideEffectError, WriteGuard, run_without_effects
 from modelexport.torch_support.private import dispatch_mode
 
 
