@@ -23,8 +23,8 @@ from modelexport.cli.main import run
 from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
 from tests.support.command import Outcome
+from tests.support.faster_exports import faster_exports
 from tests.support.plain import fresh_generated_code
-from tests.support.registry import table_made_once
 
 # One thread for each worker and each process it starts: with one for each core, the threads of one worker wait for
 # those of the other, and tracing a small model takes several times as long.
@@ -148,8 +148,8 @@ def _fewer_collections() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_translation_table() -> Iterator[None]:
-    with table_made_once():
+def _faster_exports() -> Iterator[None]:
+    with faster_exports():
         yield
 
 
