@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -150,6 +151,17 @@ def _fewer_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _faster_exports() -> Iterator[None]:
     with faster_exports():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_fsync() -> Iterator[None]:
+    """A real one waits for the disk, and its effect shows only after a power cut."""
+
+    def fsync(handle: int) -> None:
+        pass
+
+    with mock.patch.object(os, "fsync", fsync):
         yield
 
 
