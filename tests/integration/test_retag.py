@@ -95,8 +95,7 @@ def plain_copy(source: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.xdist_group("bert")
-@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.xdist_group("gpt2"))])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "gpt2")])
 def test_calls_whose_arguments_were_replaced_extract_from_a_retagged_copy_as_from_the_export(
     exported: Exporter, tmp_path: Path, name: str
 ) -> None:

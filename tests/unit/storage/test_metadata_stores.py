@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from tests.conftest import Exporter
 from tests.support import zoo
 
 from modelexport.errors import FileFormatError, InputError
@@ -43,6 +44,7 @@ from modelexport.storage.metadata_stores import (
 )
 from modelexport.storage.opened_file import load
 
+pytestmark = pytest.mark.xdist_group("cond")
 ROOT = Path(__file__).parents[2]
 # What only a file of the exporting machine is called, and how a stack trace looks.
 SOURCE_MARKS = (str(ROOT).encode(), b"site-packages", b'.py"', b"eval_with_key", b'File "')
@@ -58,16 +60,16 @@ class Exports:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    folder = tmp_path_factory.mktemp("carriers")
-    cond, cnn = zoo.build("cond"), zoo.build("cnn")
+def exports(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    cond = zoo.build("cond")
+    path = tmp_path_factory.mktemp("private") / "private.onnx"
     with warnings.catch_warnings():
         # torch warns of its own doings while it traces a condition.
         warnings.simplefilter("ignore")
         return Exports(
-            export_model(cond.model, cond.inputs, folder / "cond.onnx"),
-            export_model(cond.model, cond.inputs, folder / "private.onnx", private=True),
-            export_model(cnn.model, cnn.inputs, folder / "cnn.onnx"),
+            exported("cond").result,
+            export_model(cond.model, cond.inputs, path, private=True),
+            exported("cnn").result,
         )
 
 

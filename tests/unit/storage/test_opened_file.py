@@ -95,6 +95,7 @@ def test_path_of_another_type_is_refused(read: Callable[[Any], object], path: ob
         read(path)
 
 
+@pytest.mark.xdist_group("cond")
 def test_sidecar_of_another_graph_is_noticed(tmp_path: Path, exported: Exporter) -> None:
     path = saved(tmp_path, make_model([relu()]))
     sidecar_path(path).write_bytes(encode_document(exported("cond").document))
