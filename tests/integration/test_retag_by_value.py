@@ -128,7 +128,7 @@ def test_another_model_is_refused(exported: Exporter, tmp_path: Path, strategy: 
     ("make", "limits", "reason"),
     [
         (functools.partial(function_chain, 5000), RunLimits(), "onnxruntime crashed (SIGSEGV"),
-        (endless_loop, RunLimits(seconds=2.0), "onnxruntime timed out after 2 s"),
+        (endless_loop, RunLimits(seconds=1.0), "onnxruntime timed out after 1 s"),
         (huge_tensor, RunLimits(memory_bytes=2**30), "onnxruntime ran out of memory, its limit is 1 GiB"),
     ],
     ids=["function chain", "endless loop", "huge tensor"],
