@@ -21,8 +21,8 @@ import pytest
 import typer
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
-from tests.support.bodies import walk_nodes
 from tests.support.renaming import rename_file
+from tests.support.subgraphs import walk_nodes
 from typer.testing import CliRunner
 
 from modelexport.cli.main import app

@@ -42,7 +42,7 @@ def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs
     verdict = rewriting.judge(exported(name).path, exported(name).document, rewritten, report.document)
     assert verdict.unowned == []
     assert verdict.moved == []
-    assert verdict.strangers == []
+    assert verdict.unrelated == []
     assert report.document.coverage == 1.0
     assert report.exact + report.projected + report.inferred == verdict.nodes
     assert report.tensors_kept <= report.tensors_before

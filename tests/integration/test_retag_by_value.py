@@ -46,7 +46,7 @@ def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs
     rewritten, renamed, old = rewritten_and_renamed(ours, tool, tmp_path)
     report = retag(renamed, ours.path, tmp_path / "retagged.onnx", by_value=True, overwrite=True)
     verdict = rewriting.judge(ours.path, ours.document, rewritten, with_old_names(report.document, old))
-    assert (verdict.unowned, verdict.moved, verdict.strangers) == ([], [], [])
+    assert (verdict.unowned, verdict.moved, verdict.unrelated) == ([], [], [])
     assert report.document.coverage == 1.0
     by_name = retag(rewritten, ours.path, tmp_path / "by-name.onnx")
     assert report.tensors_kept >= by_name.tensors_kept

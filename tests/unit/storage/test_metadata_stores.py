@@ -52,7 +52,7 @@ SOURCE_MARKS = (str(ROOT).encode(), b"site-packages", b'.py"', b"eval_with_key",
 
 @dataclasses.dataclass(frozen=True)
 class Exports:
-    """A conditional model, whose nodes are in bodies too, and a convolutional one, whose nodes are fused."""
+    """A conditional model, whose nodes are in subgraphs too, and a convolutional one, whose nodes are fused."""
 
     cond: ExportResult
     private: ExportResult
@@ -191,7 +191,7 @@ def tagged(proto: onnx.ModelProto) -> tuple[ir.Model, HierarchyDocument]:
 
 
 def plain(*doc_strings: str | None, ir_version: int = 10) -> onnx.ModelProto:
-    """A model with a node for each doc_string, all over again in the bodies of an If and in a function.
+    """A model with a node for each doc_string, all over again in the subgraphs of an If and in a function.
 
     Every place that can hold foreign metadata holds some.
     """
@@ -213,12 +213,12 @@ def plain(*doc_strings: str | None, ir_version: int = 10) -> onnx.ModelProto:
             made.append(node)
         return made
 
-    bodies = {
+    branches = {
         f"{side}_branch": helper.make_graph(chain("x", f"{side}_y"), side, [], [value(f"{side}_y")])
         for side in ("then", "else")
     }
     condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
-    choice = helper.make_node("If", ["c"], ["chosen"], **bodies)
+    choice = helper.make_node("If", ["c"], ["chosen"], **branches)
     called = helper.make_node("F", ["chosen"], ["called"], domain="local")
     function = helper.make_function(
         "local", "F", ["a"], ["b"], chain("a", "b"), [helper.make_opsetid("", 18)], doc_string="a function of theirs"
