@@ -9,11 +9,10 @@ from tests.support.command import Outcome
 from tests.support.command_process import ROOT, Exported, in_process
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests of the built-in model go to one worker, which exports it once."""
-    for item in items:
-        if "bert" in getattr(item, "fixturenames", ()) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("builtin"))
+    if "bert" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.xdist_group("builtin"))
 
 
 @pytest.fixture
