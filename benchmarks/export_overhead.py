@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import torch
 from benchmarks.pages import replace_part, table
 from benchmarks.quiet import quiet
@@ -41,7 +42,11 @@ COLUMNS = {
     "plain_mb": ("plain peak (MB)", 0),
     "ours_mb": ("ours peak (MB)", 0),
     "memory_ratio": ("memory ratio", 3),
+    "checked_s": ("with check (s)", 3),
+    "checked_limit_s": ("limit (s)", 3),
 }
+# An export with the check may take so much more than the export, the load and the runs together.
+CHECK_FACTOR = 1.1
 
 
 def small_cnn() -> tuple[nn.Module, dict[str, Any] | tuple[Any, ...]]:
@@ -116,6 +121,17 @@ def _plain_torchscript(model: nn.Module, inputs: Any, path: Path) -> None:
         del model.forward
 
 
+def _load_and_run(model: nn.Module, inputs: Any, path: Path) -> None:
+    """Load a file in onnxruntime and run it, and run the model in PyTorch."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+    tensors = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
+    session.run(None, {v.name: t.numpy() for v, t in zip(session.get_inputs(), tensors, strict=True)})
+    with torch.no_grad():
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+
 PLAIN = {"fx": _plain_dynamo, "htp": _plain_torchscript, "usage_based": _plain_dynamo}
 # It also runs the model and the graph: measured, without a limit.
 UNLIMITED = {"usage_based"}
@@ -129,19 +145,27 @@ def compare(build: Callable[[], tuple[nn.Module, Any]], strategy: str, rounds: i
     def plain() -> None:
         PLAIN[strategy](model, inputs, folder / "plain.onnx")
 
-    def ours() -> None:
+    def ours(check: str = "off") -> None:
         modelexport.export_model(
-            model, inputs, folder / "ours.onnx", strategy=strategy, external_data=False, overwrite=True
+            model, inputs, folder / "ours.onnx", strategy=strategy, external_data=False, overwrite=True, check=check
         )
 
-    times: dict[str, list[float]] = {"plain": [], "ours": []}
-    peaks: dict[str, list[int]] = {"plain": [], "ours": []}
+    def checked() -> None:
+        ours("run")
+
+    def load_and_run() -> None:
+        _load_and_run(model, inputs, folder / "ours.onnx")
+
+    times: dict[str, list[float]] = {"plain": [], "ours": [], "checked": [], "load_and_run": []}
+    peaks: dict[str, list[int]] = {name: [] for name in times}
     plain()
-    ours()
+    checked()
+    load_and_run()
     for number in range(max(rounds, MOST_ROUNDS)):
         if number >= rounds and sum(times["plain"]) + sum(times["ours"]) > ENOUGH_S:
             break
-        order = [("plain", plain), ("ours", ours)]
+        order: list[tuple[str, Callable[[], object]]] = [("plain", plain), ("ours", ours)]
+        order += [("checked", checked), ("load_and_run", load_and_run)]
         for name, run in order if number % 2 == 0 else reversed(order):
             seconds, peak = _measure(run)
             times[name].append(seconds)
@@ -155,6 +179,8 @@ def compare(build: Callable[[], tuple[nn.Module, Any]], strategy: str, rounds: i
         "plain_mb": memory["plain"] / 1e6,
         "ours_mb": memory["ours"] / 1e6,
         "memory_ratio": memory["ours"] / memory["plain"],
+        "checked_s": medians["checked"],
+        "checked_limit_s": CHECK_FACTOR * (medians["ours"] + medians["load_and_run"]),
     }
 
 
@@ -171,6 +197,7 @@ def main() -> int:
         for strategy, (name, build) in itertools.product(arguments.strategies, MODELS.items()):
             found = compare(build, strategy, arguments.rounds, Path(folder))
             kept = found["time_ratio"] <= TIME_LIMIT and found["memory_ratio"] <= MEMORY_LIMIT
+            kept &= found["checked_s"] <= found["checked_limit_s"]
             good &= kept or strategy in UNLIMITED
             rows.append((strategy, name, *(f"{found[key]:.{digits}f}" for key, (_, digits) in COLUMNS.items())))
             print(*rows[-1], sep=" | ", flush=True)

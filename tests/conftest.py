@@ -32,6 +32,8 @@ from tests.support.plain import fresh_generated_code
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist sets it in its workers, and commands lay their reports out for it.
 os.environ.pop("COLUMNS", None)
+# Exports of the tests are not run in onnxruntime, except by the tests of that check.
+os.environ["MODELEXPORT_CHECK"] = "off"
 # No test asks the HuggingFace hub for anything; it reads this when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)

@@ -13,16 +13,20 @@ class Variant:
         unwatched: The exporter runs without the parts of the recorder that can change how it behaves: hooks on modules
             (`fx`), or questions to the tracer (`htp`).
         tensors_only: The model is exported as a function from tensors to tensors.
+        unoptimized: torch does not optimize the graph, because onnxruntime rejects the optimized one or its results are
+            wrong.
         decomposed: The operators that torch's own decompositions replace, because the exporter cannot translate them.
     """
 
     unwatched: bool = False
     tensors_only: bool = False
+    unoptimized: bool = False
     decomposed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = ["unwatched"] if self.unwatched else []
         parts += ["as a function of tensors"] if self.tensors_only else []
+        parts += ["not optimized by torch"] if self.unoptimized else []
         parts += [f"with substitutes for {', '.join(self.decomposed)}"] if self.decomposed else []
         return ", ".join(parts)
 
@@ -38,10 +42,10 @@ class AttemptReport:
         strategy: The strategy.
         exporter: The exporter.
         reason: Why this attempt was made.
-        error: Why it failed, or was not made; None for the attempt that succeeded.
+        error: Why it failed, was not made, or its file was not used; None for the attempt whose file was written.
         variant: How it differs from the first attempt with that exporter; empty for the first.
         seconds: The time that it took.
-        tried: False where the time was used up before it.
+        tried: False where it was not made.
     """
 
     strategy: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,23 @@ import typer
 from modelexport.cli.export_summary import fixed_sizes, markdown_report, next_steps, stage_lines, summary_lines
 from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
 from modelexport.cli.options import ForceOption, TorchNnExceptionsOption, given_options, option, parse_exceptions
-from modelexport.cli.output import Format, FormatOption, Output, make_folder
+from modelexport.cli.output import FINDINGS, Format, FormatOption, Output, make_folder
 from modelexport.errors import InputError
+from modelexport.hierarchy import DEFAULT_CHECK_BYTES
 
 if TYPE_CHECKING:
     from modelexport.exporting import ExportResult
 
 _AUTO = "auto"
 _AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
+
+
+class CheckLevel(enum.StrEnum):
+    """How much of the file is checked."""
+
+    RUN = "run"
+    LOAD = "load"
+    OFF = "off"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +133,17 @@ def export(
     graph: GraphOptions,
     opset: Annotated[int | None, option("Graph", "The ONNX opset version.")] = None,
     optimize: Annotated[bool, option("Graph", "Let torch optimize the graph.")] = True,
+    check: Annotated[
+        CheckLevel | None,
+        option(
+            "Check",
+            "run (default): run the file in onnxruntime on the example inputs and compare it with PyTorch. A wrong "
+            "file is exported in another way; if none is right, the exit code is 1. load: only load it.",
+        ),
+    ] = None,
+    check_bytes: Annotated[
+        int, option("Check", "Files with more bytes of weights are loaded and not run.", min=0)
+    ] = DEFAULT_CHECK_BYTES,
     timeout: Annotated[
         float,
         option("Graph", "Seconds for all attempts: after that, nothing further is tried. inf: no limit.", min=1),
@@ -175,6 +196,8 @@ def export(
         "external_data": external_data,
         "overwrite": force,
         "timeout": timeout,
+        "check": check,
+        "check_bytes": check_bytes,
         **({} if opset is None else {"opset_version": opset}),
         **({"transformers_names": graph.torch_names} if stages else graph.for_export()),
     }
@@ -192,6 +215,7 @@ def export(
         out.note(note)
     if stages:
         _show_stages(results, model, out, output_format)
+        _exit_if_wrong(results)
         return
     result = results[""]
     if not graph.dynamic:
@@ -204,6 +228,12 @@ def export(
         out.json(result.as_dict())
     else:
         out.summary(summary_lines(result, model))
+    _exit_if_wrong(results)
+
+
+def _exit_if_wrong(results: Mapping[str, ExportResult]) -> None:
+    if any(result.check.is_wrong for result in results.values()):
+        raise typer.Exit(FINDINGS)
 
 
 def _check_files(path: Path, graph: GraphOptions, *, force: bool, stages: bool) -> Path | None:

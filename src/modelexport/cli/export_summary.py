@@ -20,6 +20,7 @@ def summary_lines(result: ExportResult, model: str) -> list[str]:
     return [
         *_counts(result),
         *_attempts(result),
+        _check_line(result),
         *(f"wrote {shown_path(path)}" for path in result.files),
         *next_steps(result, model),
     ]
@@ -28,7 +29,11 @@ def summary_lines(result: ExportResult, model: str) -> list[str]:
 def stage_lines(name: str, result: ExportResult) -> list[str]:
     """The result of one stage of generate()."""
     counts, *_ = _counts(result)
-    return [f"{name}: {counts}", *(f"  wrote {shown_path(path)}" for path in result.files)]
+    return [f"{name}: {counts}", f"  {_check_line(result)}", *(f"  wrote {shown_path(path)}" for path in result.files)]
+
+
+def _check_line(result: ExportResult) -> str:
+    return f"{'WRONG' if result.check.is_wrong else 'check'}: {result.check}"
 
 
 def next_steps(result: ExportResult, model: str) -> list[str]:
@@ -98,7 +103,10 @@ def markdown_report(model: str, result: ExportResult) -> str:
         for a in result.attempts
     )
     sections = [
-        Section("Result", (*_counts(result), *(f"wrote {path}" for path in result.files), *result.notes)),
+        Section(
+            "Result",
+            (*_counts(result), _check_line(result), *(f"wrote {path}" for path in result.files), *result.notes),
+        ),
         Section("Attributions", (), ("kind", "nodes"), tuple(sorted(result.kinds.items()))),
         _table("Nodes that are not exact", ("node", "operation", "module", "kind", "contributors", "reason"), inexact),
         _table("Modules", ("module", "class", "calls", "own nodes", "nodes", "parameters"), modules),

@@ -4,57 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
-import inspect
-import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
-import onnx
+import msgspec
 import onnx_ir as ir
 import torch
 
 from modelexport.attempt_report import AttemptReport
 from modelexport.capture import Capture, DynamicAxes, check_forward, check_signature, read_module_tree
-from modelexport.errors import ContractError, InputError
-from modelexport.exporting.export_writer import TaggedModel, write_export
+from modelexport.errors import ContractError, InputError, ModelExportError
+from modelexport.exporting.export_arguments import (
+    candidates,
+    check_level,
+    check_model,
+    check_options,
+    check_targets,
+    inference_policy,
+)
+from modelexport.exporting.export_writer import StagedExport, TaggedModel, staged_export
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
-from modelexport.hierarchy import Attribution, Boundaries, HierarchyDocument, TagView, boundary_paths
-from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
-from modelexport.storage import (
-    build_document,
-    check_target,
-    check_text_target,
-    remove_source_references,
-    sidecar_path,
-    staged_text,
-    write_stores,
+from modelexport.hierarchy import (
+    DEFAULT_CHECK_BYTES,
+    Attribution,
+    Boundaries,
+    CheckOutcome,
+    FileCheck,
+    HierarchyDocument,
+    TagView,
 )
+from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
+from modelexport.storage import build_document, remove_source_references, sidecar_path, staged_text, write_stores
 from modelexport.strategies import (
     AUTO,
     DEFAULT_TIMEOUT,
     Attempts,
     Candidate,
+    Captured,
     CaptureRequest,
     FxStrategy,
     HtpStrategy,
     StrategyRegistry,
-    StrategySelector,
     UsageBasedStrategy,
     capture_model,
 )
 from modelexport.torch_support import CopyOnWrite, flattened_names, normalize_inputs
 
-STEPS = ("check", "capture", "attribute", "project", "document", "write")
+if TYPE_CHECKING:
+    from modelexport.verification import FileChecker
 
-# Arguments of torch.onnx.export that `export_model` sets itself.
-_RESERVED = frozenset({"model", "args", "f", "dynamo"})
-# Arguments of torch.onnx.export that declare dynamic axes.
-_DYNAMIC = ("dynamic_shapes", "dynamic_axes")
+STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
+
+# The time for finding the module in which the results of a wrong file begin to differ.
+_ORIGIN_SECONDS = 120.0
 
 
 def export_model(
@@ -76,6 +82,8 @@ def export_model(
     training: bool = False,
     allow_specialization: bool = False,
     timeout: float | None = DEFAULT_TIMEOUT,
+    check: str | None = None,
+    check_bytes: int = DEFAULT_CHECK_BYTES,
     external_data: bool | None = None,
     overwrite: bool = False,
     fx_graph_path: str | Path | None = None,
@@ -115,6 +123,11 @@ def export_model(
             These values then become constants of the example inputs; the notes of the result name the places.
         timeout: Seconds for all attempts together, None for no limit. When they are used up, no further strategy,
             exporter or variant is tried; a running attempt is not interrupted. `result.attempts` lists all.
+        check: ``"run"``: onnxruntime loads the file and runs it on the example inputs, and its results are compared
+            with PyTorch's. A file that fails is not used if another attempt gives a better one; `result.check` says
+            what was shown. ``"load"`` only loads it, ``"off"`` does neither. None for the environment variable
+            MODELEXPORT_CHECK, or ``"run"``. Without onnxruntime nothing is checked, and a note says so.
+        check_bytes: Files with more bytes of weights are loaded and not run.
         external_data: Store weights in a separate file; None does so only where their size requires it.
         overwrite: Replace existing files.
         fx_graph_path: Write the traced FX graph to this file, each node with its module call.
@@ -131,121 +144,164 @@ def export_model(
 
     Raises:
         InputError: The model, its inputs, an option or the path cannot be used as given.
-        ExportError: No strategy could export the model.
+        ExportError: No strategy could export the model. A file that the check finds wrong is not an error here.
         SpecializationError: Only tracing could, but it turns values that depend on the inputs into constants: see
             `allow_specialization`.
         StorageError: The files could not be written.
     """
     pipeline = Pipeline(STEPS, progress)
     with pipeline.step("check"):
-        target, graph_files = _check_targets(output_path, {"fx": fx_graph_path, "jit": jit_graph_path}, overwrite)
+        level = check_level(check, check_bytes)
+        target, graph_files = check_targets(output_path, {"fx": fx_graph_path, "jit": jit_graph_path}, overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
-        _check_model(model)
-        policy = _inference_policy(model, boundaries, advanced_resolution)
-        candidates = _candidates(registry, strategy, exporter, model, dynamic, torch_options)
-        _check_options(torch_options, dynamic)
+        check_model(model)
+        policy = inference_policy(model, boundaries, advanced_resolution)
+        tried = candidates(registry, strategy, exporter, model, dynamic, torch_options)
+        check_options(torch_options, dynamic)
         options = {**torch_options, "optimize": optimize, "verbose": verbose}
         request, notes = _request(model, example_inputs, options, training, allow_specialization)
-    with pipeline.step("capture") as step:
-        attempts = Attempts(timeout)
-        captured = capture_model(request, candidates, dynamic, attempts)
-        taken = _taken_names(captured.capture.model.graph).intersection(request.result_names)
-        if taken:
-            # torch gives an output its name even if another tensor has it already: such a file is invalid.
-            attempts.reject_last(f"other tensors have the names of its outputs: {', '.join(sorted(taken))}")
-            request = dataclasses.replace(request, result_names=_prefixed(request.result_names, taken))
-            captured = capture_model(request, candidates, dynamic, attempts)
-        capture, attempt = captured.capture, captured.attempts[-1]
-        step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
-        _check_graph_kinds(graph_files, capture, attempt)
-    with pipeline.step("attribute"):
-        owners = infer_missing(capture.original_graph, capture.recorded, capture.calls, policy)
-    with pipeline.step("project"):
-        projection = _project(capture, owners, policy)
-    with pipeline.step("document") as step:
-        opset_notes = _opset_notes(torch_options.get("opset_version"), capture)
-        notes = tuple(dict.fromkeys((*notes, *captured.notes, *capture.notes, *opset_notes)))
-        # Notes name source lines of the model.
-        document = _build_document(capture, projection, attempt.strategy, view, () if private else notes)
-        step.detail = f"{len(document.nodes)} nodes"
-        tagged = _tag(capture, document, private)
-    with pipeline.step("write"), contextlib.ExitStack() as stack:
-        for path in graph_files.values():
-            stack.enter_context(staged_text(path, capture.graph_text()))
-        written = write_export(tagged, target, external_data=external_data, overwrite=overwrite, options=torch_options)
-    return ExportResult(
-        onnx_path=target,
-        sidecar_path=sidecar_path(target),
-        files=(*written, *graph_files.values()),
-        document=document,
-        attempts=captured.attempts,
-        steps=tuple(pipeline.reports),
-        dynamic_axes=captured.dynamic_axes,
-        notes=notes,
+    attempts = Attempts(timeout)
+    writing = {"external_data": external_data, "overwrite": overwrite, "options": torch_options}
+    with _checker(request, level, check_bytes) as checker:
+        export = _Export(pipeline, attempts, policy, view, private, notes, target, graph_files, writing, checker)
+        return export.run(request, tried, dynamic)
+
+
+def _checker(request: CaptureRequest, level: str, most_bytes: int) -> FileChecker:
+    # Imported here so that other parts of the package load faster.
+    from modelexport.verification import FileChecker
+
+    return FileChecker(
+        request.model, request.args, request.kwargs, level=level, most_bytes=most_bytes, training=request.training
     )
 
 
-def _check_targets(
-    output_path: object, graph_paths: Mapping[str, str | Path | None], overwrite: bool
-) -> tuple[Path, dict[str, Path]]:
-    """The path of the model, and the paths of the traced graphs by kind."""
-    if not isinstance(output_path, str | os.PathLike):
-        raise InputError(f"output_path is a {type(output_path).__name__}: give the path of the .onnx file to write")
-    target = check_target(Path(output_path), force=overwrite)
-    graph_files: dict[str, Path] = {}
-    for kind, path in graph_paths.items():
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise InputError(f"{kind}_graph_path is a {type(path).__name__}: give the path of the file to write")
-        if path is not None:
-            taken = (target, sidecar_path(target), *graph_files.values())
-            graph_files[kind] = check_text_target(Path(path), force=overwrite, taken=taken)
-    return target, graph_files
+@dataclasses.dataclass(frozen=True)
+class _Built:
+    """A captured graph with its owners, ready to be written."""
+
+    captured: Captured
+    document: HierarchyDocument
+    tagged: TaggedModel
+    notes: tuple[str, ...]
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        hint = " (a class: create the model first)" if isinstance(model, type) else ""
-        raise InputError(f"the model is a {type(model).__name__}{hint}, not a torch.nn.Module: pass the module itself")
+@dataclasses.dataclass(frozen=True)
+class _Export:
+    """One export: builds, writes and checks one attempt after the other until a file is accepted."""
 
+    pipeline: Pipeline
+    attempts: Attempts
+    policy: InferencePolicy
+    view: TagView
+    private: bool
+    notes: tuple[str, ...]
+    target: Path
+    graph_files: Mapping[str, Path]
+    writing: Mapping[str, Any]
+    checker: FileChecker
+    # A note on each file that was written and not used.
+    rejections: list[str] = dataclasses.field(default_factory=list)
 
-def _check_options(options: Mapping[str, Any], dynamic: object) -> None:
-    accepted = set(inspect.signature(torch.onnx.export).parameters) - _RESERVED
-    for name in options:
-        if name not in accepted:
-            close = difflib.get_close_matches(name, sorted(accepted), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see the arguments of torch.onnx.export"
-            raise InputError(f"unknown option {name!r}: {hint}")
-    opset = options.get("opset_version")
-    newest = onnx.defs.onnx_opset_version()
-    if opset is not None and not (type(opset) is int and 1 <= opset <= newest):
-        raise InputError(f"opset_version={opset!r} is not an opset: choose a number from 1 to {newest}")
-    for name in ("input_names", "output_names"):
-        given = options.get(name)
-        is_names = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
-        if given is not None and not is_names and (name, given) != ("output_names", AUTO):
-            raise InputError(f"{name}={given!r} is not a list of names: write {name}=['name']")
-    declared = [name for name in _DYNAMIC if options.get(name) is not None]
-    if dynamic is not None and declared:
-        raise InputError(f"dynamic and {declared[0]} both declare dynamic axes: give one of them")
+    def run(self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None) -> ExportResult:
+        """Write the first file that the check accepts; if there is none, the best."""
+        self.checker.start()
+        best: tuple[_Built, FileCheck, AttemptReport] | None = None
+        try:
+            for captured in self._captures(request, tried, dynamic):
+                built = self._build(captured)
+                with self._staged(built) as staged:
+                    with self.pipeline.step("run") as step:
+                        found = self.checker.check(staged.path, captured.capture.model, built.document)
+                        step.detail = found.outcome.value
+                    if self.checker.accepts(found):
+                        return self._commit(built, staged, found)
+                rejected = self.attempts.reject_last(str(found))
+                self.rejections.append(f"the file of {rejected.name} was not used: {found}")
+                if best is None or found.rank < best[1].rank:
+                    best = built, found, rejected
+        except ModelExportError:
+            if best is None:
+                raise
+        if best is None:
+            raise ContractError("no attempt was made: please report this")
+        built, found, attempt = best
+        self.attempts.choose(attempt)
+        self.rejections.remove(f"the file of {attempt.name} was not used: {found}")
+        with self._staged(built) as staged:
+            if found.outcome is CheckOutcome.DIFFERENT:
+                with self.pipeline.step("run"):
+                    origin = self.checker.find_origin(staged.path, built.document, _ORIGIN_SECONDS)
+                found = msgspec.structs.replace(found, call=origin)
+            return self._commit(built, staged, found)
 
+    def _captures(
+        self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None
+    ) -> Iterator[Captured]:
+        """The captures of all attempts, without those in which an output has the name of another tensor."""
+        captures = capture_model(request, tried, dynamic, self.attempts)
+        while True:
+            with self.pipeline.step("capture") as step:
+                captured = next(captures, None)
+                if captured is None:
+                    return
+                taken = _taken_names(captured.capture.model.graph).intersection(request.result_names)
+                if taken:
+                    # torch gives an output its name even if another tensor has it already: such a file is invalid.
+                    names = ", ".join(sorted(taken))
+                    self.attempts.reject_last(f"other tensors have the names of its outputs: {names}")
+                    request = dataclasses.replace(request, result_names=_prefixed(request.result_names, taken))
+                    captures = capture_model(request, tried, dynamic, self.attempts)
+                    continue
+                capture = captured.capture
+                step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
+                _check_graph_kinds(self.graph_files, capture, captured.attempt)
+            yield captured
 
-def _inference_policy(model: torch.nn.Module, boundaries: Boundaries, advanced: bool) -> InferencePolicy:
-    paths = boundary_paths(read_module_tree(model), boundaries) if boundaries != () else frozenset()
-    return InferencePolicy(advanced, paths)
+    def _build(self, captured: Captured) -> _Built:
+        capture = captured.capture
+        with self.pipeline.step("attribute"):
+            owners = infer_missing(capture.original_graph, capture.recorded, capture.calls, self.policy)
+        with self.pipeline.step("project"):
+            projection = _project(capture, owners, self.policy)
+        with self.pipeline.step("document") as step:
+            opset_notes = _opset_notes(self.writing["options"].get("opset_version"), capture)
+            notes = tuple(dict.fromkeys((*self.notes, *captured.notes, *capture.notes, *opset_notes)))
+            # Notes name source lines of the model.
+            shown = () if self.private else notes
+            document = _build_document(capture, projection, captured.attempt.strategy, self.view, shown)
+            step.detail = f"{len(document.nodes)} nodes"
+            return _Built(captured, document, _tag(capture, document, self.private), notes)
 
+    @contextlib.contextmanager
+    def _staged(self, built: _Built) -> Iterator[StagedExport]:
+        with contextlib.ExitStack() as stack:
+            with self.pipeline.step("write"):
+                staged = stack.enter_context(staged_export(built.tagged, self.target, **self.writing))
+                staged.write_sidecar(built.document)
+            yield staged
 
-def _candidates(
-    registry: StrategyRegistry | None,
-    strategy: str,
-    exporter: str | None,
-    model: torch.nn.Module,
-    dynamic: DynamicAxes | None,
-    torch_options: Mapping[str, Any],
-) -> list[Candidate]:
-    if registry is not None and not isinstance(registry, StrategyRegistry):
-        raise InputError(f"registry={registry!r} is a {type(registry).__name__}: give a modelexport.StrategyRegistry")
-    has_dynamic_axes = dynamic is not None or any(torch_options.get(name) is not None for name in _DYNAMIC)
-    return StrategySelector(registry).candidates(strategy, exporter, model, dynamic_shapes=has_dynamic_axes)
+    def _commit(self, built: _Built, staged: StagedExport, check: FileCheck) -> ExportResult:
+        # The reason can contain paths of this machine.
+        shown = msgspec.structs.replace(check, reason="") if self.private else check
+        rejections = () if self.private else self.rejections
+        document = msgspec.structs.replace(built.document, check=shown, notes=(*built.document.notes, *rejections))
+        staged.write_sidecar(document)
+        with contextlib.ExitStack() as stack:
+            for path in self.graph_files.values():
+                stack.enter_context(staged_text(path, built.captured.capture.graph_text()))
+            files = staged.commit()
+        return ExportResult(
+            onnx_path=self.target,
+            sidecar_path=sidecar_path(self.target),
+            files=(*files, *self.graph_files.values()),
+            document=document,
+            attempts=tuple(self.attempts.reports),
+            steps=tuple(self.pipeline.reports),
+            dynamic_axes=built.captured.dynamic_axes,
+            notes=(*built.notes, *self.rejections),
+            check=check,
+        )
 
 
 def _request(

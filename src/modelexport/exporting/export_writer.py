@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import torch
 from modelexport.errors import ContractError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import HierarchyDocument, encode_document
-from modelexport.storage import ExporterFile, data_file_name, external_tensors, save_inline, sidecar_path, stage_files
+from modelexport.storage import (
+    ExporterFile,
+    Staging,
+    data_file_name,
+    external_tensors,
+    save_inline,
+    sidecar_path,
+    stage_files,
+)
 
 # Larger weights go to a separate file unless the caller says otherwise: protobuf files are limited to 2 GB.
 _EXTERNAL_DATA_BYTES = 2**30
@@ -41,10 +50,38 @@ class TaggedModel:
     file: ExporterFile | None = None
 
 
-def write_export(
+@dataclasses.dataclass(frozen=True)
+class StagedExport:
+    """A model written to a temporary folder beside its target.
+
+    Attributes:
+        path: The file there.
+    """
+
+    path: Path
+    _target: Path
+    _staging: Staging
+    _data_name: str | None
+
+    def write_sidecar(self, document: HierarchyDocument) -> None:
+        """Write the document beside the model."""
+        sidecar_path(self.path).write_bytes(encode_document(document))
+
+    def commit(self) -> tuple[Path, ...]:
+        """Move all files to their final paths at once, and return these.
+
+        Raises:
+            StorageError: The files could not be written.
+        """
+        sidecar = sidecar_path(self._target)
+        return self._staging.commit(self._target.name, self._data_name, {sidecar.name: sidecar})
+
+
+@contextlib.contextmanager
+def staged_export(
     tagged: TaggedModel, target: Path, *, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
-) -> tuple[Path, ...]:
-    """Write all files or none, and return their paths.
+) -> Iterator[StagedExport]:
+    """Write a model to a temporary folder; without a commit, nothing of it stays.
 
     Args:
         tagged: The model with its document.
@@ -56,16 +93,13 @@ def write_export(
     Raises:
         StorageError: The files could not be written.
     """
-    sidecar = sidecar_path(target)
     with stage_files(target, force=overwrite) as staging:
-        staged = staging.path(target.name)
+        path = staging.path(target.name)
         if isinstance(tagged.model, onnx.ModelProto):
-            _write_file(tagged, staged, external_data)
+            _write_file(tagged, path, external_data)
         else:
-            _write_model(tagged.model, staged, external_data, options)
-        data_name = _name_data_file(staged, target)
-        staging.path(sidecar.name).write_bytes(encode_document(tagged.document))
-        return staging.commit(target.name, data_name, {sidecar.name: sidecar})
+            _write_model(tagged.model, path, external_data, options)
+        yield StagedExport(path, target, staging, _name_data_file(path, target))
 
 
 def _write_model(model: ir.Model, path: Path, external_data: bool | None, options: Mapping[str, Any]) -> None:

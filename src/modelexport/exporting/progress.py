@@ -41,7 +41,7 @@ class RunningStep:
 
 
 class Pipeline:
-    """A fixed sequence of steps. Enter `step` once for each, in order."""
+    """A sequence of steps; some are repeated where an attempt is rejected."""
 
     def __init__(self, steps: tuple[str, ...], observer: Observer | None) -> None:
         check_observer(observer)
@@ -51,17 +51,15 @@ class Pipeline:
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[RunningStep]:
-        """Run the next step, which must have this name."""
-        number = len(self.reports)
-        if self._names[number] != name:
-            raise ValueError(f"step {name!r} is out of order: {self._names[number]!r} comes next")
-        self._notify(ProgressEvent(name, number + 1, len(self._names), finished=False))
+        """Run the step with this name."""
+        number = self._names.index(name) + 1
+        self._notify(ProgressEvent(name, number, len(self._names), finished=False))
         running = RunningStep()
         start = time.perf_counter()
         yield running
         seconds = time.perf_counter() - start
         self.reports.append(StepReport(name, seconds, peak_memory_bytes(), running.detail))
-        self._notify(ProgressEvent(name, number + 1, len(self._names), True, seconds, running.detail))
+        self._notify(ProgressEvent(name, number, len(self._names), True, seconds, running.detail))
 
     def _notify(self, event: ProgressEvent) -> None:
         if self._observer is not None:

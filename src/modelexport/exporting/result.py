@@ -11,7 +11,7 @@ import msgspec
 
 from modelexport.attempt_report import AttemptReport
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy import HierarchyDocument, json_schema
+from modelexport.hierarchy import CheckOutcome, FileCheck, HierarchyDocument, json_schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,7 @@ class PrintedExport(msgspec.Struct, frozen=True):
     steps: tuple[StepReport, ...]
     dynamic_axes: dict[str, dict[str, str]]
     notes: tuple[str, ...]
+    check: FileCheck
     schema_version: int = 1
 
 
@@ -100,8 +101,12 @@ def _summary(result: ExportResult) -> Summary:
         "calls": len(document.calls),
         "strategy": document.strategy,
         "exporter": document.exporter,
+        "check": str(result.check),
     }
     return Summary(facts, ("note",), [(note,) for note in result.notes])
+
+
+_UNCHECKED = FileCheck(CheckOutcome.UNCHECKED)
 
 
 @summarized(_summary)
@@ -118,6 +123,7 @@ class ExportResult(Mapping[str, Any]):
         steps: Time and memory of each step.
         dynamic_axes: The dynamic axes of the file: for each input the dimension names by axis index.
         notes: Warnings and fallbacks that the user should know.
+        check: What was shown of the file in onnxruntime.
 
     As a mapping it has the same content in plain types: ``result["summary"]["success"]``.
     """
@@ -130,6 +136,7 @@ class ExportResult(Mapping[str, Any]):
     steps: tuple[StepReport, ...]
     dynamic_axes: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    check: FileCheck = _UNCHECKED
 
     @property
     def strategy(self) -> str:
@@ -155,7 +162,7 @@ class ExportResult(Mapping[str, Any]):
         """The JSON form of the result."""
         document = self.document
         summary = ExportSummary(
-            success=True,
+            success=not self.check.is_wrong,
             strategy=document.strategy,
             exporter=document.exporter,
             node_count=len(document.nodes),
@@ -179,6 +186,7 @@ class ExportResult(Mapping[str, Any]):
                 for name, axes in self.dynamic_axes.items()
             },
             notes=self.notes,
+            check=self.check,
         )
 
     def __getitem__(self, key: str) -> Any:

@@ -15,6 +15,7 @@ from modelexport.hierarchy.document import (
     TensorRecord,
 )
 from modelexport.hierarchy.document_codec import decode_document, document_schema, encode_document
+from modelexport.hierarchy.file_check import CHECK_LEVELS, DEFAULT_CHECK_BYTES, CheckOutcome, FileCheck
 from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
 from modelexport.hierarchy.modules import (
     MAX_DEPTH,
@@ -33,6 +34,8 @@ from modelexport.hierarchy.schemas import json_schema, or_null
 from modelexport.hierarchy.tags import TagScheme, TagView
 
 __all__ = [
+    "CHECK_LEVELS",
+    "DEFAULT_CHECK_BYTES",
     "MAX_DEPTH",
     "MAX_RANK",
     "MAX_SIZE",
@@ -45,7 +48,9 @@ __all__ = [
     "CallId",
     "CallRecord",
     "CallTree",
+    "CheckOutcome",
     "ExtractionRecord",
+    "FileCheck",
     "ForwardArgument",
     "HierarchyDocument",
     "Kind",

@@ -11,6 +11,7 @@ from modelexport._version import __version__
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy.calls import BoundaryTensor
+from modelexport.hierarchy.file_check import FileCheck
 from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
 from modelexport.hierarchy.tags import TagView
 
@@ -123,6 +124,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         tensors: The tensors: inputs and weights first, then in graph order; those of subgraphs and functions after.
         extracted: For a submodel: what it was extracted from.
         notes: What the user of the file should know of its export: fallbacks, lost evidence, warnings of exporters.
+        check: What the export showed of the file in onnxruntime.
     """
 
     schema_version: int
@@ -137,6 +139,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     tensors: tuple[TensorRecord, ...]
     extracted: ExtractionRecord | None = None
     notes: tuple[str, ...] = ()
+    check: FileCheck | None = None
 
     @property
     def kinds(self) -> dict[str, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from modelexport.ort.model_checks import ModelChecks, check_file, infer_types
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
-from modelexport.ort.runner import Runner, require_onnxruntime
+from modelexport.ort.runner import FileRun, Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
 
 __all__ = [
     "Array",
+    "FileRun",
     "ModelChecks",
     "PreparedModel",
     "Runner",

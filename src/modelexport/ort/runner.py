@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +28,26 @@ _SECONDS_FOR_STDERR = 5.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
+
+
+# The name of onnxruntime's exception for an operator that it cannot run with these types.
+_NO_KERNEL = "NotImplemented"
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRun:
+    """How loading and running a file went.
+
+    Attributes:
+        loaded: Whether onnxruntime loads it.
+        problem: Why it rejects it or cannot run it; empty if it could.
+        no_kernel: Whether the problem is an operator without a kernel on this machine.
+    """
+
+    loaded: bool
+    problem: str
+    no_kernel: bool
 
 
 def require_onnxruntime() -> None:
@@ -56,12 +78,18 @@ class Runner:
         self._expired = False
         self._unread = 0
         self._timeouts = 0
+        self._is_ready = False
 
     def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+    def start(self) -> None:
+        """Start the process and let it import onnxruntime meanwhile, without waiting for it."""
+        if self._process is None:
+            self._spawn("onnxruntime")
 
     def run(
         self,
@@ -94,6 +122,38 @@ class Runner:
         answer, arrays = self.ask("run", "onnxruntime", header, [*pieces, *feeds.values()])
         for position, array in zip(answer["outputs"], arrays, strict=True):
             yield outputs[position], array
+
+    def run_file(
+        self, path: Path, feeds: Mapping[str, np.ndarray] | None, outputs: Sequence[str], *, optimized: bool = True
+    ) -> tuple[FileRun, dict[str, np.ndarray]]:
+        """Load a file as its users do, and run it once.
+
+        Args:
+            path: The file.
+            feeds: Its inputs by name, of the declared types; None to load it only.
+            outputs: The names of the outputs.
+            optimized: Whether onnxruntime optimizes the graph, as it does by default.
+
+        Returns:
+            How that went, and the outputs that are numeric tensors.
+
+        Raises:
+            OnnxRunError: onnxruntime crashed, timed out or ran out of memory.
+            InputError: onnxruntime is not installed, or cannot be started.
+        """
+        require_onnxruntime()
+        header: dict[str, Any] = {
+            "path": str(path.resolve()),
+            "feeds": None if feeds is None else list(feeds),
+            "outputs": list(outputs),
+            "threads": self._threads,
+            "optimized": optimized,
+        }
+        answer, arrays = self.ask("run_file", "onnxruntime", header, [] if feeds is None else list(feeds.values()))
+        # The message begins with a code, and names the file by its full path.
+        problem = _CODE.sub("", answer["problem"]).replace(header["path"], path.name)
+        found = FileRun(answer["loaded"], self._explained(problem), answer.get("kind") == _NO_KERNEL)
+        return found, {outputs[position]: array for position, array in zip(answer["outputs"], arrays, strict=True)}
 
     def ask(
         self, task: str, name: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()
@@ -188,13 +248,26 @@ class Runner:
         # that the consumer did not read.
         if self._process is not None and (self._expired or self._unread or self._process.poll() is not None):
             self._stop()
-        if self._process is not None:
-            return self._process
+        if self._process is None:
+            self._spawn()
+        process = cast(subprocess.Popen[bytes], self._process)
+        if not self._is_ready:
+            name = "the process for onnxruntime and the ONNX checker"
+            try:
+                with self._failing_as(name, process), self._timed(process):
+                    worker.read_header(cast(BinaryIO, process.stdout))
+            except OnnxRunError as error:
+                raise InputError(f"{error}: it cannot be started") from error
+            self._is_ready = True
+        return process
+
+    def _spawn(self, *preloaded: str) -> None:
         # Started as a script: unlike multiprocessing, that does not import the caller's main module again. It has this
         # process's import path. Ctrl-C reaches only this process, which then stops the child.
         memory = self._limits.memory_bytes
+        limit = "" if memory is None else str(memory)
         process = subprocess.Popen(
-            [sys.executable, "-P", worker.__file__, str(os.getpid()), "" if memory is None else str(memory)],
+            [sys.executable, "-P", worker.__file__, str(os.getpid()), limit, *preloaded],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -203,12 +276,7 @@ class Runner:
         )
         self._process = process
         self._stderr = _Tail(cast(BinaryIO, process.stderr))
-        try:
-            with self._failing_as("the process for onnxruntime and the ONNX checker", process), self._timed(process):
-                worker.read_header(cast(BinaryIO, process.stdout))
-        except OnnxRunError as error:
-            raise InputError(f"{error}: it cannot be started") from error
-        return process
+        self._is_ready = False
 
     def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> str:
         code = process.wait()

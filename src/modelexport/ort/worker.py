@@ -6,6 +6,7 @@ bytes of the arrays that the header lists. Neither side unpickles anything. It e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -98,11 +99,9 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     """Run a graph: the first arrays are the pieces of the serialized model, the others are its inputs."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
+    options = _session_options(header)
     # Run the graph of the file, not an optimized one.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = header["threads"]
     # Each graph runs once, and both of these would allocate the memory of the weights a second time.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -112,6 +111,37 @@ def _run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     del arrays[: header["pieces"]]
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     del model
+    return _run_session(session, header, arrays)
+
+
+def _run_file(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """Load a file, and run it where `feeds` are given."""
+    import onnxruntime
+
+    options = _session_options(header)
+    if not header["optimized"]:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    loaded = False
+    try:
+        session = onnxruntime.InferenceSession(header["path"], options, ["CPUExecutionProvider"])
+        loaded = True
+        answer, results = _run_session(session, header, arrays) if header["feeds"] is not None else ({}, ())
+    except Exception as error:  # noqa: BLE001  onnxruntime raises many types
+        return {"loaded": loaded, "kind": type(error).__name__, "problem": str(error), "outputs": []}, ()
+    return {"loaded": True, "problem": "", "outputs": [], **answer}, results
+
+
+def _session_options(header: Mapping[str, Any]) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = header["threads"]
+    return options
+
+
+def _run_session(session: Any, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Answer:
+    """Run a session; inputs that it does not have are left out, and so are outputs that are not numeric."""
     names = {value.name for value in session.get_inputs()}
     feeds = {name: array for name, array in zip(header["feeds"], arrays, strict=True) if name in names}
     results = session.run(header["outputs"], feeds)
@@ -158,6 +188,7 @@ def _problem(work: Callable[..., Any], *args: Any, **options: Any) -> dict[str, 
 
 _TASKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any], list[np.ndarray]], Answer]]] = {
     "run": ("onnxruntime", _run),
+    "run_file": ("onnxruntime", _run_file),
     "check": ("onnx", _check),
     "infer_strictly": ("onnx", _infer_strictly),
     "infer_types": ("onnx", _infer_types),
@@ -211,8 +242,11 @@ def _answer(header: dict[str, Any], arrays: list[np.ndarray]) -> Answer:
 
 
 def main() -> None:
-    """Answer requests. Arguments: the process id of the parent, and the memory limit in bytes or an empty string."""
-    parent, memory = sys.argv[1:]
+    """Answer requests.
+
+    Arguments: the process id of the parent, the memory limit in bytes or an empty string, and modules to import.
+    """
+    parent, memory, *preloaded = sys.argv[1:]
     _end_with_parent(int(parent))
     if memory:
         _limit_memory(int(memory))
@@ -221,6 +255,9 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, requests), daemon=True).start()
+    for name in preloaded:
+        with contextlib.suppress(Exception):  # the request that needs it says what is wrong
+            __import__(name)
     write_message(answers, {})
     while True:
         write_message(answers, *_answer(*requests.get()))

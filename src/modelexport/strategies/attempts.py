@@ -1,4 +1,4 @@
-"""Attempts: try candidates in order, each in its variants, until one succeeds or the time is used up."""
+"""Attempts: try candidates in order, each in its variants, until one is accepted or the time is used up."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import dataclasses
 import math
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from modelexport.attempt_report import PLAIN, AttemptReport
-from modelexport.capture import TORCHSCRIPT, Capture, Specialization, find_data_reads, recorded_warnings
+from modelexport.attempt_report import PLAIN, AttemptReport, Variant
+from modelexport.capture import (
+    DYNAMO,
+    DYNAMO_WITH_CACHES,
+    TORCHSCRIPT,
+    Capture,
+    Specialization,
+    find_data_reads,
+    recorded_warnings,
+)
 from modelexport.errors import (
     AllStrategiesFailedError,
     DataDependentError,
@@ -61,10 +70,11 @@ class Attempts:
         """Whether no further attempt may begin; the first one always may."""
         return bool(self.reports) and time.perf_counter() - self._started > self._timeout
 
-    def capture(self, candidates: Iterable[Candidate], request: CaptureRequest, axes: str = "") -> Capture:
-        """The capture of the first candidate that succeeds; the last of `reports` is that attempt.
+    def captures(self, candidates: Iterable[Candidate], request: CaptureRequest, axes: str = "") -> Iterator[Capture]:
+        """Yield the capture of each candidate that succeeds; the last of `reports` is its attempt.
 
-        A trace that turns values which depend on the inputs into constants is accepted as the first choice, or with
+        The caller takes the next one only where it cannot use this one, and says why with `reject_last`. A trace that
+        turns values which depend on the inputs into constants is accepted as the first choice, or with
         `allow_specialization`; it is not a fallback for an exporter that would have kept them.
 
         Args:
@@ -80,16 +90,22 @@ class Attempts:
         """
         failures: list[_Failure] = []
         refused: Specialization | None = None
+        # The exporters whose graph the caller rejected, and whether torch had not optimized it: another strategy would
+        # export the same graph again.
+        rejected: set[tuple[str, bool]] = set()
         pending = [(candidate, PLAIN) for candidate in candidates][::-1]
         while pending:
             candidate, variant = pending.pop()
             described = _joined(str(variant), axes)
-            obstacle = self._obstacle(candidate, refused)
+            obstacle = self._obstacle(candidate, variant, refused, rejected)
             if obstacle is not None:
                 failures.append(_Failure(self.record(candidate, described, obstacle, tried=False), obstacle))
                 continue
             started = time.perf_counter()
-            outcome = _try(candidate, dataclasses.replace(request, exporter=candidate.exporter, variant=variant))
+            options = {**request.options, "optimize": False} if variant.unoptimized else request.options
+            outcome = _try(
+                candidate, dataclasses.replace(request, exporter=candidate.exporter, variant=variant, options=options)
+            )
             seconds = time.perf_counter() - started
             if isinstance(outcome, ModelExportError):
                 error = outcome
@@ -98,19 +114,34 @@ class Attempts:
                 if candidate.exporter != TORCHSCRIPT or request.allow_specialization or _is_safe(fixed, failures):
                     used = dataclasses.replace(candidate, exporter=capture.exporter)
                     self.record(used, _joined(described, capture.variant), None, seconds)
-                    return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
+                    yield dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
+                    rejected.add((candidate.exporter, variant.unoptimized))
+                    if candidate.exporter != TORCHSCRIPT and options.get("optimize", True):
+                        pending.append((candidate, dataclasses.replace(variant, unoptimized=True)))
+                    report = self.reports[-1]
+                    why = StrategyIncompatibleError(candidate.strategy.name, report.error or "it was not used", "")
+                    failures.append(_Failure(report, why))
+                    continue
                 refused, error = fixed, _refusal(candidate, fixed)
             failures.append(_Failure(self.record(candidate, described, error, seconds), error))
             if isinstance(error, StrategyIncompatibleError) and error.retry is not None:
                 pending.append((candidate, error.retry))
+        if rejected:
+            return
         found = _combined_error(failures, refused)
         if isinstance(found, ExportError):
             found.attempts = tuple(self.reports)
         raise found from failures[0].error.__cause__
 
-    def reject_last(self, reason: str) -> None:
+    def reject_last(self, reason: str) -> AttemptReport:
         """Record that the graph of the last attempt, which succeeded, cannot be used."""
         self.reports[-1] = dataclasses.replace(self.reports[-1], error=reason)
+        return self.reports[-1]
+
+    def choose(self, attempt: AttemptReport) -> None:
+        """Take an attempt that was rejected after all, because no other is better: it becomes the last one."""
+        self.reports = [report for report in self.reports if report is not attempt]
+        self.reports.append(dataclasses.replace(attempt, error=None))
 
     def skip(self, candidates: Iterable[Candidate], variant: str) -> None:
         """Record attempts for which no time is left."""
@@ -132,8 +163,19 @@ class Attempts:
         self.reports.append(AttemptReport(name, exporter, reason, why, variant, seconds, tried))
         return self.reports[-1]
 
-    def _obstacle(self, candidate: Candidate, refused: Specialization | None) -> ModelExportError | None:
+    def _obstacle(
+        self,
+        candidate: Candidate,
+        variant: Variant,
+        refused: Specialization | None,
+        rejected: AbstractSet[tuple[str, bool]],
+    ) -> ModelExportError | None:
         """Why a candidate is not tried at all; None if it is."""
+        # Torch's exporter did not need to know the caches, so knowing them changes nothing.
+        same = DYNAMO if candidate.exporter == DYNAMO_WITH_CACHES else candidate.exporter
+        if not rejected.isdisjoint([(same, variant.unoptimized), (candidate.exporter, variant.unoptimized)]):
+            reason = f"not tried: the {candidate.exporter} exporter would write the file again that was rejected."
+            return StrategyIncompatibleError(candidate.strategy.name, reason, "")
         if refused is not None and candidate.exporter == TORCHSCRIPT:
             return _refusal(candidate, refused)
         return self._time_used_up(candidate) if self.is_time_up else None

@@ -38,25 +38,25 @@ from modelexport.strategies.selection import Candidate
 
 @dataclasses.dataclass(frozen=True)
 class Captured:
-    """A capture, the attempts that led to it, and the dynamic axes of its inputs.
+    """A capture, its attempt, and the dynamic axes of its inputs.
 
     Attributes:
         capture: The capture.
-        attempts: The attempts; the last one succeeded.
+        attempt: The attempt that led to it.
         dynamic_axes: For each input with dynamic axes the dimension names by axis index.
         notes: Messages to the user about these axes.
     """
 
     capture: Capture
-    attempts: tuple[AttemptReport, ...]
+    attempt: AttemptReport
     dynamic_axes: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 def capture_model(
     request: CaptureRequest, candidates: Sequence[Candidate], dynamic: DynamicAxes | None, attempts: Attempts
-) -> Captured:
-    """Capture a model with the first candidate that succeeds.
+) -> Iterator[Captured]:
+    """Capture a model, with each candidate that succeeds, until the caller accepts one: see `Attempts.captures`.
 
     Args:
         request: The model to capture, with example inputs.
@@ -69,7 +69,9 @@ def capture_model(
         ExportError: No strategy could export the model, with named axes not with all of these.
     """
     if dynamic is None:
-        return Captured(attempts.capture(candidates, request), tuple(attempts.reports))
+        for capture in attempts.captures(candidates, request):
+            yield Captured(capture, attempts.reports[-1])
+        return
     call = ExampleCall(request.model, request.args, dict(request.kwargs))
     # TorchScript accepts any axis, also those that it fixes when it traces: only used where no other exporter is left.
     by_torchscript = all(candidate.exporter == TORCHSCRIPT for candidate in candidates)
@@ -82,7 +84,9 @@ def capture_model(
         options = {**request.options, **_options(exported, axes, request, by_torchscript)}
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
         try:
-            capture = attempts.capture(candidates, wanted, _described(axes))
+            for capture in attempts.captures(candidates, wanted, _described(axes)):
+                notes = tuple(_notes(call, axes, refused, capture.model.graph))
+                yield Captured(capture, attempts.reports[-1], axes_by_input(axes), notes)
         except ExportError as error:
             if dynamic != AUTO or not axes:
                 raise
@@ -90,9 +94,8 @@ def capture_model(
                 attempts.skip(candidates, "fewer dynamic axes")
                 error.attempts = tuple(attempts.reports)
                 raise
-        else:
-            notes = tuple(_notes(call, axes, refused, capture.model.graph))
-            return Captured(capture, tuple(attempts.reports), axes_by_input(axes), notes)
+        if dynamic != AUTO or not axes or attempts.is_time_up:
+            return
         fewer = _fewer(exported, axes, candidates[0], attempts)
         refused += [axis for axis in axes if axis not in fewer]
         axes = fewer

@@ -37,18 +37,19 @@ class Tolerance:
 
     The defaults are 1e-3 and 1e-5, and more for coarser types: 8 times and 1 times the distance from 1 to the next
     number, for quantized values 8 times and 4 times the distance between two, with atol relative to the largest element
-    of the tensor. Integers and booleans must be equal.
+    of the tensor. Integers and booleans must be equal. `least_atol` is the default of atol for 32-bit floats.
     """
 
     rtol: float | None = None
     atol: float | None = None
+    least_atol: float = DEFAULT_ATOL
 
     def limits(self, *types: str, largest: float = 0.0) -> tuple[float, float]:
         """rtol and atol for elements that were stored in, or computed from, these types; `largest` is the largest."""
         spacing = max((_SPACING.get(name, 0.0) for name in types), default=0.0)
         step = max((_STEPS.get(name, 0.0) for name in types), default=0.0)
         rtol = max(DEFAULT_RTOL, _COARSE_RTOL_SPACINGS * max(spacing, step)) if self.rtol is None else self.rtol
-        atol = max(DEFAULT_ATOL, spacing, _ATOL_STEPS * step * largest) if self.atol is None else self.atol
+        atol = max(self.least_atol, spacing, _ATOL_STEPS * step * largest) if self.atol is None else self.atol
         return rtol, atol
 
 

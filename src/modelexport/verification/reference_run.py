@@ -17,13 +17,18 @@ from modelexport.torch_support import (
 
 
 @contextlib.contextmanager
-def reference_run(model: torch.nn.Module) -> Iterator[None]:
-    """Run the model in evaluation mode, without gradients and in full precision; it and torch are restored."""
+def reference_run(model: torch.nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Run the model without gradients and in full precision; it and torch are restored.
+
+    Args:
+        model: The model.
+        training: Run it in its current mode instead of evaluation mode.
+    """
     with (
         TORCH_LOCK,
         preserved_state(model),
         buffers_restored(model),
-        evaluation_mode(model),
+        contextlib.nullcontext() if training else evaluation_mode(model),
         full_float32_precision(),
         torch.no_grad(),
     ):

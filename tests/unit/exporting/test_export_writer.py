@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
-from modelexport.exporting.export_writer import TaggedModel, write_export
+from modelexport.exporting.export_writer import TaggedModel, staged_export
 from modelexport.hierarchy import SCHEMA_VERSION, HierarchyDocument, Producer, TagView
 from modelexport.storage import ExporterFile
 
@@ -21,7 +21,9 @@ def test_initializer_of_a_subgraph_reads_the_renamed_data_file(tmp_path: Path) -
     document = HierarchyDocument(SCHEMA_VERSION, Producer(), "htp", "torch", "", TagView(), (), (), (), ())
     tagged = TaggedModel(model, document, ExporterFile(model.SerializeToString()))
     target = tmp_path / "m.onnx"
-    files = write_export(tagged, target, external_data=True, overwrite=False, options={})
+    with staged_export(tagged, target, external_data=True, overwrite=False, options={}) as staged:
+        staged.write_sidecar(document)
+        files = staged.commit()
     (data,) = tmp_path.glob("m-*.onnx.data")
     assert set(files) == {target, data, tmp_path / "m_hierarchy.json"}
     written = onnx.load_model(target, load_external_data=False)

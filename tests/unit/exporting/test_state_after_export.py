@@ -8,7 +8,6 @@ import signal
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from tests.support.command_process import start
@@ -47,18 +46,7 @@ def test_everything_is_as_before_when_an_export(strategy: str, outcome: str, fol
 @pytest.mark.parametrize("finished", [False, True], ids=["begins", "ends"])
 @pytest.mark.parametrize("step", STEPS)
 def test_everything_is_as_before_when_an_observer_interrupts_as(step: str, finished: bool, folder: Path) -> None:
-    outcome = Outcome(error=KeyboardInterrupt, options={"progress": interrupt_at(step, finished)})
-    if (step, finished) != (STEPS[-1], True):
-        check_outcome(outcome, folder)
-        return
-    # The artifact is committed by then: the new one is there, whole.
-    model = net()
-    before = snapshot(model)
-    with pytest.raises(KeyboardInterrupt):
-        export_model(model, example(), folder / "model.onnx", overwrite=True, **outcome.options)
-    assert changes(before, snapshot(model)) == []
-    assert set(files(folder)) == {"model.onnx", "model_hierarchy.json"}
-    onnx.checker.check_model(onnx.load(folder / "model.onnx"))
+    check_outcome(Outcome(error=KeyboardInterrupt, options={"progress": interrupt_at(step, finished)}), folder)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process")

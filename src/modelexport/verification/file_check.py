@@ -1,0 +1,268 @@
+"""Check an exported file: onnxruntime loads it, runs it on the example inputs, and gives PyTorch's results."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from modelexport.errors import InputError, OnnxRunError
+from modelexport.graph import weight_bytes
+from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
+from modelexport.ort import FileRun, Runner
+from modelexport.torch_support import copied_inputs, named_results
+from modelexport.verification.difference import Difference, Tolerance, compare
+from modelexport.verification.graph_inputs import GraphInputs
+from modelexport.verification.graph_precision import precisions_of
+from modelexport.verification.module_verification import verify_modules
+from modelexport.verification.reference_run import reference_run
+from modelexport.verification.report import Verdict
+from modelexport.verification.tensor_arrays import array_of
+
+_RUN, _LOAD, _OFF = CHECK_LEVELS
+# Outputs of a full model add up the rounding errors of all modules.
+_TOLERANCE = Tolerance(least_atol=1e-4)
+_OTHER_SEED = 1
+# Types that onnxruntime has few kernels for on a CPU: no other exporter would write other types.
+_FEW_KERNELS = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+
+
+# The names of nodes and tensors in onnxruntime's messages.
+_IN_QUOTES = re.compile(r"['(]([^'()]+)[')]")
+
+
+class _Result(NamedTuple):
+    """A result of PyTorch: its content, and its type there."""
+
+    content: np.ndarray
+    dtype: str
+
+
+class FileChecker:
+    """Checks the files of one export, all against the same results of PyTorch.
+
+    A context manager: it ends the process of onnxruntime.
+
+    Args:
+        model: The model. It is not changed.
+        args: Its positional example inputs.
+        kwargs: Its example inputs by keyword.
+        level: ``"run"``, ``"load"`` to load files only, or ``"off"``.
+        most_bytes: Files with more weights are loaded only.
+        training: Run the model in its current mode.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        level: str,
+        most_bytes: int,
+        training: bool = False,
+    ) -> None:
+        self._model, self._args, self._kwargs, self._training = model, args, kwargs, training
+        self._level, self._most_bytes = level, most_bytes
+        self._runner = Runner(threads=torch.get_num_threads())
+        self._reference: dict[str, _Result] | None = None
+
+    def __enter__(self) -> FileChecker:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._runner.__exit__(*raised)
+
+    def start(self) -> None:
+        """Start the process of onnxruntime, which loads while the model is exported."""
+        if self._level != _OFF and _is_installed():
+            self._runner.start()
+
+    def check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
+        """Check a file.
+
+        Args:
+            path: The file.
+            model: The model in it.
+            document: Its document.
+        """
+        if self._level == _OFF:
+            return FileCheck(CheckOutcome.UNCHECKED, "the check is off")
+        if not _is_installed():
+            return FileCheck(
+                CheckOutcome.UNCHECKED, "onnxruntime is not installed (pip install 'modelexport[runtime]')"
+            )
+        try:
+            found = self._check(path, model, document)
+            if found.is_wrong and self._is_right_unoptimized(path, model, document):
+                return msgspec.structs.replace(found, outcome=CheckOutcome.EQUAL_UNOPTIMIZED)
+            return found
+        except OnnxRunError as error:
+            # It crashed or took too long: loading and running cannot be told apart any more.
+            return FileCheck(CheckOutcome.RUN_FAILED, str(error))
+        except InputError as error:
+            return FileCheck(CheckOutcome.UNCHECKED, str(error))
+
+    def _check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
+        types = precisions_of(model.graph)
+        feeds, obstacle = self._feeds(model, document)
+        run, found = self._runner.run_file(path, None if obstacle else feeds, _outputs(model))
+        if run.problem:
+            return _failure(run, model.graph, document)
+        if obstacle:
+            return FileCheck(CheckOutcome.LOADED, obstacle)
+        if self._reference is None:
+            try:
+                self._reference = self._results()
+            except Exception as error:  # noqa: BLE001  a model may raise anything
+                return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({_in_one_line(error)})")
+        reference = self._reference
+        worst = _worst_output(found, _outputs(model), document, reference, types)
+        if worst is None:
+            return FileCheck(CheckOutcome.LOADED, "none of its outputs could be matched with a result of PyTorch")
+        name, difference = worst
+        rtol, atol = _TOLERANCE.limits(reference[name].dtype, *types)
+        largest = difference.absolute if math.isfinite(difference.absolute) else None
+        if not difference.is_out:
+            return FileCheck(CheckOutcome.EQUAL, "", name, largest, rtol, atol)
+        again = self._results(_OTHER_SEED).get(name)
+        if again is None or compare(again.content, reference[name].content, _TOLERANCE, again.dtype, *types).is_out:
+            return FileCheck(CheckOutcome.NONDETERMINISTIC, f"{name} changes with the random state in PyTorch")
+        return FileCheck(CheckOutcome.DIFFERENT, _reason(name, difference), name, largest, rtol, atol)
+
+    def _feeds(self, model: ir.Model, document: HierarchyDocument) -> tuple[dict[str, np.ndarray], str]:
+        """The inputs of the graph; if there are none to run it with, why."""
+        if self._level == _LOAD:
+            return {}, "check is 'load'"
+        if (size := weight_bytes(model)) > self._most_bytes:
+            return {}, f"its weights have {size:,} bytes, and check_bytes is {self._most_bytes:,}"
+        names = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
+        inputs = GraphInputs(document, self._model, self._args, self._kwargs, names)
+        if inputs.missing:
+            return {}, inputs.explain()
+        feeds: dict[str, np.ndarray] = {}
+        for name, tensor in inputs.tensors.items():
+            if _type_name(tensor) in _FEW_KERNELS:
+                return {}, f"onnxruntime takes numpy arrays, which cannot be {_type_name(tensor)} as its input {name}"
+            feeds[name] = array_of(tensor)
+        return feeds, ""
+
+    def _results(self, seed: int | None = None) -> dict[str, _Result]:
+        """The results of PyTorch by name; with a seed, from another random state."""
+        args, kwargs = copied_inputs(self._args, self._kwargs)
+        with reference_run(self._model, training=self._training):
+            if seed is not None:
+                torch.manual_seed(seed)
+            found = dict(named_results(self._model(*args, **kwargs)))
+            # Results may share memory with buffers, which are restored.
+            return {name: _Result(array_of(tensor).copy(), _type_name(tensor)) for name, tensor in found.items()}
+
+    def accepts(self, check: FileCheck) -> bool:
+        """Whether no other way to export the model needs to be tried."""
+        if check.outcome is CheckOutcome.NO_KERNEL:
+            tensors = (*self._model.parameters(), *self._model.buffers())
+            return any(_type_name(tensor) in _FEW_KERNELS for tensor in tensors)
+        return not check.is_wrong
+
+    def find_origin(self, path: Path, document: HierarchyDocument, seconds: float) -> str | None:
+        """The first call of a file with different results that introduces an error; None if it is not found in time.
+
+        Args:
+            path: The file, with its sidecar beside it.
+            document: Its document.
+            seconds: The time for the search.
+        """
+        end = time.perf_counter() + seconds
+
+        def stop(done: int, total: int, call: str) -> None:
+            if time.perf_counter() > end:
+                raise TimeoutError
+
+        try:
+            report = verify_modules(path, self._model, self._args, kwargs=self._kwargs, progress=stop)
+        except Exception:  # noqa: BLE001  the file is known to be wrong; this only says where
+            return None
+        introducing = {record.call for record in report.calls if record.verdict is Verdict.INTRODUCED}
+        return next((call.id for call in document.calls if call.id in introducing), None)
+
+    def _is_right_unoptimized(self, path: Path, model: ir.Model, document: HierarchyDocument) -> bool:
+        feeds, obstacle = self._feeds(model, document)
+        if obstacle or self._reference is None:
+            return False
+        run, found = self._runner.run_file(path, feeds, _outputs(model), optimized=False)
+        worst = _worst_output(found, _outputs(model), document, self._reference, precisions_of(model.graph))
+        return not run.problem and worst is not None and not worst[1].is_out
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+def _failure(run: FileRun, graph: ir.Graph, document: HierarchyDocument) -> FileCheck:
+    """The check of a file that onnxruntime cannot load or run, with the call of the node that its message names."""
+    if run.no_kernel:
+        outcome = CheckOutcome.NO_KERNEL
+    else:
+        outcome = CheckOutcome.RUN_FAILED if run.loaded else CheckOutcome.LOAD_FAILED
+    named = set(_IN_QUOTES.findall(run.problem))
+    nodes = (
+        node for node in graph if not named.isdisjoint([node.name, *(v.name for v in node.inputs if v is not None)])
+    )
+    outputs = (value.name for node in nodes for value in node.outputs)
+    owners = {node.id: node.module for node in document.nodes}
+    return FileCheck(outcome, run.problem, call=next((owners[name] for name in outputs if name in owners), None))
+
+
+def _pairs(
+    outputs: Sequence[str], document: HierarchyDocument, reference: Mapping[str, _Result]
+) -> list[tuple[str, str]]:
+    """The results of PyTorch with their tensors in the graph: by the root's boundary, else by their order."""
+    root = next((call for call in document.calls if call.id == str(ROOT_CALL)), None)
+    known = [(port.name, port.tensor) for port in root.outputs if port.name in reference] if root is not None else []
+    pairs = [(name, tensor) for name, tensor in known if tensor is not None and tensor in outputs]
+    if not pairs and len(outputs) == len(reference):
+        pairs = list(zip(reference, outputs, strict=True))
+    return pairs
+
+
+def _outputs(model: ir.Model) -> list[str]:
+    return [value.name or "" for value in model.graph.outputs]
+
+
+def _worst_output(
+    found: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    document: HierarchyDocument,
+    reference: Mapping[str, _Result],
+    types: Collection[str],
+) -> tuple[str, Difference] | None:
+    """The output with the largest error relative to its tolerance; None if no output can be compared."""
+    differences = [
+        (name, compare(found[tensor], reference[name].content, _TOLERANCE, reference[name].dtype, *types))
+        for name, tensor in _pairs(outputs, document, reference)
+        if tensor in found
+    ]
+    return max(differences, key=lambda pair: (pair[1].excess, pair[1].absolute), default=None)
+
+
+def _reason(name: str, difference: Difference) -> str:
+    if difference.problem:
+        return f"{name}: {difference.problem}"
+    return f"{difference.outside:,} of {difference.elements:,} elements of {name} are out of tolerance"
+
+
+def _type_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

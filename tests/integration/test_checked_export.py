@@ -1,0 +1,200 @@
+"""An export runs its file in onnxruntime: a wrong file is exported in another way, or reported."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnxscript import opset18 as op
+from torch import nn
+
+import modelexport
+from modelexport.hierarchy import CheckOutcome
+
+Translation = Callable[[Any], Any]
+
+
+class Curve(nn.Module):
+    """One operator, whose translation the tests replace."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.erf(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.curve = Curve()
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.curve(self.first(x)))
+        return result
+
+
+def _far(x: Any) -> Any:
+    return op.Sin(op.Add(x, op.Constant(value_float=9.0)))
+
+
+def _near(x: Any) -> Any:
+    return op.Mul(op.Erf(x), op.Constant(value_float=1.01))
+
+
+def _invalid(x: Any) -> Any:
+    return op.Add(x, op.Constant(value_ints=[1]))
+
+
+def _export(path: Path, translation: Translation | None = None, **options: Any) -> modelexport.ExportResult:
+    torch.manual_seed(0)
+    if translation is not None:
+        options["custom_translation_table"] = {torch.ops.aten.erf.default: translation}
+    return modelexport.export_model(Net(), torch.randn(3, 4), path, **{"check": "run", **options})
+
+
+@contextlib.contextmanager
+def _torchscript_translates(translation: Callable[..., Any]) -> Iterator[None]:
+    torch.onnx.register_custom_op_symbolic("aten::erf", translation, 18)
+    try:
+        yield
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::erf", 18)
+
+
+def test_a_right_file_is_shown_to_be_right(tmp_path: Path) -> None:
+    result = _export(tmp_path / "net.onnx")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert result.check.output == "output"
+    assert result.check.error is not None
+    assert result.check.error < 1e-5
+    assert (result.check.rtol, result.check.atol) == (1e-3, 1e-4)
+    assert modelexport.load(result.onnx_path).document.check == result.check
+    assert len(result.attempts) == 1
+
+
+@pytest.mark.parametrize("translation", [_invalid, _far])
+def test_auto_takes_the_exporter_whose_file_is_right(translation: Translation, tmp_path: Path) -> None:
+    result = _export(tmp_path / "net.onnx", translation)
+    assert result.document.exporter == "torchscript"
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert any("the file of fx (dynamo) was not used" in note for note in result.notes)
+    assert any("the file of fx (dynamo) was not used" in note for note in result.document.notes)
+    assert [attempt.exporter for attempt in result.attempts if attempt.error is None] == ["torchscript"]
+    torch.manual_seed(0)
+    model, inputs = Net().eval(), torch.randn(3, 4)
+    session = onnxruntime.InferenceSession(result.onnx_path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+    np.testing.assert_allclose(found, model(inputs).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_without_the_check_the_wrong_file_is_written(tmp_path: Path) -> None:
+    result = _export(tmp_path / "net.onnx", _far, check="off")
+    assert (result.document.exporter, result.check.outcome) == ("dynamo", CheckOutcome.UNCHECKED)
+    assert result["summary"]["success"] is True
+
+
+@pytest.mark.parametrize(
+    ("translation", "outcome"), [(_invalid, CheckOutcome.LOAD_FAILED), (_far, CheckOutcome.DIFFERENT)]
+)
+def test_a_named_strategy_is_not_replaced(translation: Translation, outcome: CheckOutcome, tmp_path: Path) -> None:
+    result = _export(tmp_path / "net.onnx", translation, strategy="fx")
+    assert (result.document.exporter, result.check.outcome) == ("dynamo", outcome)
+    assert result.check.call == "curve"
+    assert result["summary"]["success"] is False
+    assert modelexport.load(result.onnx_path).document.check == result.check
+
+
+def test_of_wrong_files_the_least_wrong_is_written(tmp_path: Path) -> None:
+    """TorchScript's file is far off, so dynamo's is written, although it was rejected before."""
+
+    def far(graph: Any, x: Any) -> Any:
+        return graph.op("Sin", graph.op("Add", x, graph.op("Constant", value_t=torch.tensor(9.0))))
+
+    with _torchscript_translates(far):
+        result = _export(tmp_path / "net.onnx", _near)
+        other = _export(tmp_path / "other.onnx", _far, strategy="htp")
+    assert (result.document.exporter, result.check.outcome) == ("dynamo", CheckOutcome.DIFFERENT)
+    assert result.check.call == "curve"
+    assert other.check.error is not None
+    assert result.check.error is not None
+    assert result.check.error < other.check.error
+    assert result.attempts[-1].exporter == "dynamo"
+    wrong = [attempt.name for attempt in result.attempts if "not PyTorch's" in (attempt.error or "")]
+    assert wrong == ["fx (dynamo, not optimized by torch)", "htp (torchscript)"]
+    assert any("the file of htp (torchscript) was not used" in note for note in result.notes)
+    assert not any("the file of fx (dynamo) was not used" in note for note in result.notes)
+    skipped = [attempt.name for attempt in result.attempts if not attempt.tried]
+    assert skipped == ["usage_based (dynamo)", "usage_based (torchscript)"]
+    onnx.checker.check_model(result.onnx_path)
+
+
+def test_a_file_that_the_optimizer_of_torch_broke_is_exported_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    optimize = torch.onnx.ONNXProgram.optimize
+
+    def broken(program: torch.onnx.ONNXProgram) -> None:
+        optimize(program)
+        node = next(node for node in program.model.graph if node.op_type == "Erf")
+        node.op_type = "Sin"
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "optimize", broken)
+    result = _export(tmp_path / "net.onnx")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert [attempt.name for attempt in result.attempts] == ["fx (dynamo)", "fx (dynamo, not optimized by torch)"]
+    torch.manual_seed(0)
+    plain = torch.onnx.export(Net().eval(), (torch.randn(3, 4),), dynamo=True, optimize=False, verbose=False)
+    assert plain is not None
+    plain.save(tmp_path / "plain.onnx")
+    stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
+    assert stripped.SerializeToString() == (tmp_path / "plain.onnx").read_bytes()
+
+
+def test_a_nondeterministic_model_is_recognised(tmp_path: Path) -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    result = modelexport.export_model(Noise(), torch.randn(3, 4), tmp_path / "noise.onnx", check="run")
+    assert result.check.outcome is CheckOutcome.NONDETERMINISTIC
+    assert len(result.attempts) == 1
+
+
+def test_large_files_are_only_loaded(tmp_path: Path) -> None:
+    result = _export(tmp_path / "net.onnx", _far, check_bytes=10)
+    assert result.check.outcome is CheckOutcome.LOADED
+    assert "check_bytes" in result.check.reason
+    assert _export(tmp_path / "loaded.onnx", _far, check="load").check.outcome is CheckOutcome.LOADED
+    # An invalid file is noticed all the same.
+    assert _export(tmp_path / "invalid.onnx", _invalid, check="load").document.exporter == "torchscript"
+
+
+def test_a_type_without_kernels_is_not_an_error(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4)).bfloat16()
+    result = modelexport.export_model(model, torch.tensor([1, 2]), tmp_path / "net.onnx", check="run")
+    assert result.check.outcome in (CheckOutcome.NO_KERNEL, CheckOutcome.EQUAL)
+    assert not result.check.is_wrong
+    assert len(result.attempts) == 1
+
+
+@pytest.mark.parametrize(("option", "value"), [("check", "fast"), ("check_bytes", -1), ("check_bytes", "1 GB")])
+def test_unknown_levels_are_refused(option: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(modelexport.InputError, match=option):
+        _export(tmp_path / "net.onnx", **{option: value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _export(tmp_path / "off.onnx", check=None).check.outcome is CheckOutcome.UNCHECKED
+    monkeypatch.delenv("MODELEXPORT_CHECK")
+    assert _export(tmp_path / "run.onnx", check=None).check.outcome is CheckOutcome.EQUAL
+    monkeypatch.setenv("MODELEXPORT_CHECK", "sometimes")
+    with pytest.raises(modelexport.InputError, match="MODELEXPORT_CHECK is 'sometimes'"):
+        _export(tmp_path / "none.onnx", check=None)
