@@ -167,6 +167,10 @@ class OnnxRunError(ModelExportError):
     """onnxruntime rejected a graph, failed in it, crashed, timed out or ran out of memory."""
 
 
+class RunLimitError(OnnxRunError):
+    """Running a graph took more time or memory than its limits allow."""
+
+
 class FileFormatError(ModelExportError):
     """A model file or sidecar is invalid, or exceeds a limit."""
 

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from onnxscript import opset18 as op
+from tests.support.command import Outcome
 from torch import nn
 
 import modelexport
@@ -184,6 +185,20 @@ def test_a_type_without_kernels_is_not_an_error(tmp_path: Path) -> None:
     assert len(result.attempts) == 1
 
 
+def test_a_file_that_cannot_be_run_here_is_not_called_wrong(tmp_path: Path) -> None:
+    """Operators of another runtime, and weights that are not in the file."""
+
+    class Custom(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.onnx.ops.symbolic("my.runtime::Curve", (x,), dtype=x.dtype, shape=x.shape, version=1)
+
+    custom = modelexport.export_model(Custom(), torch.randn(3), tmp_path / "custom.onnx", check="run")
+    assert (custom.document.exporter, custom.check.outcome) == ("dynamo", CheckOutcome.UNCHECKED)
+    assert "my.runtime" in custom.check.reason
+    empty = _export(tmp_path / "empty.onnx", export_params=False)
+    assert (empty.document.exporter, empty.check.outcome) == ("dynamo", CheckOutcome.UNCHECKED)
+
+
 @pytest.mark.parametrize(("option", "value"), [("check", "fast"), ("check_bytes", -1), ("check_bytes", "1 GB")])
 def test_unknown_levels_are_refused(option: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(modelexport.InputError, match=option):
@@ -198,3 +213,22 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("MODELEXPORT_CHECK", "sometimes")
     with pytest.raises(modelexport.InputError, match="MODELEXPORT_CHECK is 'sometimes'"):
         _export(tmp_path / "none.onnx", check=None)
+
+
+def test_the_command_exits_with_1_and_names_the_module(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(
+        "import torch\nfrom tests.integration.test_checked_export import Net\n\n"
+        "def make():\n    torch.manual_seed(0)\n    return Net(), torch.randn(3, 4)\n",
+        encoding="utf-8",
+    )
+    with _torchscript_translates(lambda graph, x: graph.op("Sin", x)):
+        wrong = command("export", "net.py:make", "wrong.onnx", "--strategy", "htp", "--check", "run")
+    assert wrong.code == 1
+    assert "WRONG: its results in onnxruntime are not PyTorch's" in wrong.stdout
+    assert "the error begins in curve" in wrong.stdout
+    assert Path("wrong.onnx").exists()
+    right = command("export", "net.py:make", "right.onnx", "--strategy", "htp", "--check", "run")
+    assert (right.code, "check: runs in onnxruntime and equals PyTorch" in right.stdout) == (0, True)

@@ -162,12 +162,13 @@ def export_model(
         request, notes = _request(model, example_inputs, options, training, allow_specialization)
     attempts = Attempts(timeout)
     writing = {"external_data": external_data, "overwrite": overwrite, "options": torch_options}
-    with _checker(request, level, check_bytes) as checker:
+    has_weights = torch_options.get("export_params", True)
+    with _checker(request, level, check_bytes if has_weights else None) as checker:
         export = _Export(pipeline, attempts, policy, view, private, notes, target, graph_files, writing, checker)
         return export.run(request, tried, dynamic)
 
 
-def _checker(request: CaptureRequest, level: str, most_bytes: int) -> FileChecker:
+def _checker(request: CaptureRequest, level: str, most_bytes: int | None) -> FileChecker:
     # Imported here so that other parts of the package load faster.
     from modelexport.verification import FileChecker
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from modelexport.errors import InputError, OnnxRunError
+from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import worker
 
@@ -138,7 +138,8 @@ class Runner:
             How that went, and the outputs that are numeric tensors.
 
         Raises:
-            OnnxRunError: onnxruntime crashed, timed out or ran out of memory.
+            RunLimitError: onnxruntime timed out or ran out of memory.
+            OnnxRunError: It crashed.
             InputError: onnxruntime is not installed, or cannot be started.
         """
         require_onnxruntime()
@@ -152,7 +153,9 @@ class Runner:
         answer, arrays = self.ask("run_file", "onnxruntime", header, [] if feeds is None else list(feeds.values()))
         # The message begins with a code, and names the file by its full path.
         problem = _CODE.sub("", answer["problem"]).replace(header["path"], path.name)
-        found = FileRun(answer["loaded"], self._explained(problem), answer.get("kind") == _NO_KERNEL)
+        if self._is_out_of_memory(problem):
+            raise self._error(problem)
+        found = FileRun(answer["loaded"], _shortened(problem), answer.get("kind") == _NO_KERNEL)
         return found, {outputs[position]: array for position, array in zip(answer["outputs"], arrays, strict=True)}
 
     def ask(
@@ -190,7 +193,7 @@ class Runner:
                 "pip install --force-reinstall 'modelexport[runtime]'"
             )
         if "error" in answer:
-            raise OnnxRunError(self._explained(str(answer["error"])))
+            raise self._error(str(answer["error"]))
         self._unread = len(answer["arrays"])
         return answer, self._received(name, process, answer["arrays"])
 
@@ -215,7 +218,7 @@ class Runner:
         try:
             yield
         except (EOFError, OSError) as error:
-            raise OnnxRunError(self._how_it_ended(name, process)) from error
+            raise self._how_it_ended(name, process) from error
         except ValueError as error:
             self._stop()
             raise OnnxRunError(f"the process of {name} sent an invalid answer: {error}") from error
@@ -278,21 +281,24 @@ class Runner:
         self._stderr = _Tail(cast(BinaryIO, process.stderr))
         self._is_ready = False
 
-    def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> str:
+    def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> OnnxRunError:
         code = process.wait()
         expired, said = self._expired, self._stderr.last_line() if self._stderr is not None else ""
         self._stop()
         if expired:
             self._timeouts += 1
-            return f"{name} timed out after {self._limits.seconds:g} s"
+            return RunLimitError(f"{name} timed out after {self._limits.seconds:g} s")
         how = _signal_name(-code) if code < 0 else f"exit code {code}"
-        return _shortened(f"{name} crashed ({how}{'; ' + said if said else ''})")
+        return OnnxRunError(_shortened(f"{name} crashed ({how}{'; ' + said if said else ''})"))
 
-    def _explained(self, error: str) -> str:
-        most = self._limits.memory_bytes
-        if most is None or not any(word in error for word in _OUT_OF_MEMORY):
-            return _shortened(error)
-        return f"onnxruntime ran out of memory, its limit is {most / 2**30:g} GiB ({_shortened(error)})"
+    def _is_out_of_memory(self, error: str) -> bool:
+        return self._limits.memory_bytes is not None and any(word in error for word in _OUT_OF_MEMORY)
+
+    def _error(self, error: str) -> OnnxRunError:
+        if not self._is_out_of_memory(error):
+            return OnnxRunError(_shortened(error))
+        most = (self._limits.memory_bytes or 0) / 2**30
+        return RunLimitError(f"onnxruntime ran out of memory, its limit is {most:g} GiB ({_shortened(error)})")
 
     def _stop(self) -> None:
         process, self._process = self._process, None

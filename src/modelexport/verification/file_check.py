@@ -15,9 +15,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from modelexport.errors import InputError, OnnxRunError
+from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
+from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
 from modelexport.torch_support import copied_inputs, named_results
 from modelexport.verification.difference import Difference, Tolerance, compare
@@ -36,6 +37,8 @@ _OTHER_SEED = 1
 _FEW_KERNELS = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 
 
+# The domains of onnxruntime's own operators.
+_KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
 # The names of nodes and tensors in onnxruntime's messages.
 _IN_QUOTES = re.compile(r"['(]([^'()]+)[')]")
 
@@ -57,8 +60,9 @@ class FileChecker:
         args: Its positional example inputs.
         kwargs: Its example inputs by keyword.
         level: ``"run"``, ``"load"`` to load files only, or ``"off"``.
-        most_bytes: Files with more weights are loaded only.
+        most_bytes: Files with more weights are loaded only; None for files without their weights.
         training: Run the model in its current mode.
+        limits: The limits of one run.
     """
 
     def __init__(
@@ -68,12 +72,13 @@ class FileChecker:
         kwargs: Mapping[str, Any],
         *,
         level: str,
-        most_bytes: int,
+        most_bytes: int | None,
         training: bool = False,
+        limits: RunLimits = DEFAULT_RUN_LIMITS,
     ) -> None:
         self._model, self._args, self._kwargs, self._training = model, args, kwargs, training
         self._level, self._most_bytes = level, most_bytes
-        self._runner = Runner(threads=torch.get_num_threads())
+        self._runner = Runner(limits, threads=torch.get_num_threads())
         self._reference: dict[str, _Result] | None = None
 
     def __enter__(self) -> FileChecker:
@@ -101,16 +106,21 @@ class FileChecker:
             return FileCheck(
                 CheckOutcome.UNCHECKED, "onnxruntime is not installed (pip install 'modelexport[runtime]')"
             )
+        if self._most_bytes is None:
+            return FileCheck(CheckOutcome.UNCHECKED, "its weights are not in the file (export_params)")
+        unknown = _custom_domains(model)
+        if unknown:
+            return FileCheck(CheckOutcome.UNCHECKED, f"onnxruntime has no operators of {', '.join(unknown)}")
         try:
             found = self._check(path, model, document)
             if found.is_wrong and self._is_right_unoptimized(path, model, document):
                 return msgspec.structs.replace(found, outcome=CheckOutcome.EQUAL_UNOPTIMIZED)
             return found
-        except OnnxRunError as error:
-            # It crashed or took too long: loading and running cannot be told apart any more.
-            return FileCheck(CheckOutcome.RUN_FAILED, str(error))
-        except InputError as error:
+        except (InputError, RunLimitError) as error:
             return FileCheck(CheckOutcome.UNCHECKED, str(error))
+        except OnnxRunError as error:
+            # Its process ended: whether it was loaded is not known.
+            return FileCheck(CheckOutcome.RUN_FAILED, str(error))
 
     def _check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
         types = precisions_of(model.graph)
@@ -143,7 +153,7 @@ class FileChecker:
         """The inputs of the graph; if there are none to run it with, why."""
         if self._level == _LOAD:
             return {}, "check is 'load'"
-        if (size := weight_bytes(model)) > self._most_bytes:
+        if self._most_bytes is not None and (size := weight_bytes(model)) > self._most_bytes:
             return {}, f"its weights have {size:,} bytes, and check_bytes is {self._most_bytes:,}"
         names = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
         inputs = GraphInputs(document, self._model, self._args, self._kwargs, names)
@@ -198,7 +208,10 @@ class FileChecker:
         feeds, obstacle = self._feeds(model, document)
         if obstacle or self._reference is None:
             return False
-        run, found = self._runner.run_file(path, feeds, _outputs(model), optimized=False)
+        try:
+            run, found = self._runner.run_file(path, feeds, _outputs(model), optimized=False)
+        except OnnxRunError:
+            return False
         worst = _worst_output(found, _outputs(model), document, self._reference, precisions_of(model.graph))
         return not run.problem and worst is not None and not worst[1].is_out
 
@@ -232,6 +245,13 @@ def _pairs(
     if not pairs and len(outputs) == len(reference):
         pairs = list(zip(reference, outputs, strict=True))
     return pairs
+
+
+def _custom_domains(model: ir.Model) -> list[str]:
+    """The domains of operators that are neither onnxruntime's nor functions of the model."""
+    own = {identifier[0] for identifier in model.functions}
+    found = {node.domain for node in model.graph.all_nodes()} - own
+    return sorted(domain for domain in found if not _KNOWN_DOMAINS.fullmatch(domain))
 
 
 def _outputs(model: ir.Model) -> list[str]:
