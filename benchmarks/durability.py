@@ -21,6 +21,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from tests.support.faster_exports import faster_exports
 
 import modelexport
 from modelexport.exporting import ProgressEvent
@@ -190,7 +191,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random points (default: 0)")
     options = vars(parser.parse_args(None if arguments is None else list(arguments)))
     failed = False
-    with tempfile.TemporaryDirectory(prefix="modelexport-durability-") as folder:
+    with tempfile.TemporaryDirectory(prefix="modelexport-durability-") as folder, faster_exports():
         for line in run(**options, folder=Path(folder)):
             print(line, flush=True)
             failed = failed or line.startswith("FAILED")

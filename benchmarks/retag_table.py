@@ -58,7 +58,7 @@ def rows(name: str, folder: Path) -> tuple[list[Row], list[Row]]:
 
 
 def _numbers(verdict: rewriting.Verdict, report: modelexport.RetagReport) -> tuple[int, ...]:
-    wrong = len(verdict.unowned) + len(verdict.moved) + len(verdict.strangers)
+    wrong = len(verdict.unowned) + len(verdict.moved) + len(verdict.unrelated)
     return verdict.nodes, verdict.untouched, report.exact, report.projected, report.inferred, wrong
 
 

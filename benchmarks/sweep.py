@@ -71,11 +71,11 @@ def _options() -> argparse.Namespace:
 def _prepared() -> Iterator[tuple[list[Any], Any]]:
     """The candidates, and how one is swept: the libraries are imported here, before processes are forked."""
     import torch
-    from tests.support.registry import table_made_once
+    from tests.support.faster_exports import faster_exports
 
     torch.set_num_threads(1)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with table_made_once():
+    with faster_exports():
         from benchmarks.sweep_candidates import list_candidates
         from benchmarks.sweep_steps import Limits, sweep_one
         from torch.onnx._internal.exporter._registration import ONNXRegistry

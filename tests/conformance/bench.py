@@ -16,9 +16,9 @@ from torch import nn
 
 import modelexport
 from tests.conformance.case import DYNAMIC, Case
-from tests.support.bodies import walk_nodes
 from tests.support.eager_calls import EagerCall, record_calls
 from tests.support.plain import fresh_generated_code
+from tests.support.subgraphs import walk_nodes
 from tests.support.value_check import plain_control_flow, run_onnx, watch
 
 
@@ -78,7 +78,7 @@ class File:
         self.proto = onnx.load(path)
         self.nodes = list(walk_nodes(self.proto))
         self.feeds = [self._feed(args, kwargs) for args, kwargs in truth.inputs]
-        self.tensors = [run_onnx(path, feeds, bodies=True) for feeds in self.feeds]
+        self.tensors = [run_onnx(path, feeds, subgraphs=True) for feeds in self.feeds]
 
     def _feed(self, args: Any, kwargs: Any) -> dict[str, np.ndarray]:
         leaves = torch.utils._pytree.tree_leaves((args, kwargs))

@@ -75,20 +75,20 @@ def unmet(column: Column) -> list[str]:
         if not expect.is_about(column.kind):
             continue
         what = expect.value if isinstance(expect.value, str) else expect.value.__name__
-        maker = column.file.producer(truth.value(expect.value))
-        if maker is None:
+        producer = column.file.producer(truth.value(expect.value))
+        if producer is None:
             found.append(f"no node computes {what!r}")
             continue
-        claim = column.claims.get(maker)
+        claim = column.claims.get(producer)
         names = truth_names(column, set(claim.names)) if claim is not None else set()
         wanted = truth_names(column, set(expect.names))
         if names != wanted:
-            found.append(f"{maker} computes {what!r} and names {sorted(names)}, not {sorted(wanted)}")
+            found.append(f"{producer} computes {what!r} and names {sorted(names)}, not {sorted(wanted)}")
         elif claim is not None and column.document is not None:
             if expect.owner is not None and claim.owner != expect.owner:
-                found.append(f"{maker} computes {what!r} and is owned by {claim.owner!r}, not {expect.owner!r}")
+                found.append(f"{producer} computes {what!r} and is owned by {claim.owner!r}, not {expect.owner!r}")
             if expect.kinds and claim.kind not in expect.kinds:
-                found.append(f"{maker} computes {what!r} and is {claim.kind}, not {' or '.join(expect.kinds)}")
+                found.append(f"{producer} computes {what!r} and is {claim.kind}, not {' or '.join(expect.kinds)}")
     return found
 
 
@@ -109,10 +109,10 @@ def told_apart(column: Column) -> tuple[int, int]:
     good = total = 0
     for calls in by_module.values():
         for one, other in itertools.combinations(calls, 2):
-            makers = [column.file.producer(truth.value(call)) for call in (one, other)]
-            if None in makers or makers[0] == makers[1]:
+            producers = [column.file.producer(truth.value(call)) for call in (one, other)]
+            if None in producers or producers[0] == producers[1]:
                 continue
-            labels = [column.claims[maker].label if maker in column.claims else "" for maker in makers]
+            labels = [column.claims[producer].label if producer in column.claims else "" for producer in producers]
             total += 1
             good += labels[0] != labels[1]
     return good, total

@@ -20,7 +20,7 @@ from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column
 from tests.conformance.case import CRITERIA, DYNAMIC, DYNAMO, STRATEGIES, TORCHSCRIPT, Case, all_cases
 from tests.conformance.raw import plain_column
-from tests.support.registry import table_made_once
+from tests.support.faster_exports import faster_exports
 
 _RAW = {"raw dynamo": (*DYNAMO, *DYNAMIC[:2]), "raw TorchScript": (*TORCHSCRIPT, *DYNAMIC[2:])}
 _COLUMNS = (*STRATEGIES, *_RAW)
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="only these cases")
     arguments = parser.parse_args()
     names = arguments.case or list(all_cases())
-    with tempfile.TemporaryDirectory() as folder, table_made_once(), quiet():
+    with tempfile.TemporaryDirectory() as folder, faster_exports(), quiet():
         found = score(names, Path(folder))
     if arguments.write is not None:
         versions = f"{len(found)} cases, torch {torch.__version__}, modelexport {modelexport.__version__}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.verification.contamination_by_value import check_owners_by_value
 from tests.conformance import criteria
 from tests.conformance.bench import Bench, Column, export
-from tests.conformance.case import FILES, all_cases
+from tests.conformance.case import CRITERIA, FILES, all_cases
 from tests.support.breaking import random_moves, suspects_when_moved
 
 pytestmark = pytest.mark.integration
@@ -30,38 +31,22 @@ def column(bench: Bench, name: str, strategy: str, file: str) -> Column:
     return bench.column(name, all_cases()[name], strategy, file)
 
 
-def every_column(criterion: str) -> pytest.MarkDecorator:
-    """Each pair of strategy and file of each case; what a case says is not supported must fail."""
-    found = []
-    for name, case in all_cases().items():
-        for strategy, file in case.columns():
-            marks = [pytest.mark.xdist_group(name)]
-            if (why := case.shortcoming(strategy, file, criterion)) is not None:
-                marks.append(pytest.mark.xfail(reason=why, strict=True, raises=AssertionError))
-            found.append(pytest.param(name, strategy, file, id=f"{name}-{strategy}-{file}", marks=marks))
-    return pytest.mark.parametrize(("name", "strategy", "file"), found)
-
-
-@every_column("owned")
-def test_every_node_is_owned(column: Column) -> None:
+def every_node_is_owned(column: Column) -> None:
     assert criteria.unowned(column) == []
     assert {identity for identity, _ in column.file.nodes} == set(column.claims)
 
 
-@every_column("values")
-def test_no_node_is_owned_by_a_module_that_did_not_compute_it(column: Column) -> None:
+def no_node_is_owned_by_a_module_that_did_not_compute_it(column: Column) -> None:
     verdict = criteria.verdict(column)
     assert verdict.contaminated == ()
     assert verdict.judged >= column.truth.case.judged
 
 
-@every_column("contributors")
-def test_nodes_name_all_calls_that_computed_them(column: Column) -> None:
+def nodes_name_all_calls_that_computed_them(column: Column) -> None:
     assert criteria.unmet(column) == []
 
 
-@every_column("calls")
-def test_calls_are_those_of_the_model(column: Column) -> None:
+def calls_are_those_of_the_model(column: Column) -> None:
     case, document = column.truth.case, column.document
     assert document is not None
     made: dict[str, list[str]] = {}
@@ -76,28 +61,53 @@ def test_calls_are_those_of_the_model(column: Column) -> None:
     assert good == total
 
 
-@every_column("named")
-def test_no_call_is_merged_into_another(column: Column) -> None:
+def no_call_is_merged_into_another(column: Column) -> None:
     assert criteria.lost(column) == set()
     assert criteria.wrongly_removed(column) == set()
 
 
-@every_column("boundaries")
-def test_boundary_tensors_have_the_values_of_the_inputs_and_outputs_in_pytorch(column: Column) -> None:
+def boundary_tensors_have_the_values_of_the_inputs_and_outputs_in_pytorch(column: Column) -> None:
     wrong, compared = criteria.wrong_boundaries(column)
     assert wrong == []
     assert compared >= _LEAST_COMPARED or not column.by_call
 
 
-_IN_BODIES = [
-    pytest.param(name, strategy, file, id=f"{name}-{strategy}-{file}", marks=pytest.mark.xdist_group(name))
-    for name, case in all_cases().items()
-    if name.partition("-")[0] in ("cond_bodies", "loop_bodies")
-    for strategy, file in case.columns()
-]
+CHECKS: dict[str, Callable[[Column], None]] = {
+    "owned": every_node_is_owned,
+    "values": no_node_is_owned_by_a_module_that_did_not_compute_it,
+    "contributors": nodes_name_all_calls_that_computed_them,
+    "calls": calls_are_those_of_the_model,
+    "named": no_call_is_merged_into_another,
+    "boundaries": boundary_tensors_have_the_values_of_the_inputs_and_outputs_in_pytorch,
+}
 
 
-@pytest.mark.parametrize(("name", "strategy", "file"), _IN_BODIES)
+def columns(*names: str) -> list[object]:
+    """Each pair of strategy and file of each of these cases."""
+    return [
+        pytest.param(name, strategy, file, id=f"{name}-{strategy}-{file}", marks=pytest.mark.xdist_group(name))
+        for name in names
+        for strategy, file in all_cases()[name].columns()
+    ]
+
+
+@pytest.mark.parametrize(("name", "strategy", "file"), columns(*all_cases()))
+def test_column_meets_every_criterion_except_those_that_its_case_says_it_cannot(
+    column: Column, strategy: str, file: str
+) -> None:
+    assert tuple(CHECKS) == CRITERIA
+    for criterion, check in CHECKS.items():
+        if column.truth.case.shortcoming(strategy, file, criterion) is None:
+            check(column)
+        else:
+            with pytest.raises(AssertionError):
+                check(column)
+
+
+_WITH_SUBGRAPHS = [name for name in all_cases() if name.partition("-")[0] in ("cond_bodies", "loop_bodies")]
+
+
+@pytest.mark.parametrize(("name", "strategy", "file"), columns(*_WITH_SUBGRAPHS))
 def test_wrong_owners_in_subgraphs_are_found_by_value_and_right_ones_are_not_reported(column: Column) -> None:
     args, kwargs = column.truth.inputs[0]
     check = check_owners_by_value(ValidatedFile(column.path), copy.deepcopy(column.truth.model), kwargs or args)

@@ -13,7 +13,7 @@ from tests.conformance import criteria
 from tests.conformance.bench import Bench, Claim, Column
 from tests.conformance.case import all_cases
 from tests.conformance.raw import read_dynamo, read_torchscript
-from tests.support.bodies import expose_bodies, walk_nodes
+from tests.support.subgraphs import expose_subgraphs, walk_nodes
 
 pytestmark = [pytest.mark.sanity, pytest.mark.xdist_group("conformance_criteria")]
 
@@ -117,6 +117,6 @@ def test_tensors_of_both_branches_are_returned(tmp_path: Path) -> None:
         helper.make_graph([node], "g", [test, x], [y]), opset_imports=[helper.make_opsetid("", 18)]
     )
     inside = [identity for identity, _ in walk_nodes(model) if "/" in identity]
-    expose_bodies(model)
+    expose_subgraphs(model)
     onnx.checker.check_model(model)
     assert set(inside) <= set(model.graph.node[0].output)

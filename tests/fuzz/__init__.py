@@ -1,1 +1,1 @@
-"""Files from strangers: valid exports, broken in ten thousand ways, given to every reader under watch."""
+"""Untrusted files: valid exports, damaged in ten thousand ways, given to every reader under watch."""

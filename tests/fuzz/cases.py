@@ -1,4 +1,4 @@
-"""A folder as a stranger would send it, made anew for each number: the same number gives the same folder."""
+"""A folder of untrusted files, made anew for each number: the same number gives the same folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fuzz.sidecar_mutations import mutate_document, mutate_text
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """Where cases are laid out: ``inside`` is the stranger's folder, ``outside`` is what no reader may touch."""
+    """Where cases are laid out: ``inside`` is the untrusted folder, ``outside`` is what no reader may touch."""
 
     root: Path
 
@@ -58,7 +58,7 @@ class Workspace:
         return self
 
     def clear(self) -> None:
-        """Empty the stranger's folder and what was written."""
+        """Empty the untrusted folder and what was written."""
         for folder in (self.inside, self.results):
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):
@@ -82,7 +82,7 @@ class Case:
 
     Attributes:
         number: Its number.
-        path: The model in the stranger's folder.
+        path: The model in the untrusted folder.
         seed: The valid file it was made of.
         done: What was done to that.
         size: The bytes in the folder.
@@ -134,7 +134,7 @@ def make_case(number: int, seeds: Sequence[Seed], workspace: Workspace, series: 
 
 
 def _claiming(sidecar: bytes, model: bytes) -> bytes:
-    """The sidecar with the hash of this graph, as a stranger would write it: nobody signs it."""
+    """The sidecar with the hash of this graph, as an attacker would write it: nobody signs it."""
     with contextlib.suppress(Exception):
         document = json.loads(sidecar)
         document["graph_hash"] = graph_hash(onnx.ModelProto.FromString(model))

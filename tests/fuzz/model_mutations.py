@@ -36,7 +36,7 @@ def _node(draw: Random, model: onnx.ModelProto) -> onnx.NodeProto:
 
 
 def _tensor(draw: Random, model: onnx.ModelProto) -> onnx.TensorProto:
-    """A weight, a tensor in an attribute, or a new one: in a graph, a body, a function, a sparse weight."""
+    """A weight, a tensor in an attribute, or a new one: in a graph, a subgraph, a function, a sparse weight."""
     how = draw.randrange(5)
     graph = draw.choice(_graphs(model))
     if how == 0 and graph.initializer:
@@ -384,7 +384,7 @@ def mutate_model(draw: Random, model: onnx.ModelProto) -> list[str]:
     """Change a model in place; gives the names of what was done."""
     chosen = [draw.choice(MUTATIONS) for _ in range(draw.choice((1, 1, 2, 3)))]
     for mutation in chosen:
-        # One before it may have nested bodies deeper than protobuf copies, or text deeper than json reads.
+        # One before it may have nested subgraphs deeper than protobuf copies, or text deeper than json reads.
         with contextlib.suppress(DecodeError, RecursionError):
             mutation(draw, model)
     return [mutation.__name__.strip("_") for mutation in chosen]

@@ -1,4 +1,4 @@
-"""The valid files that mutated ones are made of: bodies, functions, external weights, with and without sidecar."""
+"""The valid files that mutated ones are made of: subgraphs, functions, external weights, with and without sidecar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modelexport.storage.metadata_stores import write_stores
 from modelexport.storage.transaction import sidecar_path
 from tests.support import zoo
 
-# With bodies of control flow, and with a module that is called twice.
+# With subgraphs of control flow, and with a module that is called twice.
 MODELS = ("cond", "shared_block")
 MODEL = "model.onnx"
 SIDECAR = "model_hierarchy.json"
@@ -65,15 +65,15 @@ def export_seeds(folder: Path) -> list[Seed]:
     return make_seeds(*paths)
 
 
-def make_seeds(with_bodies: Path, with_calls: Path) -> list[Seed]:
+def make_seeds(with_subgraphs: Path, with_calls: Path) -> list[Seed]:
     """The seeds, from exports of `MODELS`."""
-    bodies, calls = ((onnx.load(path), sidecar_path(path).read_bytes()) for path in (with_bodies, with_calls))
+    subgraphs, calls = ((onnx.load(path), sidecar_path(path).read_bytes()) for path in (with_subgraphs, with_calls))
     document = msgspec.json.decode(calls[1], type=HierarchyDocument)
     return [
-        Seed("cond", "cond", bodies[0].SerializeToString(), bodies[1], b""),
+        Seed("cond", "cond", subgraphs[0].SerializeToString(), subgraphs[1], b""),
         Seed("shared_block", "shared_block", calls[0].SerializeToString(), calls[1], b""),
         _with_functions_and_external_data(calls[0], document),
-        Seed("torch metadata", "cond", modelexport.strip_hierarchy(bodies[0]).SerializeToString(), None, b""),
+        Seed("torch metadata", "cond", modelexport.strip_hierarchy(subgraphs[0]).SerializeToString(), None, b""),
         Seed("doc strings alone", "shared_block", calls[0].SerializeToString(), None, b""),
         _with_scoped_names(calls[0]),
     ]

@@ -24,8 +24,8 @@ from tests.fuzz.watch import Watch, watched
 INPUTS = 500
 PARTS = 1
 SERIES = 1
-# Found by `make fuzz`: bodies and text nested deep, a weight tied to one that nobody holds, a weight that is text,
-# text that does not fit its shape, paths of many thousand modules, an input made in a body.
+# Found by `make fuzz`: subgraphs and text nested deep, a weight tied to one that nobody holds, a weight that is text,
+# text that does not fit its shape, paths of many thousand modules, an input made in a subgraph.
 ONCE_BROKE_ONE = (5713, 9446, 11061, 12414, 15991, 18984, 19963)
 # These say nothing in our own stores.
 _NOT_OURS = ("torch metadata", "scoped names")

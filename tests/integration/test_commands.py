@@ -9,6 +9,7 @@ import re
 import sys
 import types
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import pytest
 import typer
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
-from tests.support.bodies import walk_nodes
 from tests.support.renaming import rename_file
+from tests.support.subgraphs import walk_nodes
 from typer.testing import CliRunner
 
 from modelexport.cli.main import app
@@ -47,8 +48,15 @@ def printed(*words: str) -> str:
 def checked(command: str, text: str) -> Any:
     """JSON that a command printed, found to be as its published schema says, with no field that it does not name."""
     content = json.loads(text)
-    jsonschema.validate(content, closed(json.loads(printed("schema", command))))
+    validator(command).validate(content)
     return content
+
+
+@cache
+def validator(command: str) -> jsonschema.Draft202012Validator:
+    schema = closed(json.loads(printed("schema", command)))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def closed(schema: Any) -> Any:

@@ -38,7 +38,7 @@ class Hostile:
 
 HOSTILE = {
     "function chain": Hostile(lambda shape: function_chain(5000, shape), "onnxruntime crashed (SIGSEGV"),
-    "endless loop": Hostile(endless_loop, "onnxruntime timed out after 2 s", RunLimits(seconds=2), ("--timeout", "2")),
+    "endless loop": Hostile(endless_loop, "onnxruntime timed out after 1 s", RunLimits(seconds=1), ("--timeout", "1")),
     "huge tensor": Hostile(
         huge_tensor,
         "onnxruntime ran out of memory, its limit is 1 GiB",
@@ -47,6 +47,7 @@ HOSTILE = {
     ),
 }
 every_file = pytest.mark.parametrize("name", HOSTILE)
+pytestmark = pytest.mark.xdist_group("hostile")
 
 
 class Doubling(torch.nn.Module):
@@ -61,12 +62,18 @@ def make_model() -> torch.nn.Module:
 X = torch.arange(1, 17, dtype=torch.float32)
 
 
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> modelexport.HierarchyDocument:
+    """The document of a harmless file."""
+    path = tmp_path_factory.mktemp("harmless") / "file.onnx"
+    onnx.save(model(DOUBLE, shape=(16,)), path)
+    return modelexport.tag_file(path, make_model(), X, overwrite=True).document
+
+
 @pytest.fixture
-def hostile(name: str, tmp_path: Path) -> Path:
+def hostile(name: str, document: modelexport.HierarchyDocument, tmp_path: Path) -> Path:
     """The file, with a sidecar that says of each node what its author wants, and the right hash."""
     path = tmp_path / "file.onnx"
-    onnx.save(model(DOUBLE, shape=(16,)), path)
-    document = modelexport.tag_file(path, make_model(), X, overwrite=True).document
     proto = HOSTILE[name].make(shape=(16,))
     onnx.save(proto, path)
     graph = ir.from_proto(proto)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,13 @@ import torch
 from tests.conftest import Exporter, claims
 from tests.support import zoo
 from tests.support.eager_calls import record_calls
-from tests.support.plain import export_plainly
+from tests.support.plain import export_plainly, export_raw_and_optimized
 from tests.support.value_check import judge, run_onnx
 
 import modelexport
 from modelexport.hierarchy.calls import CallId
 
+PlainModels = Callable[..., dict[bool, onnx.ModelProto]]
 # `make must` is to answer within a minute; the whole suite runs the rest.
 _IN_A_MINUTE = ("cnn", "shared_block", "no_grad", "cond")
 
@@ -41,12 +44,36 @@ pytestmark = pytest.mark.integration
 every_variant = pytest.mark.parametrize(("name", "dynamic", "optimize"), _variants())
 
 
+@pytest.fixture(scope="session")
+def plain_models(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> PlainModels:
+    """What plain torch writes, by `optimize`: it captures the model once for both."""
+
+    @cache
+    def export(name: str, dynamic: bool) -> dict[bool, onnx.ModelProto]:
+        ours = exported(name, dynamic=dynamic)
+        options = {option: value for option, value in ours.options.items() if option != "optimize"}
+        folder = tmp_path_factory.mktemp(f"plain_{name}")
+        return export_raw_and_optimized(ours.specimen.model, ours.args, ours.kwargs, folder, **options)
+
+    return export
+
+
+@pytest.mark.xdist_group("cnn")
+@pytest.mark.parametrize("optimize", [True, False])
+def test_one_capture_of_plain_torch_gives_the_files_of_two(
+    exported: Exporter, plain_models: PlainModels, tmp_path: Path, optimize: bool
+) -> None:
+    ours = exported("cnn", optimize=optimize)
+    plain = export_plainly(ours.specimen.model, ours.args, ours.kwargs, tmp_path / "plain.onnx", optimize=optimize)
+    assert plain_models("cnn", dynamic=False)[optimize] == plain
+
+
 @every_variant
 def test_file_equals_plain_export_when_our_metadata_is_stripped(
-    exported: Exporter, tmp_path: Path, name: str, dynamic: bool, optimize: bool
+    exported: Exporter, plain_models: PlainModels, name: str, dynamic: bool, optimize: bool
 ) -> None:
     ours = exported(name, dynamic=dynamic, optimize=optimize)
-    plain = export_plainly(ours.specimen.model, ours.args, ours.kwargs, tmp_path / "plain.onnx", **ours.options)
+    plain = plain_models(name, dynamic=dynamic)[optimize]
     tagged = onnx.load(ours.path)
     assert tagged != plain
     stripped = modelexport.strip_hierarchy(tagged)

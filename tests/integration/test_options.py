@@ -8,12 +8,29 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from tests.conftest import Exporter
 from tests.support import zoo
 from tests.support.plain import export_plainly
 
 import modelexport
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("options")]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("bert")]
+
+
+class MaskedMean(torch.nn.Module):
+    """Two inputs and two outputs, in the layers of a small encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(99, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.pooler = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states = self.norm(self.embedding(input_ids))
+        weights = torch.softmax(attention_mask.float(), dim=1)
+        return states, self.pooler((states * weights[..., None]).sum(dim=1))
+
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "names": {"input_names": ["tokens", "mask"], "output_names": ["states", "pooled"]},
@@ -34,11 +51,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", [pytest.param(value, id=name) for name, value in _OPTIONS.items()])
 def test_options_give_the_file_that_torch_writes_with_them(tmp_path: Path, options: dict[str, Any]) -> None:
-    specimen = zoo.build("bert")
+    model = MaskedMean().eval()
+    tokens = torch.randint(99, (2, 7))
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     result = modelexport.export_model(
-        specimen.model, specimen.inputs, tmp_path / "ours.onnx", strategy="fx", external_data=False, **options
+        model, inputs, tmp_path / "ours.onnx", strategy="fx", external_data=False, **options
     )
-    plain = export_plainly(specimen.model, (), specimen.inputs, tmp_path / "plain.onnx", **options)
+    plain = export_plainly(model, (), inputs, tmp_path / "plain.onnx", **options)
     stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
     assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
     assert result.coverage == 1.0
@@ -62,23 +81,22 @@ def test_custom_translations_reach_the_exporter(tmp_path: Path) -> None:
     assert "Max" in {node.op for node in result.document.nodes}
 
 
-def test_reasoning_about_nodes_that_nobody_ran_can_be_left_out(tmp_path: Path) -> None:
+def test_reasoning_about_nodes_that_nobody_ran_can_be_left_out(exported: Exporter, tmp_path: Path) -> None:
     specimen = zoo.build("bert")
-    documents = {}
-    for advanced in (True, False):
-        documents[advanced] = modelexport.export_model(
-            specimen.model,
-            specimen.inputs,
-            tmp_path / f"{advanced}.onnx",
-            strategy="fx",
-            dynamic_shapes=specimen.dynamic_shapes,
-            advanced_resolution=advanced,
-        ).document
-    reasoned = {node.id: node for node in documents[True].nodes if node.kind == "inferred"}
+    with_reasoning = exported("bert", dynamic=True).document
+    without = modelexport.export_model(
+        specimen.model,
+        specimen.inputs,
+        tmp_path / "bert.onnx",
+        strategy="fx",
+        dynamic_shapes=specimen.dynamic_shapes,
+        advanced_resolution=False,
+    ).document
+    reasoned = {node.id: node for node in with_reasoning.nodes if node.kind == "inferred"}
     assert reasoned
     assert any(node.contributors for node in reasoned.values())
-    assert any(node.context for node in documents[True].nodes)
-    for node in documents[False].nodes:
+    assert any(node.context for node in with_reasoning.nodes)
+    for node in without.nodes:
         assert node.context == ()
         if node.kind == "inferred":
             assert (node.module, node.contributors, node.confidence) == ("", (), 0.1)

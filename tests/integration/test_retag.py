@@ -42,7 +42,7 @@ def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs
     verdict = rewriting.judge(exported(name).path, exported(name).document, rewritten, report.document)
     assert verdict.unowned == []
     assert verdict.moved == []
-    assert verdict.strangers == []
+    assert verdict.unrelated == []
     assert report.document.coverage == 1.0
     assert report.exact + report.projected + report.inferred == verdict.nodes
     assert report.tensors_kept <= report.tensors_before
@@ -95,8 +95,7 @@ def plain_copy(source: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.xdist_group("bert")
-@pytest.mark.parametrize("name", ["bert", pytest.param("gpt2", marks=pytest.mark.xdist_group("gpt2"))])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "gpt2")])
 def test_calls_whose_arguments_were_replaced_extract_from_a_retagged_copy_as_from_the_export(
     exported: Exporter, tmp_path: Path, name: str
 ) -> None:

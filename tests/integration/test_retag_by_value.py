@@ -46,7 +46,7 @@ def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs
     rewritten, renamed, old = rewritten_and_renamed(ours, tool, tmp_path)
     report = retag(renamed, ours.path, tmp_path / "retagged.onnx", by_value=True, overwrite=True)
     verdict = rewriting.judge(ours.path, ours.document, rewritten, with_old_names(report.document, old))
-    assert (verdict.unowned, verdict.moved, verdict.strangers) == ([], [], [])
+    assert (verdict.unowned, verdict.moved, verdict.unrelated) == ([], [], [])
     assert report.document.coverage == 1.0
     by_name = retag(rewritten, ours.path, tmp_path / "by-name.onnx")
     assert report.tensors_kept >= by_name.tensors_kept
@@ -128,7 +128,7 @@ def test_another_model_is_refused(exported: Exporter, tmp_path: Path, strategy: 
     ("make", "limits", "reason"),
     [
         (functools.partial(function_chain, 5000), RunLimits(), "onnxruntime crashed (SIGSEGV"),
-        (endless_loop, RunLimits(seconds=2.0), "onnxruntime timed out after 2 s"),
+        (endless_loop, RunLimits(seconds=1.0), "onnxruntime timed out after 1 s"),
         (huge_tensor, RunLimits(memory_bytes=2**30), "onnxruntime ran out of memory, its limit is 1 GiB"),
     ],
     ids=["function chain", "endless loop", "huge tensor"],

@@ -37,8 +37,8 @@ class _Reading:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.sources: dict[str, str] = {}
-        self.makers: dict[str, str] = {}
-        self.readers: dict[str, set[str]] = {}
+        self.producers: dict[str, str] = {}
+        self.consumers: dict[str, set[str]] = {}
         self.results: set[str] = set()
         names = self._graph(model.graph, "", {})
         self.results.update(names[output.name] for output in model.graph.output)
@@ -63,17 +63,17 @@ class _Reading:
             identity = prefix + next(name for name in node.output if name)
             for name in node.input:
                 if name:
-                    self.readers.setdefault(known[name], set()).add(identity)
+                    self.consumers.setdefault(known[name], set()).add(identity)
             for attribute in node.attribute:
                 if attribute.type == onnx.AttributeProto.GRAPH:
                     inner = self._graph(attribute.g, f"{identity}/{attribute.name}/", known)
                     for output in attribute.g.output:
-                        self.readers.setdefault(inner[output.name], set()).add(identity)
+                        self.consumers.setdefault(inner[output.name], set()).add(identity)
             for name in node.output:
                 if name:
                     known[name] = prefix + name
                     self.sources[prefix + name] = "node"
-                    self.makers[prefix + name] = identity
+                    self.producers[prefix + name] = identity
 
 
 def _assert_complete(document: HierarchyDocument, model: onnx.ModelProto) -> None:
@@ -83,18 +83,18 @@ def _assert_complete(document: HierarchyDocument, model: onnx.ModelProto) -> Non
     assert {tensor.id: tensor.source for tensor in document.tensors} == reading.sources
     assert len(document.tensors) == len(reading.sources)
     for tensor in document.tensors:
-        maker = reading.makers.get(tensor.id)
-        if maker is not None:
-            assert tensor.producer == owners[maker][0]
+        producer = reading.producers.get(tensor.id)
+        if producer is not None:
+            assert tensor.producer == owners[producer][0]
         else:
             # A weight that was computed when the graph was folded is still somebody's work.
             assert tensor.producer is None or (tensor.source == "weight" and tensor.producer in calls)
-        assert set(tensor.consumers) == {call for node in reading.readers.get(tensor.id, ()) for call in owners[node]}
+        assert set(tensor.consumers) == {call for node in reading.consumers.get(tensor.id, ()) for call in owners[node]}
         assert tensor.output == (tensor.id in reading.results)
 
 
 @pytest.mark.parametrize(("name", "optimize"), _VARIANTS)
-def test_every_tensor_of_the_file_has_its_maker_and_all_its_readers(
+def test_every_tensor_of_the_file_has_its_producer_and_all_its_consumers(
     exported: Exporter, name: str, optimize: bool
 ) -> None:
     ours = exported(name, optimize=optimize)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import hashlib
 import io
 import itertools
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from modelexport.storage.transaction import data_file_name, sidecar_path, stage_files
+from modelexport.errors import StorageError
+from modelexport.storage.transaction import data_file_name, roll_back_killed_commit, sidecar_path, stage_files
 
 # Every call by which the code changes the disk or opens something on it: the points at which a test lets an
 # export fail or die. io.open is what pathlib opens with, builtins.open what shutil copies with.
@@ -55,7 +58,7 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def whole(tag: str, *, data: bool = True) -> Snapshot:
-    """What a folder holds that has just the set ``tag``, and the stranger's files of `old_set`."""
+    """What a folder holds that has just the set ``tag``, and the file of another program."""
     graph, name, weights = contents(tag, data=data)
     files: Snapshot = {"model.onnx": graph, "model_hierarchy.json": b"sidecar " + tag.encode()}
     files |= {"model_report.md": b"report " + tag.encode(), "model.onnx.data": b"foreign"}
@@ -63,7 +66,7 @@ def whole(tag: str, *, data: bool = True) -> Snapshot:
 
 
 def check_weights(target: Path) -> None:
-    """Checks what a reader needs that knows nothing of journals: the graph that is there has its own weights."""
+    """Checks that the graph has its own weights, for consumers that know nothing of journals."""
     tag = target.read_text(encoding="utf-8").split()[1]
     assert (target.parent / str(contents(tag)[1])).read_bytes() == contents(tag)[2]
 
@@ -131,14 +134,57 @@ def in_child(work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(result)
 
 
+# To fork a process that has imported torch takes longer than all else in these tests; the server has not.
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload([__name__])
+
+
+def is_killed(work: Callable[..., object], *arguments: object) -> bool:
+    """Runs a function of this module in a small process; returns whether that was killed."""
+    process = _FORKING.Process(target=_with_quick_fsync, args=(work, *arguments))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def _with_quick_fsync(work: Callable[..., object], *arguments: object) -> None:
+    os.fsync = lambda handle: None
+    work(*arguments)
+
+
 def killed_export(target: Path, number: int, *, only: str = "") -> bool:
-    """Exports in a forked process that dies before the ``number``-th call; returns whether it got there."""
+    """Exports in a process that dies before the ``number``-th call; returns whether it got there."""
+    return is_killed(_die_exporting, target, number, only)
 
-    def work() -> None:
-        with at_call(number, die, only=only):
-            export(target, "new")
 
-    return in_child(work)
+def _die_exporting(target: Path, number: int, only: str) -> None:
+    with at_call(number, die, only=only):
+        export(target, "new")
+
+
+def die_undoing(target: Path, failing_move: str, number: int, hard_links: bool) -> None:
+    """Exports; the move to this file fails, and the process dies before the ``number``-th call from there on."""
+    if not hard_links:
+        os.link = failing(errno.EPERM)
+    replace = os.replace
+
+    def fail_then_die(source: Path, final: Path) -> None:
+        if failing_move not in str(final):
+            return replace(source, final)
+        os.replace = replace
+        patch.enter_context(at_call(number, die))
+        raise OSError(errno.EIO, "broken")
+
+    os.replace = fail_then_die
+    with contextlib.ExitStack() as patch, contextlib.suppress(StorageError):
+        export(target, "new")
+
+
+def die_recovering(target: Path, number: int) -> None:
+    """Recovers, and dies before the ``number``-th call."""
+    with at_call(number, die):
+        assert roll_back_killed_commit(target)
 
 
 def mixed(folder: Path) -> list[Path]:

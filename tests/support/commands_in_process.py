@@ -66,6 +66,8 @@ def _run(arguments: list[str]) -> tuple[int, str, str]:
 
 
 def _main() -> None:
+    from tests.support.faster_exports import faster_exports
+
     if os.environ.get(_TORCHVISION):
         from tests.support.torchvision_ops import declare
 
@@ -73,7 +75,8 @@ def _main() -> None:
         declarations = declare()
     else:
         declarations = None
-    outcomes = [_run(arguments) for arguments in json.loads(sys.argv[1])]
+    with faster_exports():
+        outcomes = [_run(arguments) for arguments in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps(outcomes))
     del declarations
 

@@ -52,7 +52,7 @@ def saved(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with another name for every node and every tensor, bodies included; inputs and outputs keep theirs."""
+    """The model with another name for every node and tensor, subgraphs included; inputs and outputs keep theirs."""
     kept = {value.name for value in (*model.graph.input, *model.graph.output)} | {""}
     names: dict[str, str] = {}
 

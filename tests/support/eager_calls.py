@@ -50,7 +50,7 @@ def _arguments(module: torch.nn.Module, given: Any, named: Any) -> dict[str, Any
 
 
 def record_calls(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, EagerCall]:
-    """Calls by identity (``path``, ``path@1``), outside of control-flow bodies."""
+    """Calls by identity (``path``, ``path@1``), outside of control-flow subgraphs."""
     calls: dict[str, EagerCall] = {}
     counts: Counter[str] = Counter()
     running: list[str] = []
@@ -74,7 +74,7 @@ def record_calls(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     for path, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(path), with_kwargs=True, prepend=True))
         handles.append(module.register_forward_hook(leave))
-    # What was compiled for a body under other hooks or modes must not be used here, nor this elsewhere.
+    # What was compiled for a subgraph under other hooks or modes must not be used here, nor this elsewhere.
     torch._dynamo.reset()
     try:
         with torch.no_grad():

@@ -97,7 +97,7 @@ def judge_extractions(path: Path, truth: Truth, feeds: dict[str, np.ndarray]) ->
         eager = truth.calls[record.id]
         missing = [port for port in submodel.inputs if port.argument not in eager.inputs]
         if missing and not whole:
-            whole.update({**_stored(path), **feeds, **run_onnx(path, feeds, bodies=True)})
+            whole.update({**_stored(path), **feeds, **run_onnx(path, feeds, subgraphs=True)})
         given = {
             port.name: eager.inputs[port.argument] if port.argument in eager.inputs else whole[port.tensor]
             for port in submodel.inputs

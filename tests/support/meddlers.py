@@ -123,3 +123,16 @@ def net(act: Callable[[torch.Tensor], torch.Tensor] = succeed, *, width: int = 4
 
 def example() -> torch.Tensor:
     return torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class WritesThroughData(nn.Module):
+    """Adds to its own weights in each call; torch's strict capture takes that, and decomposing it ends the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.lin.weight.data.add_(1)
+        found: torch.Tensor = self.lin(x)
+        return found

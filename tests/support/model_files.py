@@ -1,4 +1,4 @@
-"""Small model files as strangers send them, and both readers refusing them."""
+"""Small untrusted model files, and both readers refusing them."""
 
 from __future__ import annotations
 

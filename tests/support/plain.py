@@ -28,10 +28,28 @@ def export_plainly(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path, **options: Any
 ) -> onnx.ModelProto:
     """The model that torch writes, weights inline."""
+    _export(model, args, kwargs, path, **options)
+    return onnx.load(path)
+
+
+def export_raw_and_optimized(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], folder: Path, **options: Any
+) -> dict[bool, onnx.ModelProto]:
+    """The models that torch writes with ``optimize=False`` and ``optimize=True``, of one capture."""
+    program = _export(model, args, kwargs, folder / "raw.onnx", optimize=False, **options)
+    program.optimize()
+    program.save(folder / "optimized.onnx", external_data=False)
+    return {optimize: onnx.load(folder / f"{name}.onnx") for optimize, name in ((False, "raw"), (True, "optimized"))}
+
+
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path, **options: Any
+) -> torch.onnx.ONNXProgram:
     fresh_generated_code()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
+        program = torch.onnx.export(
             model, args, str(path), kwargs=kwargs or None, dynamo=True, verbose=False, external_data=False, **options
         )
-    return onnx.load(path)
+    assert program is not None
+    return program

@@ -1,4 +1,4 @@
-"""A tool that renames everything: tensors, nodes, weights, inputs and outputs, those of bodies included."""
+"""A tool that renames everything: tensors, nodes, weights, inputs and outputs, those of subgraphs included."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graphs(body)
+            for subgraph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _graphs(subgraph)
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:

@@ -122,7 +122,7 @@ class Verdict:
     unowned: list[str]
     untouched: int
     moved: list[str]
-    strangers: list[str]
+    unrelated: list[str]
     metadata_kept: int
     doc_string_kept: int
 
@@ -141,7 +141,7 @@ def judge(tagged: Path, before: HierarchyDocument, rewritten: Path, after: Hiera
     known = set().union(*touched.values())
     neighbours = _neighbours(new)
     old_nodes = {_identity(node): (node.op_type, list(node.input), list(node.output)) for node in old.graph.node}
-    unowned, moved, strangers, untouched = [], [], [], 0
+    unowned, moved, unrelated, untouched = [], [], [], 0
     for number, node in enumerate(new.graph.node):
         identity = _identity(node)
         if identity not in found:
@@ -153,14 +153,14 @@ def judge(tagged: Path, before: HierarchyDocument, rewritten: Path, after: Hiera
             if owner != records[identity].module:
                 moved.append(f"{identity}: {owner!r}, before {records[identity].module!r}")
         if not _touches(number, new, touched.get(owner, set()), known, neighbours):
-            strangers.append(f"{identity}: {owner!r}")
+            unrelated.append(f"{identity}: {owner!r}")
     nodes = list(new.graph.node)
     return Verdict(
         nodes=len(nodes),
         unowned=unowned,
         untouched=untouched,
         moved=moved,
-        strangers=strangers,
+        unrelated=unrelated,
         metadata_kept=sum(any(e.key == "pkg.modelexport.tag" for e in node.metadata_props) for node in nodes),
         doc_string_kept=sum("hierarchy_path" in node.doc_string for node in nodes),
     )

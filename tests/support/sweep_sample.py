@@ -26,10 +26,10 @@ def main(names: list[str]) -> None:
     from benchmarks.quiet import quiet
     from benchmarks.sweep_candidates import Candidate
 
-    from tests.support.registry import table_made_once
+    from tests.support.faster_exports import faster_exports
 
     torch.set_num_threads(1)
-    with table_made_once(), quiet():
+    with faster_exports(), quiet():
         for name in names:
             began = time.process_time()
             record = {"name": name, **_sweep(Candidate.parse(name)), "cpu": round(time.process_time() - began, 2)}

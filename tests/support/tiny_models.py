@@ -23,7 +23,7 @@ Path({marker!r}).touch()
 
 
 class OwnConfig(PreTrainedConfig):
-    model_type = "own-model-of-a-stranger"
+    model_type = "own-model-with-code"
 
 
 class OwnModel(PreTrainedModel):
@@ -95,10 +95,10 @@ def save_pipeline(folder: Path) -> Path:
         in_channels=1,
         out_channels=1,
         layers_per_block=1,
-        block_out_channels=(8, 8),
+        block_out_channels=(8,),
         norm_num_groups=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
     )
     diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler()).save_pretrained(folder)
     save_bert(folder / "text_encoder")
@@ -123,7 +123,7 @@ def with_own_code(folder: Path, marker: Path) -> Path:
     folder.mkdir()
     (folder / "modeling_own.py").write_text(REMOTE_CODE.format(marker=str(marker)), encoding="utf-8")
     written = {
-        "model_type": "own-model-of-a-stranger",
+        "model_type": "own-model-with-code",
         "architectures": ["OwnModel"],
         "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"},
     }

@@ -2,9 +2,9 @@
 
 The model runs once in eager PyTorch; every operator's result is kept with the module call that ran it. The ONNX
 graph runs once in onnxruntime with every intermediate tensor as an output. A tensor that equals results of some
-calls only was computed there: its node must be owned by one of them, or name one as contributor. Bodies of control
-flow are judged too: in PyTorch they run as plain Python, in ONNX their tensors are made outputs of the node that
-holds them. Nothing here is shared with the code that made the attributions.
+calls only was computed there: its node must be owned by one of them, or name one as contributor. Subgraphs of control
+flow are judged too: in PyTorch they run as plain Python, in ONNX their tensors are made outputs of the
+owning node. Nothing here is shared with the code that made the attributions.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 import torch._higher_order_ops
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.bodies import expose_bodies
 from tests.support.eager_calls import call_name
+from tests.support.subgraphs import expose_subgraphs
 
 _FEW_VALUES = 4
 
@@ -120,7 +120,7 @@ def run_eagerly(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def watch(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EagerRun:
     recorder = _Eager(model)
-    # What was compiled for a body under other hooks or modes must not be used here, nor this elsewhere.
+    # What was compiled for a subgraph under other hooks or modes must not be used here, nor this elsewhere.
     torch._dynamo.reset()
     try:
         with torch.no_grad(), plain_control_flow(), recorder:
@@ -131,7 +131,7 @@ def watch(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return EagerRun(recorder.results, frozenset(recorder.ran))
 
 
-# --- control flow as plain Python, so that the modules that its bodies call are seen ------------------------------
+# --- control flow as plain Python, so that the modules that its subgraphs call are seen ---------------------------
 
 
 def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
@@ -174,14 +174,14 @@ def plain_control_flow() -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def run_onnx(path: Path, feeds: Mapping[str, np.ndarray], *, bodies: bool = False) -> dict[str, np.ndarray]:
-    """Every tensor that a node of the main graph makes; with `bodies`, also ``If_3/then_branch/add_7`` of the bodies.
+def run_onnx(path: Path, feeds: Mapping[str, np.ndarray], *, subgraphs: bool = False) -> dict[str, np.ndarray]:
+    """Every tensor that a node of the main graph produces; with `subgraphs`, also theirs: ``If_3/then_branch/add_7``.
 
     A tensor in a loop has the values of all rounds, one behind the other.
     """
     model = onnx.load(path)
-    if bodies:
-        expose_bodies(model)
+    if subgraphs:
+        expose_subgraphs(model)
     kept = {output.name for output in model.graph.output}
     names = [name for node in model.graph.node for name in node.output if name]
     del model.graph.value_info[:]

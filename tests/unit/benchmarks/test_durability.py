@@ -15,9 +15,9 @@ pytestmark = pytest.mark.integration
 def test_sample_of_killed_and_parallel_exports_mixes_no_files() -> None:
     # In a process of its own: it forks, and a test run has threads of other tests.
     counts = ["--kills", "2", "--threads", "2", "--processes", "2", "--exports", "1"]
-    done = subprocess.run(
-        [sys.executable, durability.__file__, *counts], capture_output=True, text=True, check=False, timeout=300
-    )
+    command = [sys.executable, "-m", "benchmarks.durability", *counts]
+    root = Path(durability.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     killed, processes, threads = done.stdout.splitlines()
     assert killed.startswith("2 kills")

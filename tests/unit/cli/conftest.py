@@ -9,6 +9,12 @@ from tests.support.command import Outcome
 from tests.support.command_process import ROOT, Exported, in_process
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of the built-in model go to one worker, which exports it once."""
+    if "bert" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.xdist_group("builtin"))
+
+
 @pytest.fixture
 def command(command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """As everywhere, in the folder of the project."""

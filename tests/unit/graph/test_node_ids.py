@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
 from modelexport.graph.node_ids import nodes_with_ids, proto_nodes_with_ids
 
-# Protobuf reads no message that is nested deeper than 100; a body is three messages below its node.
+# Protobuf reads no message that is nested deeper than 100; a subgraph is three messages below its node.
 DEEPEST_FILE = 32
 DEEPEST_GRAPH = 2000
 
@@ -31,7 +31,7 @@ def node(op: str, inputs: list[str], outputs: list[str], **attributes: object) -
     return helper.make_node(op, inputs, outputs, domain=domain, **attributes)
 
 
-def body(name: str, nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:
+def subgraph(name: str, nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:
     return helper.make_graph(nodes, name, [], [value(output)])
 
 
@@ -84,8 +84,8 @@ def test_output_that_is_named_like_a_position_or_copy_does_not_clash() -> None:
 
 def test_node_in_a_body_is_known_behind_the_way_to_it() -> None:
     branches = {
-        "then_branch": body("t", [node("Relu", ["x"], ["z"])], "z"),
-        "else_branch": body("e", [node("Neg", ["x"], ["z"])], "z"),
+        "then_branch": subgraph("t", [node("Relu", ["x"], ["z"])], "z"),
+        "else_branch": subgraph("e", [node("Neg", ["x"], ["z"])], "z"),
     }
     model = proto([node("If", ["c"], ["y"], **branches)])
     assert sorted(identities(model)) == ["y", "y/else_branch/z", "y/then_branch/z"]
@@ -93,17 +93,17 @@ def test_node_in_a_body_is_known_behind_the_way_to_it() -> None:
 
 
 def test_graphs_in_one_attribute_are_told_apart() -> None:
-    graphs = [body(f"g{i}", [node("Relu", ["x"], ["z"])], "z") for i in range(3)]
+    graphs = [subgraph(f"g{i}", [node("Relu", ["x"], ["z"])], "z") for i in range(3)]
     model = proto([node("Many", ["x"], ["y"], bodies=graphs)])
     assert identities(model) == ["y", "y/bodies.0/z", "y/bodies.1/z", "y/bodies.2/z"]
 
 
 def test_names_with_slashes_do_not_clash_with_the_way_to_a_body() -> None:
-    then = body("t", [node("Relu", ["x"], ["z"])], "z")
+    then = subgraph("t", [node("Relu", ["x"], ["z"])], "z")
     model = proto(
         [
             node("Relu", ["x"], ["y/then_branch/z"]),
-            node("If", ["c"], ["y"], then_branch=then, else_branch=body("e", [node("Neg", ["x"], ["/"])], "/")),
+            node("If", ["c"], ["y"], then_branch=then, else_branch=subgraph("e", [node("Neg", ["x"], ["/"])], "/")),
         ]
     )
     found = identities(model)
@@ -123,8 +123,8 @@ def test_nodes_of_functions_are_known_by_the_function() -> None:
 
 
 def test_order_is_main_graph_with_bodies_within_then_functions() -> None:
-    inner = node("If", ["c"], ["i"], then_branch=body("t", [node("Relu", ["x"], ["d"])], "d"))
-    outer = node("If", ["c"], ["o"], then_branch=body("t", [inner, node("Neg", ["i"], ["n"])], "n"))
+    inner = node("If", ["c"], ["i"], then_branch=subgraph("t", [node("Relu", ["x"], ["d"])], "d"))
+    outer = node("If", ["c"], ["o"], then_branch=subgraph("t", [inner, node("Neg", ["i"], ["n"])], "n"))
     function = helper.make_function(
         "local", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])], [helper.make_opsetid("", 18)]
     )
@@ -134,7 +134,7 @@ def test_order_is_main_graph_with_bodies_within_then_functions() -> None:
 
 
 def nested(depth: int) -> ir.Model:
-    """A body in a body in a body, each with the same names."""
+    """A subgraph in a subgraph in a subgraph, each with the same names."""
     graph: ir.Graph | None = None
     for _ in range(depth):
         inner = ir.Node("", "Identity", [], num_outputs=1)
@@ -211,8 +211,8 @@ def test_ids_stay_unique_in_linear_time_when_outputs_share_one_name() -> None:
 
 
 def base() -> onnx.ModelProto:
-    then = body("t", [node("Relu", ["x"], ["p"]), node("Neg", ["x"], ["q"])], "p")
-    otherwise = body("e", [node("Neg", ["x"], ["p"])], "p")
+    then = subgraph("t", [node("Relu", ["x"], ["p"]), node("Neg", ["x"], ["q"])], "p")
+    otherwise = subgraph("e", [node("Neg", ["x"], ["p"])], "p")
     constant = helper.make_tensor("t", TensorProto.FLOAT, [2], [0.1, -0.0])
     function = helper.make_function(
         "local",
@@ -299,7 +299,7 @@ def test_hash_is_the_same_with_weights_in_a_file_of_their_own(tmp_path: Path) ->
 SAME: dict[str, Callable[[onnx.ModelProto], object]] = {
     "metadata of the model": lambda m: m.metadata_props.add(key="k", value="v"),
     "metadata of a node": lambda m: m.graph.node[0].metadata_props.add(key="k", value="v"),
-    "metadata of a node in a body": lambda m: branch(m).node[0].metadata_props.add(key="k", value="v"),
+    "metadata of a node in a subgraph": lambda m: branch(m).node[0].metadata_props.add(key="k", value="v"),
     "a doc_string": lambda m: setattr(m.graph.node[0], "doc_string", "words"),
     "a doc_string of the model": lambda m: setattr(m, "doc_string", "words"),
     "a node's name": lambda m: setattr(m.graph.node[2], "name", "renamed"),
@@ -337,8 +337,8 @@ DIFFERENT: dict[str, Callable[[onnx.ModelProto], object]] = {
     "an attribute less": lambda m: m.graph.node[2].attribute.pop(),
     "a small constant": lambda m: attribute(m, 0, "value").t.float_data.__setitem__(0, 0.5),
     "the sign of a zero": lambda m: attribute(m, 0, "value").t.float_data.__setitem__(1, 0.0),
-    "an operation in a body": lambda m: setattr(branch(m).node[0], "op_type", "Abs"),
-    "an edge in a body": lambda m: branch(m).node[1].input.__setitem__(0, "p"),
+    "an operation in a subgraph": lambda m: setattr(branch(m).node[0], "op_type", "Abs"),
+    "an edge in a subgraph": lambda m: branch(m).node[1].input.__setitem__(0, "p"),
     "an operation in a function": lambda m: setattr(m.functions[0].node[0], "op_type", "Elu"),
     "a function's output": lambda m: m.functions[0].output.__setitem__(0, "a"),
     "the shape of a weight": lambda m: m.graph.initializer[0].CopyFrom(

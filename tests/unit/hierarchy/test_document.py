@@ -32,6 +32,7 @@ from modelexport.hierarchy.document_codec import decode_document, document_schem
 from modelexport.hierarchy.modules import ForwardArgument, TensorInfo
 from modelexport.hierarchy.tags import TagView
 
+pytestmark = pytest.mark.xdist_group("document")
 SOURCE = "some/where/model_hierarchy.json"
 
 # --- generated documents ---------------------------------------------------------------------------------------

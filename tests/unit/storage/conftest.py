@@ -1,4 +1,4 @@
-"""What the tests of artifacts share: a quick disk, and folders with an old set of files."""
+"""Folders with an old set of files, for tests of writing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ import pytest
 from tests.support.artifact_sets import LONG_AGO, export
 
 
-@pytest.fixture(autouse=True)
-def _quick_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real one waits for the disk, a hundred times as long as all else, and changes nothing but for a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @pytest.fixture
 def new_folder(tmp_path: Path) -> Callable[[], Path]:
-    """Makes folders that hold the set ``old`` and a file of somebody else's."""
+    """Makes folders that hold the set ``old`` and a file of another program."""
     (tmp_path / "template").mkdir()
     (tmp_path / "template" / "model.onnx.data").write_bytes(b"foreign")
     for path in export(tmp_path / "template" / "model.onnx", "old"):

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from tests.conftest import Exporter
 from tests.support import zoo
 
 from modelexport.errors import FileFormatError, InputError
@@ -43,6 +44,7 @@ from modelexport.storage.metadata_stores import (
 )
 from modelexport.storage.opened_file import load
 
+pytestmark = pytest.mark.xdist_group("cond")
 ROOT = Path(__file__).parents[2]
 # What only a file of the exporting machine is called, and how a stack trace looks.
 SOURCE_MARKS = (str(ROOT).encode(), b"site-packages", b'.py"', b"eval_with_key", b'File "')
@@ -50,7 +52,7 @@ SOURCE_MARKS = (str(ROOT).encode(), b"site-packages", b'.py"', b"eval_with_key",
 
 @dataclasses.dataclass(frozen=True)
 class Exports:
-    """A conditional model, whose nodes are in bodies too, and a convolutional one, whose nodes are fused."""
+    """A conditional model, whose nodes are in subgraphs too, and a convolutional one, whose nodes are fused."""
 
     cond: ExportResult
     private: ExportResult
@@ -58,16 +60,16 @@ class Exports:
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    folder = tmp_path_factory.mktemp("carriers")
-    cond, cnn = zoo.build("cond"), zoo.build("cnn")
+def exports(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    cond = zoo.build("cond")
+    path = tmp_path_factory.mktemp("private") / "private.onnx"
     with warnings.catch_warnings():
         # torch warns of its own doings while it traces a condition.
         warnings.simplefilter("ignore")
         return Exports(
-            export_model(cond.model, cond.inputs, folder / "cond.onnx"),
-            export_model(cond.model, cond.inputs, folder / "private.onnx", private=True),
-            export_model(cnn.model, cnn.inputs, folder / "cnn.onnx"),
+            exported("cond").result,
+            export_model(cond.model, cond.inputs, path, private=True),
+            exported("cnn").result,
         )
 
 
@@ -189,7 +191,7 @@ def tagged(proto: onnx.ModelProto) -> tuple[ir.Model, HierarchyDocument]:
 
 
 def plain(*doc_strings: str | None, ir_version: int = 10) -> onnx.ModelProto:
-    """A model with a node for each doc_string, all over again in the bodies of an If and in a function.
+    """A model with a node for each doc_string, all over again in the subgraphs of an If and in a function.
 
     Every place that can hold foreign metadata holds some.
     """
@@ -211,12 +213,12 @@ def plain(*doc_strings: str | None, ir_version: int = 10) -> onnx.ModelProto:
             made.append(node)
         return made
 
-    bodies = {
+    branches = {
         f"{side}_branch": helper.make_graph(chain("x", f"{side}_y"), side, [], [value(f"{side}_y")])
         for side in ("then", "else")
     }
     condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
-    choice = helper.make_node("If", ["c"], ["chosen"], **bodies)
+    choice = helper.make_node("If", ["c"], ["chosen"], **branches)
     called = helper.make_node("F", ["chosen"], ["called"], domain="local")
     function = helper.make_function(
         "local", "F", ["a"], ["b"], chain("a", "b"), [helper.make_opsetid("", 18)], doc_string="a function of theirs"

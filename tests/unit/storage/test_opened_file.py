@@ -1,4 +1,4 @@
-"""Reading files from strangers: the same through the light reader and `load`; nothing outside the folder is touched."""
+"""Reading untrusted files: the same through the light reader and `load`; nothing outside the folder is touched."""
 
 from __future__ import annotations
 
@@ -95,6 +95,7 @@ def test_path_of_another_type_is_refused(read: Callable[[Any], object], path: ob
         read(path)
 
 
+@pytest.mark.xdist_group("cond")
 def test_sidecar_of_another_graph_is_noticed(tmp_path: Path, exported: Exporter) -> None:
     path = saved(tmp_path, make_model([relu()]))
     sidecar_path(path).write_bytes(encode_document(exported("cond").document))
@@ -141,7 +142,7 @@ NOT_UTF8: dict[str, Callable[[onnx.ModelProto], Any]] = {
     "a weight": lambda m: m.graph.initializer.append(helper.make_tensor("NAME", TensorProto.FLOAT, [0], [])),
     "a domain": lambda m: setattr(m.opset_import[0], "domain", "NAME"),
     "a function": lambda m: m.functions.append(function("NAME", [])),
-    "a name in a body": lambda m: m.graph.node[0].attribute.append(
+    "a name in a subgraph": lambda m: m.graph.node[0].attribute.append(
         helper.make_attribute("body", helper.make_graph([relu("NAME")], "b", [], []))
     ),
 }
@@ -187,7 +188,7 @@ def test_limits_are_refused_and_what_is_within_is_read(tmp_path: Path) -> None:
     for reader in READERS:
         assert reader(deep, ReadLimits(nesting=5))
     refused(deep, "nested deeper than the limit of 4", ReadLimits(nesting=4))
-    # Nodes in bodies and functions count.
+    # Nodes in subgraphs and functions count.
     refused(deep, "more nodes", ReadLimits(nodes=5))
     refused(saved(tmp_path, make_model([relu()], functions=[function("F", ["G"])])), "more nodes", ReadLimits(nodes=2))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -16,11 +15,12 @@ from tests.support.artifact_sets import (
     LONG_AGO,
     at_call,
     check_weights,
-    die,
+    die_recovering,
+    die_undoing,
     export,
     failing,
-    in_child,
     interrupt,
+    is_killed,
     killed_export,
     mixed,
     snapshot,
@@ -149,31 +149,12 @@ def test_kill_of_a_first_export_leaves_nothing_or_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("copied", [True, False], ids=["backups are copies", "backups are hard links"])
-def test_kill_while_undoing_is_undone_by_the_next(
-    new_folder: Callable[[], Path], tmp_path: Path, copied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if copied:
-        monkeypatch.setattr(os, "link", failing(errno.EPERM))
+def test_kill_while_undoing_is_undone_by_the_next(new_folder: Callable[[], Path], copied: bool) -> None:
     # the moves before which the export fails: of the sidecar, of the model, of the old data file
     for point in ("model_hierarchy.json", "model.onnx", "old/model"):
         for index in itertools.count(1):
             folder = new_folder()
-
-            def work(folder: Path = folder, point: str = point, index: int = index) -> None:
-                replace = os.replace
-
-                def fail_then_die(source: Path, final: Path) -> None:
-                    if point not in str(final):
-                        return replace(source, final)
-                    os.replace = replace
-                    patch.enter_context(at_call(index, die))
-                    raise OSError(errno.EIO, "broken")
-
-                os.replace = fail_then_die
-                with contextlib.ExitStack() as patch, contextlib.suppress(StorageError):
-                    export(folder / "model.onnx", "new")
-
-            killed = in_child(work)
+            killed = is_killed(die_undoing, folder / "model.onnx", point, index, not copied)
             check_weights(folder / "model.onnx")
             roll_back_killed_commit(folder / "model.onnx")
             assert snapshot(folder) == whole("old")
@@ -185,12 +166,7 @@ def test_kill_while_undoing_is_undone_by_the_next(
 def test_kill_while_recovering_is_recovered_by_the_next(new_folder: Callable[[], Path]) -> None:
     for index in itertools.count(1):
         folder = mixed(new_folder())[0].parent
-
-        def work(folder: Path = folder, index: int = index) -> None:
-            with at_call(index, die):
-                assert roll_back_killed_commit(folder / "model.onnx")
-
-        killed = in_child(work)
+        killed = is_killed(die_recovering, folder / "model.onnx", index)
         assert (
             roll_back_killed_commit(folder / "model.onnx")
             or (folder / "model_hierarchy.json").read_bytes() == b"sidecar old"

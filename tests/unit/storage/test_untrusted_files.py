@@ -1,4 +1,4 @@
-"""What fuzzing found in files from strangers, each with its own test: refused with words, or read safely and soon."""
+"""What fuzzing found in untrusted files, each with its own test: refused with words, or read safely and soon."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.meddlers import WritesThroughData
 from torch import nn
 
 import modelexport
@@ -135,19 +136,6 @@ def test_failed_attempts_keep_no_tensors_alive(strategy: str, tmp_path: Path) ->
     assert caught.value.__cause__ is not None, "torch's own report is still there"
     assert caught.value.__cause__.__traceback__ is not None
     assert live_megabytes() == before
-
-
-class WritesThroughData(nn.Module):
-    """Adds to its own weights in each call; torch's strict capture takes that, and decomposing it ends the process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.lin.weight.data.add_(1)
-        found: torch.Tensor = self.lin(x)
-        return found
 
 
 def test_model_that_writes_through_data_fails_without_a_crash_and_keeps_its_weights(tmp_path: Path) -> None:

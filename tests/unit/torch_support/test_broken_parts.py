@@ -24,7 +24,6 @@ from tests.support.tiny_models import make_bert, save_bert
 from tests.support.torchscript_gaps import Differences
 from tests.support.untouched import snapshot
 from torch import nn
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import modelexport
 from modelexport import torch_support
@@ -47,7 +46,7 @@ from modelexport.torch_support.private_part import Part
 from modelexport.torch_support.transformers_private import has_exporters
 from modelexport.verification.onnx_run import _prepared
 
-pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("broken_parts")]
 
 
 def all_parts() -> dict[str, Part]:
@@ -458,15 +457,11 @@ class Uses:
 
 
 @pytest.fixture(scope="module")
-def uses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uses]:
+def uses(tmp_path_factory: pytest.TempPathFactory) -> Uses:
     pytest.importorskip("transformers")
     if not has_exporters():
         pytest.skip("this release of transformers has no exporters")
-    # Half of the time of an export with `fx`: torch imports its translations anew for each.
-    found = functools.cache(ONNXRegistry.from_torchlib)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(found))
-        yield Uses(tmp_path_factory.mktemp("broken"))
+    return Uses(tmp_path_factory.mktemp("broken"))
 
 
 @pytest.mark.parametrize("path", PARTS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.meddlers import WritesThroughData
 from torch import nn
 
 from modelexport.errors import UnusableOptionError
@@ -186,22 +187,11 @@ def test_export_through() -> None:
     assert modes == [False]
 
 
-class _WritingThroughData(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.lin.weight.data.add_(1)
-        found: torch.Tensor = self.lin(x)
-        return found
-
-
 def test_fake_constants_refused() -> None:
     model = nn.ReLU()
     with private_export.fake_constants_refused(model):
         assert torch.export.export(model, (torch.ones(1),)).constants == {}
-    writing = _WritingThroughData()
+    writing = WritesThroughData()
     with (
         pytest.raises(UnusableOptionError, match="constant of the exported program is a fake tensor"),
         private_export.fake_constants_refused(writing),

@@ -1,4 +1,4 @@
-"""Makes the tensors inside control-flow bodies visible: as outputs of the nodes that hold them."""
+"""Makes the tensors inside control-flow subgraphs visible: as outputs of the owning nodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _walk(prefix: str, nodes: object) -> Iterator[tuple[str, onnx.NodeProto]]:
                 yield from _walk(f"{identity}/{attribute.name}/", attribute.g.node)
 
 
-def expose_bodies(model: onnx.ModelProto) -> None:
-    """Give every node with bodies one more output for each tensor made inside, named by the way to it.
+def expose_subgraphs(model: onnx.ModelProto) -> None:
+    """Give every node with subgraphs one more output for each tensor made inside, named by the way to it.
 
     A branch that is not taken gives a zero for each tensor of the other one; a loop stacks what its rounds make.
     """
@@ -48,12 +48,12 @@ def _collect_types(graph: onnx.GraphProto, types: dict[str, int]) -> None:
 
 
 def _expose(node: onnx.NodeProto, identity: str, types: dict[str, int]) -> None:
-    bodies = {a.name: a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH}
+    subgraphs = {a.name: a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH}
     made: dict[str, list[tuple[str, str, int]]] = {}
-    for name, body in bodies.items():
+    for name, subgraph in subgraphs.items():
         prefix = f"{identity}/{name}/"
         made[name] = []
-        for inner in list(body.node):
+        for inner in list(subgraph.node):
             before = len(inner.output)
             own = next((output for output in inner.output if output), "")
             _expose(inner, f"{prefix}{own}", types)
@@ -62,28 +62,28 @@ def _expose(node: onnx.NodeProto, identity: str, types: dict[str, int]) -> None:
                     shown = output if place >= before else f"{prefix}{output}"
                     made[name].append((output, shown, types[output]))
     if any(made.values()):
-        _name_every_output(node, bodies)
+        _name_every_output(node, subgraphs)
     for name, tensors in made.items():
         for tensor, shown, kind in tensors:
             copy = f"{shown}#shown"
             types[shown] = kind
-            for other, body in bodies.items():
+            for other, subgraph in subgraphs.items():
                 if other == name:
-                    body.node.append(helper.make_node("Identity", [tensor], [copy]))
+                    subgraph.node.append(helper.make_node("Identity", [tensor], [copy]))
                 elif kind == TensorProto.STRING:
-                    body.node.append(_constant(copy, TensorProto.STRING, b""))
+                    subgraph.node.append(_constant(copy, TensorProto.STRING, b""))
                 else:
-                    body.node.append(_constant(copy, kind, 0))
-                body.output.append(helper.make_tensor_value_info(copy, kind, None))
+                    subgraph.node.append(_constant(copy, kind, 0))
+                subgraph.output.append(helper.make_tensor_value_info(copy, kind, None))
             node.output.append(shown)
             for attribute in node.attribute:
                 if attribute.name in ("scan_output_axes", "scan_output_directions"):
                     attribute.ints.append(0)
 
 
-def _name_every_output(node: onnx.NodeProto, bodies: dict[str, onnx.GraphProto]) -> None:
+def _name_every_output(node: onnx.NodeProto, subgraphs: dict[str, onnx.GraphProto]) -> None:
     """Outputs that nobody reads may be left out at the end; nothing can come behind them then."""
-    results = len(next(iter(bodies.values())).output) - (node.op_type == "Loop")
+    results = len(next(iter(subgraphs.values())).output) - (node.op_type == "Loop")
     node.output.extend([""] * (results - len(node.output)))
 
 
