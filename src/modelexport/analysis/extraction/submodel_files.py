@@ -112,11 +112,11 @@ def _load_inner_weights(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy().copy()))
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy()))
         for _, subgraph in subgraphs_of(node):
             for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
-                    value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
+                    value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name)
 
 
 def file_names(calls: Iterable[str], root: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
-from modelexport.graph import Fingerprint, release, take_fingerprint
+from modelexport.graph import Fingerprint, take_fingerprint
 from modelexport.ort import PreparedModel, Runner
 
 Fingerprints = Mapping[ir.Value, Fingerprint]
@@ -47,7 +47,6 @@ def fingerprint_tensors(
     for value in model.graph.initializers.values():
         if value.const_value is not None and value not in found:
             keep(value, _content(value.const_value))
-            release(value.const_value)
     produced = {value.name: value for node in model.graph for value in node.outputs if value.name}
     for name, array in ready.tensors(runner, feeds, ready.produced):
         keep(produced[name], array)
