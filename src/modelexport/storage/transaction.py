@@ -43,7 +43,8 @@ _TEMPORARY: Final = re.compile(r"\.modelexport-.+-[0-9a-f]{16}", re.DOTALL)
 _DIGEST_LENGTH: Final = 12
 # Inside a temporary folder. Staged files have a folder of their own, so that they may have any name.
 _LOCK, _JOURNAL, _NEW, _OLD = "lock", "commit.json", "new", "old"
-_JOURNAL_LIMIT: Final = 1 << 20
+# Each file of a folder of submodels takes about 100 bytes.
+_JOURNAL_LIMIT: Final = 1 << 26
 # A turn takes milliseconds: the files are written and fsynced before it.
 _PATIENCE_S: Final = 60.0
 _ADVICE: Final[Mapping[int | None, str]] = {

@@ -23,7 +23,6 @@ from modelexport.torch_support.private import (
     written_arguments,
 )
 
-
 # How long a fork waits for a trace in another thread.
 _FORK_PATIENCE_S = 60.0
 

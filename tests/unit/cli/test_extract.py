@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from tests.conftest import Exporter
+from tests.support.command_process import files_in
 from typer.testing import CliRunner
 
 import modelexport
@@ -92,6 +93,28 @@ def test_interrupted_extraction_of_many_leaves_nothing(
         modelexport.extract_modules(exported("bert").path, "class:BertLayer", tmp_path / "layers")
     assert written == ["encoder.layer.0"]
     assert list((tmp_path / "layers").iterdir()) == []
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.parametrize("moves", [1, 4])
+def test_extraction_of_many_interrupted_while_files_move_leaves_the_folder_as_it_was(
+    moves: int, exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modelexport.extract_modules(exported("bert").path, ["embeddings"], tmp_path)
+    before = files_in(tmp_path)
+    replace, moved = Path.replace, []
+
+    def interrupt(file: Path, target: Path) -> Path:
+        if Path(target).parent == tmp_path and len(moved) == moves:
+            moved.append(target)
+            raise KeyboardInterrupt
+        moved.extend([target] if Path(target).parent == tmp_path else [])
+        return replace(file, target)
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        modelexport.extract_modules(exported("bert").path, ["embeddings", "pooler"], tmp_path, overwrite=True)
+    assert files_in(tmp_path) == before
 
 
 @pytest.mark.xdist_group("bert")

@@ -28,7 +28,7 @@ def exit_code_of_fork(work: Callable[[], object]) -> int:
         signal.alarm(60)
         try:
             work()
-        except BaseException:
+        except BaseException:  # noqa: BLE001  whatever it is, the forked process ends here
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from modelexport.analysis.extraction.manifest import (
 )
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
 from modelexport.analysis.query import select_calls
-from modelexport.errors import ExtractionError, InputError, StorageError
-from modelexport.storage import check_text_target, sidecar_path
+from modelexport.errors import ExtractionError, InputError
+from modelexport.storage import check_text_target, sidecar_path, stage_files
 
 MANIFEST = "manifest.json"
 
@@ -30,7 +29,7 @@ def extract_modules(
 ) -> ExtractedModules:
     """Extract many module calls, each to an ONNX file with its sidecar, and list them in ``manifest.json``.
 
-    A call that cannot be extracted is listed with the reason. No file appears in the folder before all are written.
+    A call that cannot be extracted is listed with the reason. All files are written, or none.
 
     Args:
         source: A file, the result of `modelexport.load`, or the model itself.
@@ -68,10 +67,11 @@ def extract_modules(
                 f"Cannot write {taken[0]}: it exists. Choose another folder, or replace it: --force on the command "
                 "line, overwrite=True in Python."
             )
-    # A temporary folder on the same file system, so that files can be renamed into place.
-    with tempfile.TemporaryDirectory(dir=place, prefix=".extracting-") as temporary:
-        found = _write(extractor, names, Path(temporary))
-        _move(Path(temporary), place)
+    with stage_files(manifest, force=overwrite) as staging:
+        staged = staging.path(MANIFEST).parent
+        found = _write(extractor, names, staged)
+        others = {file.name: manifest.with_name(file.name) for file in staged.iterdir() if file.name != MANIFEST}
+        staging.commit(MANIFEST, None, others)
     return ExtractedModules(found.submodels, found.refused, manifest=str(manifest))
 
 
@@ -89,12 +89,3 @@ def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifes
     found = Manifest(tuple(written), tuple(refused))
     (folder / MANIFEST).write_text(manifest_text(found), encoding="utf-8")
     return found
-
-
-def _move(temporary: Path, folder: Path) -> None:
-    """Move the files into place, the manifest last: where it is, the others are."""
-    for file in sorted(temporary.iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
-        try:
-            file.replace(folder / file.name)
-        except OSError as error:
-            raise StorageError(f"Cannot write {folder / file.name}: {error.strerror or error}.") from error
