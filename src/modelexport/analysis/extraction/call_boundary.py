@@ -80,8 +80,10 @@ class ExtractionPlanner:
         self.nodes = nodes_with_ids(model)
         self.records: dict[ir.Node, NodeRecord] = {node: self.node_records[identity] for identity, node in self.nodes}
         self._calls_of = {node: {r.module, *r.contributors} for node, r in self.records.items()}
-        self._slicer = Slicer(model)
+        self._slicer = Slicer(self.records)
         self._inside: dict[str, frozenset[str]] = {}
+        self._can_be_planned: dict[str, bool] = {}
+        self._order = {node: place for place, node in enumerate(self.records)}
 
     @functools.cached_property
     def _nodes_of_call(self) -> dict[str, list[ir.Node]]:
@@ -160,7 +162,7 @@ class ExtractionPlanner:
 
     @functools.cached_property
     def _input_dependent(self) -> set[ir.Value]:
-        return input_dependent_values(self.model)
+        return input_dependent_values(self.model, list(self.records))
 
     @functools.cached_property
     def _children(self) -> dict[str, list[str]]:
@@ -206,12 +208,17 @@ class ExtractionPlanner:
             ) from None
 
     def _smallest_around(self, call: CallRecord) -> str | None:
+        # Planned once for all the calls inside: the root has every node.
+        known = self._can_be_planned
         for parent in self._callers(call):
-            try:
-                self._plan(parent)
-            except ExtractionError:
-                continue
-            return parent.id
+            if parent.id not in known:
+                try:
+                    self._plan(parent)
+                    known[parent.id] = True
+                except ExtractionError:
+                    known[parent.id] = False
+            if known[parent.id]:
+                return parent.id
         return None
 
     def _callers(self, call: CallRecord) -> Iterable[CallRecord]:
@@ -329,7 +336,7 @@ class ExtractionPlanner:
             explanation = "this call ran no operation: none of its nodes is in the graph"
             raise ExtractionError(call.id, "no_operation", explanation)
         owned = {inner for node in own for _, subgraph in subgraphs_of(node) for inner in subgraph.all_nodes()}
-        top = [node for _, node in self.nodes if node in own and node not in owned]
+        top = sorted(own - owned, key=self._order.__getitem__)
         foreign = [n for n in top if self.records[n].kind == "fused" and self._other_calls(call, n)]
         if foreign:
             what = "its boundary was not recorded, and its nodes also do the work of other calls"

@@ -22,6 +22,8 @@ from modelexport.errors import ExtractionError, InputError
 from modelexport.storage import check_text_target, sidecar_path, stage_files
 
 MANIFEST = "manifest.json"
+# The nodes of all submodels together: those of nested calls repeat the nodes of the calls inside, to any depth.
+_MOST_NODES = 10_000_000
 
 
 def extract_modules(
@@ -78,12 +80,19 @@ def extract_modules(
 def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifest:
     written: list[ListedSubmodel] = []
     refused: list[RefusedSubmodel] = []
+    nodes = 0
+    records = {call.id: call for call in extractor.document.calls}
     for call, name in names.items():
         try:
-            submodel = extractor.extract(call)
+            submodel = extractor.extract(records[call])
         except ExtractionError as error:
             refused.append(RefusedSubmodel(call, error.reason, error.explanation, error.fused_with, error.enclosing))
             continue
+        nodes += len(submodel.document.nodes)
+        if nodes > _MOST_NODES:
+            raise InputError(
+                f"Cannot extract so many calls at once: they have more than {_MOST_NODES:,} nodes. Select fewer."
+            )
         write_submodel(submodel, folder / name)
         written.append(ListedSubmodel(**msgspec.structs.asdict(summarize_submodel(submodel)), file=name))
     found = Manifest(tuple(written), tuple(refused))
