@@ -16,6 +16,7 @@ from modelexport.errors import FileFormatError, InputError, StorageError
 from modelexport.graph import graph_hash, proto_nodes_with_ids
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.storage.commit_journal import roll_back_killed_commit
 from modelexport.storage.external_data import DataFolder, cache_repository, read_when_used
 from modelexport.storage.metadata_stores import (
     NodeStores,
@@ -25,7 +26,7 @@ from modelexport.storage.metadata_stores import (
     read_node_stores,
     read_sidecar,
 )
-from modelexport.storage.transaction import roll_back_killed_commit, sidecar_path
+from modelexport.storage.transaction import sidecar_path
 from modelexport.storage.untrusted_checks import check_model
 from modelexport.storage.wire_format import read_skeleton, scan
 
