@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 from tests.fuzz.cases import Case, Workspace, make_case
 from tests.fuzz.readers import READERS
@@ -71,7 +73,10 @@ def _attack_one(name: str, reader: object, case: Case, workspace: Workspace) -> 
     folders = (workspace.inside, workspace.results, workspace.root / "seed")
     # The child process that runs a graph gets large weights through a temporary file.
     usual, tempfile.tempdir = tempfile.tempdir, str(workspace.results)
+    # torch creates its cache folder when a model runs.
+    cache = patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(workspace.results / "torch"))
     try:
-        return watched(name, lambda: reader(case, workspace, draw), WATCH, folders, case.size)  # type: ignore[operator]
+        with cache:
+            return watched(name, lambda: reader(case, workspace, draw), WATCH, folders, case.size)  # type: ignore[operator]
     finally:
         tempfile.tempdir = usual

@@ -130,7 +130,10 @@ def make_case(number: int, seeds: Sequence[Seed], workspace: Workspace, series: 
     if draw.random() < 0.05:
         model = _not_utf8(draw, model)
         done.append("not UTF-8")
-    return Case(number, _lay_out(draw, workspace, model, sidecar, seed), seed, tuple(done), _size(workspace.inside))
+    path = _lay_out(draw, workspace, model, sidecar, seed)
+    # Drawn apart, so that the cases stay what they are.
+    done += _add_leftovers(Random(f"{series}/{number}/leftovers"), workspace)
+    return Case(number, path, seed, tuple(done), _size(workspace.inside))
 
 
 def _claiming(sidecar: bytes, model: bytes) -> bytes:
@@ -169,6 +172,31 @@ def _lay_out(draw: Random, workspace: Workspace, model: bytes, sidecar: bytes | 
         os.mkfifo(inside / "pipe.data")
         (inside / "folder.data").mkdir()
     return path
+
+
+def _add_leftovers(draw: Random, workspace: Workspace) -> list[str]:
+    """Now and then the sidecar has the name of another model, and a killed export seems to have left its journal."""
+    inside, done = workspace.inside, []
+    sidecar = inside / SIDECAR
+    if sidecar.is_file() and draw.random() < 0.05:
+        sidecar.rename(inside / "other_hierarchy.json")
+        done.append("renamed sidecar")
+    if draw.random() < 0.05:
+        done.append("journal")
+        folder = inside / f".modelexport-model-{draw.getrandbits(64):016x}"
+        (folder / "old").mkdir(parents=True)
+        for name in (MODEL, SIDECAR):
+            (folder / "old" / name).write_bytes(nasty.CANARY)
+        lock = folder / "lock"
+        lock.touch()
+        info = lock.stat()
+        names = [draw.choice((MODEL, SIDECAR, DATA, "../outside/canary.txt", nasty.name(draw))) for _ in range(3)]
+        signature = draw.choice((None, [0, 0], [(inside / MODEL).stat().st_size, (inside / MODEL).stat().st_mtime_ns]))
+        origin = draw.choice((None, [info.st_ino, info.st_ctime_ns], [1, 1]))
+        steps = [{"name": name, "old": signature, "new": draw.choice((None, signature))} for name in names]
+        text = json.dumps([MODEL, origin, steps]).encode(errors="replace")
+        (folder / "commit.json").write_bytes(text if draw.random() < 0.7 else mutate_bytes(draw, text, b""))
+    return done
 
 
 def _with_absolute_path(model: bytes, outside: Path) -> bytes:

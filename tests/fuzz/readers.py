@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 import typer
 
@@ -31,17 +32,21 @@ from modelexport.cli import tree as tree_command
 from modelexport.cli import validate as validate_command
 from modelexport.cli.output import Format, Output, ReportFile
 from modelexport.ort.model_checks import ModelChecks
+from modelexport.sources.inputs.from_files import read_inputs
 from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
 from modelexport.storage.recovery import recover_document
 from modelexport.storage.transaction import sidecar_path
 from tests.fuzz import nasty
+from tests.fuzz.bytes_mutations import mutate_bytes
 from tests.fuzz.cases import Case, Workspace
+from tests.support import zoo
 
 # The two rules that ask onnx itself, in a child process: tests/unit/ort/test_model_checks.py, and every so often here.
 CONFINED = frozenset({"onnx-checker", "shape-inference"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _SAFE_NAME = re.compile(r"(?!(?i:con|nul|aux|prn)\b)[\w@-][\w.@-]{0,199}")
 _MOST_CALLS = 3
+_RUN_LIMITS = modelexport.RunLimits(seconds=20)
 
 
 class UnsafeOutputError(Exception):
@@ -179,6 +184,41 @@ def _retag_from(case: Case, workspace: Workspace, draw: Random) -> str:
     return json.dumps(report.as_dict()) + _written(workspace.results)
 
 
+def _inputs(case: Case, workspace: Workspace, draw: Random) -> str:
+    """Example inputs in a file, damaged like the model."""
+    content = io.BytesIO()
+    np.savez(
+        content, **{draw.choice(("x", "a.0", "a.b.c", nasty.name(draw).replace("/", "|")[:9000])): np.ones((2, 3))}
+    )
+    path = workspace.inside / "inputs.npz"
+    damaged = mutate_bytes(draw, content.getvalue(), case.path.read_bytes()) if draw.random() < 0.8 else b""
+    path.write_bytes(damaged or content.getvalue())
+    return str(read_inputs(path))
+
+
+def _is_run(case: Case) -> bool:
+    """Whether the file runs in onnxruntime, beside its model in PyTorch: a second each."""
+    return case.number % 250 == 1
+
+
+def _tag(case: Case, workspace: Workspace, draw: Random) -> str:
+    if not _is_run(case):
+        return ""
+    specimen = zoo.build(case.seed.specimen)
+    found = modelexport.tag_file(
+        case.path, specimen.model, specimen.inputs, workspace.results / "tagged.onnx", limits=_RUN_LIMITS
+    )
+    return repr(found) + _written(workspace.results)
+
+
+def _verify(case: Case, workspace: Workspace, draw: Random) -> str:
+    if not _is_run(case):
+        return ""
+    specimen = zoo.build(case.seed.specimen)
+    report = modelexport.verify_modules(case.path, specimen.model, specimen.inputs, limits=_RUN_LIMITS)
+    return _harmless(repr(report)) + report._repr_html_()
+
+
 def _repair(case: Case, workspace: Workspace, draw: Random) -> str:
     """In place, so it comes last. What it wrote can be read."""
     found = repair(case.path, overwrite=True)
@@ -204,6 +244,9 @@ READERS: dict[str, Reader] = {
     "compare": _compare,
     "retag onto": _retag_onto,
     "retag from": _retag_from,
+    "inputs": _inputs,
+    "tag": _tag,
+    "verify": _verify,
     "repair": _repair,
 }
 # In a test run, those that take long get one of so many inputs: projecting, matching, and writing files.

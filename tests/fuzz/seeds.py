@@ -42,6 +42,11 @@ class Seed:
     sidecar: bytes | None
     data: bytes
 
+    @property
+    def specimen(self) -> str:
+        """The model that it was exported from."""
+        return self.base if self.base in MODELS else MODELS[1]
+
     def save(self, folder: Path) -> None:
         """Write it as a whole."""
         (folder / MODEL).write_bytes(self.model)

@@ -35,6 +35,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from modelexport.cli.main import run
 run()
 """
+# Ctrl-C before the command line is imported.
+INTERRUPTED_IMPORT = """
+import signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "modelexport.cli":
+            signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+from modelexport.__main__ import main
+main()
+"""
 # For a model that takes no inputs that could be synthesized for it.
 NO_INPUTS = ("--no-optimize",)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.graph.constants import release, same_constant
+from modelexport.graph.constants import same_constant
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
 from modelexport.graph.element_types import ELEMENT_TYPES
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
@@ -34,7 +34,6 @@ __all__ = [
     "proto_nodes_with_ids",
     "proto_subgraphs_of",
     "read_flow_graph",
-    "release",
     "same_constant",
     "shapes_compatible",
     "subgraphs_of",

@@ -28,14 +28,4 @@ def same_constant(one: ir.Value, other: ir.Value, max_bytes: int | None = None) 
         return list(first.string_data()) == list(second.string_data())
     if max_bytes is not None and first.nbytes > max_bytes:
         return False
-    try:
-        return np.array_equal(first.numpy(), second.numpy())
-    finally:
-        release(first)
-        release(second)
-
-
-def release(tensor: ir.TensorProtocol) -> None:
-    """Unmap the data file of an external tensor, which onnx_ir keeps mapped; no array of it may be in use."""
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()
+    return np.array_equal(first.numpy(), second.numpy())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from modelexport.storage.atomic_text import check_text_target, staged_text, write_text
 from modelexport.storage.document_builder import build_document, tensor_records
 from modelexport.storage.exporter_scopes import read_name_scope
+from modelexport.storage.external_data import DataFolder, tensor_bytes
 from modelexport.storage.inline_writer import save_inline, write_tensor
 from modelexport.storage.metadata_stores import (
     NodeStores,
     has_node_properties,
     read_node_stores,
     read_sidecar,
+    remove_hierarchy,
     remove_source_references,
     strip_hierarchy,
     write_stores,
@@ -26,7 +28,7 @@ from modelexport.storage.opened_file import (
 from modelexport.storage.recovery import find_hierarchy, recover_document
 from modelexport.storage.transaction import Staging, check_target, data_file_name, data_files, sidecar_path, stage_files
 from modelexport.storage.untagged_file import UntaggedFile, read_untagged, write_tagged
-from modelexport.storage.untrusted_checks import DataFolder, external_tensors, tensor_bytes
+from modelexport.storage.untrusted_checks import external_tensors
 from modelexport.storage.wire_format import ExporterFile
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "read_sidecar",
     "read_untagged",
     "recover_document",
+    "remove_hierarchy",
     "remove_source_references",
     "save_inline",
     "sidecar_path",

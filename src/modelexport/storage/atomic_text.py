@@ -1,4 +1,4 @@
-"""Writes one text file atomically: reports and graph dumps."""
+"""Writes one text file atomically: reports and manifests."""
 
 from __future__ import annotations
 

@@ -14,12 +14,10 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.errors import FileFormatError
 from modelexport.storage.wire_format import fill_initializers
 
 # Smaller weights are serialized with the rest.
 _STREAMED_BYTES = 4096
-_PART_BYTES = 2**20
 
 
 def _placeholder(like: ir.TensorProtocol) -> ir.LazyTensor:
@@ -76,22 +74,10 @@ def _with_placeholders(model: ir.Model, external: bool) -> Iterator[dict[str, ir
 def write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
     """Write the bytes of a weight; those of an external weight are read part by part.
 
-    onnx_ir maps the data file into memory, and a process ends where such a file is truncated meanwhile.
-
     Raises:
         FileFormatError: The data file cannot be read, or ends within the weight.
     """
-    if isinstance(tensor, ir.ExternalTensor):
-        if not Path(tensor.path).is_file():
-            raise FileFormatError(f"the weight {tensor.name!r} is in {tensor.path}, which does not exist")
-        left = tensor.nbytes
-        with Path(tensor.path).open("rb") as source:
-            source.seek(tensor.offset or 0)
-            while left and (part := source.read(min(left, _PART_BYTES))):
-                left -= file.write(part)
-        if left:
-            raise FileFormatError(f"{tensor.path} ends within the weight {tensor.name!r}")
-    elif isinstance(tensor, ir.Tensor):
+    if isinstance(tensor, ir.Tensor | ir.ExternalTensor):
         tensor.tofile(file)
     else:
         file.write(tensor.tobytes())

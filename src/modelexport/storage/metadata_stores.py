@@ -236,19 +236,12 @@ def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelP
     """
     if isinstance(model, ir.Model):
         copy = model.clone()
-        _strip_mapping(copy.metadata_props)
-        for _, node in nodes_with_ids(copy):
-            _strip_mapping(node.metadata_props)
-            stored = read_doc_string(node.doc_string)
-            if stored is not None:
-                node.doc_string = stored.doc_string
-                if stored.namespace:
-                    node.metadata_props.pop(NAMESPACE_KEY, None)
+        remove_hierarchy(copy)
         return copy
     if isinstance(model, onnx.ModelProto):
         copied = onnx.ModelProto()
         copied.CopyFrom(model)
-        _strip_proto(copied)
+        remove_hierarchy(copied)
         return copied
     raise InputError(
         f"strip_hierarchy takes an onnx_ir.Model or an onnx.ModelProto, not {type(model).__name__}: "
@@ -256,21 +249,32 @@ def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelP
     )
 
 
+def remove_hierarchy(model: ir.Model | onnx.ModelProto) -> None:
+    """Remove our metadata from a model, in place."""
+    if isinstance(model, onnx.ModelProto):
+        _strip_entries(model.metadata_props)
+        for _, proto in proto_nodes_with_ids(model):
+            stored = read_doc_string(proto.doc_string)
+            _strip_entries(proto.metadata_props, namespace=stored is not None and stored.namespace)
+            if stored is not None:
+                proto.ClearField("doc_string")
+                if stored.doc_string is not None:
+                    proto.doc_string = stored.doc_string
+        return
+    _strip_mapping(model.metadata_props)
+    for _, node in nodes_with_ids(model):
+        _strip_mapping(node.metadata_props)
+        stored = read_doc_string(node.doc_string)
+        if stored is not None:
+            node.doc_string = stored.doc_string
+            if stored.namespace:
+                node.metadata_props.pop(NAMESPACE_KEY, None)
+
+
 def _strip_mapping(properties: object) -> None:
     if isinstance(properties, dict):
         for key in [key for key in properties if _is_ours(key)]:
             del properties[key]
-
-
-def _strip_proto(model: onnx.ModelProto) -> None:
-    _strip_entries(model.metadata_props)
-    for _, node in proto_nodes_with_ids(model):
-        stored = read_doc_string(node.doc_string)
-        _strip_entries(node.metadata_props, namespace=stored is not None and stored.namespace)
-        if stored is not None:
-            node.ClearField("doc_string")
-            if stored.doc_string is not None:
-                node.doc_string = stored.doc_string
 
 
 def _strip_entries(entries: Any, *, namespace: bool = False) -> None:

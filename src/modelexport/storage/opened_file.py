@@ -16,6 +16,8 @@ from modelexport.errors import FileFormatError, InputError, StorageError
 from modelexport.graph import graph_hash, proto_nodes_with_ids
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
+from modelexport.storage.commit_journal import roll_back_killed_commit
+from modelexport.storage.external_data import DataFolder, cache_repository, read_when_used
 from modelexport.storage.metadata_stores import (
     NodeStores,
     StoredHierarchy,
@@ -24,8 +26,8 @@ from modelexport.storage.metadata_stores import (
     read_node_stores,
     read_sidecar,
 )
-from modelexport.storage.transaction import roll_back_killed_commit, sidecar_path
-from modelexport.storage.untrusted_checks import DataFolder, cache_repository, check_model
+from modelexport.storage.transaction import sidecar_path
+from modelexport.storage.untrusted_checks import check_model
 from modelexport.storage.wire_format import read_skeleton, scan
 
 # A smaller file is read whole.
@@ -97,11 +99,11 @@ class ModelFile:
     def model(self) -> ir.Model:
         """The model as onnx_ir has it, with its weights; external weights are read when they are used."""
         if self._has_weights:
-            return build_ir(self.path, self.proto)
+            return build_ir(self.path, self.proto, self._limits)
         proto = read_proto(self.path, self._limits, weights=True)
         if _hash_graph(self.path, proto, proto_nodes_with_ids(proto)) != self.graph_hash:
             raise FileFormatError(f"{self.path} was changed after it was opened: open it again")
-        return build_ir(self.path, proto)
+        return build_ir(self.path, proto, self._limits)
 
     @functools.cached_property
     def sidecar(self) -> Path:
@@ -277,7 +279,7 @@ def _parse(file: Path, data: bytes, limits: ReadLimits) -> onnx.ModelProto:
         raise _not_onnx(file, error) from error
 
 
-def build_ir(file: Path, proto: onnx.ModelProto) -> ir.Model:
+def build_ir(file: Path, proto: onnx.ModelProto, limits: ReadLimits = DEFAULT_LIMITS) -> ir.Model:
     """The onnx_ir model of a proto, with external weights in the folder of `file`.
 
     Raises:
@@ -285,8 +287,9 @@ def build_ir(file: Path, proto: onnx.ModelProto) -> ir.Model:
     """
     try:
         model = ir.from_proto(proto)
+        folder = DataFolder(file, limits)
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
-            ir.external_data.set_base_dir(graph, file.parent)
+            read_when_used(graph, folder)
     except Exception as error:
         raise _not_onnx(file, error) from error
     return model

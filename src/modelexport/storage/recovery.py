@@ -173,6 +173,8 @@ class _RecoveredTree:
                 while outer.id not in self._tags and outer.parent is not None:
                     outer = self.calls[outer.parent]
                 self._tags.setdefault(each.id, self._tags.get(outer.id, "/"))
+        else:
+            self._tags = {call.id: self._scheme.tag(call.id, self.calls) for call in self.calls}
         self._by_tag = {self.tag(call.id): call.id for call in self.calls if self._is_visible(call.path)}
         self.lost_contributors = 0
 
@@ -252,7 +254,7 @@ class _RecoveredTree:
 
     def tag(self, call: CallId) -> str:
         """The tag of a call: as stored in the file, or computed from the tree where it has none."""
-        return self._tags[call] if self._scheme is None else self._scheme.tag(call, self.calls)
+        return self._tags[call]
 
     def module_records(self) -> tuple[ModuleRecord, ...]:
         """The modules, enclosing ones first."""

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import HierarchyDocument, encode_document
 from modelexport.storage import transaction
-from modelexport.storage.metadata_stores import strip_hierarchy, write_stores
-from modelexport.storage.opened_file import ModelFile, build_ir
+from modelexport.storage.metadata_stores import remove_hierarchy, write_stores
+from modelexport.storage.opened_file import ModelFile
 from modelexport.storage.untrusted_checks import external_tensors
 
 
@@ -51,11 +51,10 @@ def read_untagged(onnx_path: str | Path, target: Path, *, overwrite: bool) -> Un
         StorageError: `target` or a data file beside it cannot be written.
     """
     file = ModelFile(onnx_path, weights=True)
-    proto = strip_hierarchy(file.proto)
-    graph = build_ir(file.path, proto)
-    copies = _files_to_copy(_data_files(proto, file.path), target, file.path)
+    remove_hierarchy(file.proto)
+    copies = _files_to_copy(_data_files(file.proto, file.path), target, file.path)
     transaction.check_target(target, force=overwrite, others=list(copies.values()))
-    return UntaggedFile(file.path, proto, graph, copies)
+    return UntaggedFile(file.path, file.proto, file.model, copies)
 
 
 def write_tagged(file: UntaggedFile, document: HierarchyDocument, target: Path, *, overwrite: bool) -> tuple[Path, ...]:

@@ -7,11 +7,9 @@ data outside the model's folder. Nothing here recurses, opens a file, or allocat
 from __future__ import annotations
 
 import math
-import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -19,6 +17,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy import MAX_RANK, MAX_SIZE
 from modelexport.limits import ReadLimits
+from modelexport.storage.external_data import DataFolder
 
 _FunctionKey = tuple[str, str, str]
 _TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
@@ -279,108 +278,6 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
             for tensor in tensors:
                 owner = "a function" if node is None else _label(node)
                 yield f"{_text(attribute.name)} of {owner}", tensor
-
-
-def cache_repository(file: Path) -> Path | None:
-    """The repository's folder if the file is in a snapshot of a HuggingFace cache, else None."""
-    return next((folder.parent for folder in file.parents if folder.name == "snapshots"), None)
-
-
-class DataFolder:
-    """The folder of a model file, and which files in it may hold external data: regular files, not links out of it.
-
-    In a HuggingFace cache each file is a link from ``snapshots/<revision>`` to ``blobs`` of the same repository; such
-    links, and no others, are followed.
-    """
-
-    def __init__(self, file: Path, limits: ReadLimits) -> None:
-        self._file = file
-        self._limits = limits
-        self._sizes: dict[str, int | None] = {}
-        # Not `resolve`, which follows the links of a cache.
-        self.path = Path(os.path.abspath(file)).parent  # noqa: PTH100
-        self._allowed = [self.path.resolve()]
-        repository = cache_repository(self.path / file.name)
-        if repository is not None:
-            # `blobs` itself must not be a link.
-            self._allowed.append(repository.resolve() / "blobs")
-
-    def check(self, owner: str, tensor: onnx.TensorProto) -> None:
-        """Refuse a tensor whose data is outside the folder or beyond the end of its file. A missing file is accepted.
-
-        Raises:
-            FileFormatError: Names the tensor and the problem.
-        """
-        try:
-            entries = {entry.key: "" + entry.value for entry in tensor.external_data}
-        except TypeError as error:
-            raise self._refusal(owner, "its location is not UTF-8") from error
-        location = entries.get("location", "")
-        if location not in self._sizes:
-            self._sizes[location] = self._size(owner, location)
-        size = self._sizes[location]
-        offset, length = (self._count(owner, key, entries.get(key)) for key in ("offset", "length"))
-        if size is None:
-            return
-        needed = tensor_bytes(tensor)
-        start = offset or 0
-        if length is not None and needed is not None and length != needed:
-            raise self._refusal(owner, f"its length is given as {length} bytes, but its shape needs {needed}")
-        extent = length if length is not None else needed or 0
-        if start + extent > size:
-            raise self._refusal(owner, f"its data ends at byte {start + extent} of {location!r}, whose size is {size}")
-
-    def contains(self, path: Path) -> bool:
-        """Whether the resolved path is in the folder, or in the cache that the folder belongs to."""
-        real = path.resolve()
-        return any(real.is_relative_to(folder) for folder in self._allowed)
-
-    def _size(self, owner: str, location: str) -> int | None:
-        """The size of a data file, None where it does not exist."""
-        windows = PureWindowsPath(location)
-        if not location or "\0" in location:
-            raise self._refusal(owner, "its location is empty or has a NUL character")
-        if location.startswith(("/", "\\")) or windows.drive or windows.root:
-            raise self._refusal(owner, f"{location!r} is an absolute path")
-        if ".." in windows.parts or ".." in PurePosixPath(location).parts:
-            raise self._refusal(owner, f"{location!r} is outside its folder")
-        target = self.path / location
-        try:
-            if not self.contains(target):
-                raise self._refusal(owner, f"{location!r} is a link to outside its folder")
-            status = target.stat()
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._refusal(owner, f"{location!r} cannot be accessed: {error}") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise self._refusal(owner, f"{location!r} is not a regular file")
-        if status.st_nlink > 1 and not self._limits.linked_data:
-            raise self._refusal(
-                owner,
-                f"{location!r} has several hard links (ReadLimits.linked_data allows that)",
-            )
-        return status.st_size
-
-    def _count(self, owner: str, key: str, text: str | None) -> int | None:
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdigit() and len(text) < 20):
-            raise self._refusal(owner, f"its {key} {text[:40]!r} is not a number of bytes")
-        return int(text)
-
-    def _refusal(self, owner: str, problem: str) -> FileFormatError:
-        return FileFormatError(f"{self._file} has external data for {owner}, and {problem}: it is not read")
-
-
-def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
-    """The size of a tensor by its shape and type, without reading it; None for types that are not numbers."""
-    try:
-        bits = ir.DataType(tensor.data_type).bitwidth
-    except (ValueError, TypeError):
-        return None
-    count: int = math.prod(tensor.dims)
-    return -(-count * bits // 8)
 
 
 # --- labels ----------------------------------------------------------------------------------------------------

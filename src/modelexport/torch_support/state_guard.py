@@ -23,17 +23,29 @@ from modelexport.torch_support.private import (
     written_arguments,
 )
 
+# How long a fork waits for a trace in another thread.
+_FORK_PATIENCE_S = 60.0
+
 
 class _TorchLock:
-    """A lock that is free in a forked process, where the thread that held it no longer exists."""
+    """A lock that a fork waits for: torch's state in the middle of a trace is of no use to the forked process."""
 
     def __init__(self) -> None:
         self._renew()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
+            os.register_at_fork(before=self._wait, after_in_parent=self._resume, after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the thread that traces may fork too.
+        self._lock = threading.RLock()
+
+    def _wait(self) -> None:
+        self._lock.acquire(timeout=_FORK_PATIENCE_S)
+
+    def _resume(self) -> None:
+        # It does not own the lock if it waited in vain.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
 
     def __enter__(self) -> None:
         self._lock.acquire()

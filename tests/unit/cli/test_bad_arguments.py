@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.command import Outcome
-from tests.support.command_process import FACTORIES, INTERRUPTIBLE, NO_INPUTS, files_in, in_process, start
+from tests.support.command_process import (
+    FACTORIES,
+    INTERRUPTED_IMPORT,
+    INTERRUPTIBLE,
+    NO_INPUTS,
+    files_in,
+    in_process,
+    start,
+)
 from tests.support.factories import STARTED_VARIABLE
 
 
@@ -124,6 +132,11 @@ def test_wrong_use_is_exit_code_2_with_nothing_on_stdout(
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")
     assert "--help" in line
+
+
+def test_interrupt_during_imports_exits_130_with_a_message() -> None:
+    outcome = in_process(script=INTERRUPTED_IMPORT)
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "interrupted: nothing was written\n")
 
 
 @pytest.mark.integration

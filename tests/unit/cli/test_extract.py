@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from tests.conftest import Exporter
+from tests.support.command_process import files_in
 from typer.testing import CliRunner
 
 import modelexport
+from modelexport.analysis.extraction.call_boundary import ExtractionPlan, ExtractionPlanner
+from modelexport.analysis.extraction.extractor import Extractor
 from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.analysis.extraction.submodel_files import file_names, write_submodel
 from modelexport.cli.main import app
@@ -25,6 +29,7 @@ from modelexport.graph.node_ids import nodes_with_ids, operation
 from modelexport.graph.tensors import tensors_with_ids
 from modelexport.hierarchy.calls import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
+from modelexport.hierarchy.document import CallRecord
 from modelexport.hierarchy.document_codec import encode_document
 from modelexport.hierarchy.modules import ModuleInfo, ModuleTree, TensorInfo
 from modelexport.hierarchy.tags import TagView
@@ -92,6 +97,56 @@ def test_interrupted_extraction_of_many_leaves_nothing(
         modelexport.extract_modules(exported("bert").path, "class:BertLayer", tmp_path / "layers")
     assert written == ["encoder.layer.0"]
     assert list((tmp_path / "layers").iterdir()) == []
+
+
+@pytest.mark.xdist_group("bert")
+@pytest.mark.parametrize("moves", [1, 4])
+def test_extraction_of_many_interrupted_while_files_move_leaves_the_folder_as_it_was(
+    moves: int, exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modelexport.extract_modules(exported("bert").path, ["embeddings"], tmp_path)
+    before = files_in(tmp_path)
+    replace, moved = Path.replace, []
+
+    def interrupt(file: Path, target: Path) -> Path:
+        if Path(target).parent == tmp_path and len(moved) == moves:
+            moved.append(target)
+            raise KeyboardInterrupt
+        moved.extend([target] if Path(target).parent == tmp_path else [])
+        return replace(file, target)
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        modelexport.extract_modules(exported("bert").path, ["embeddings", "pooler"], tmp_path, overwrite=True)
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.xdist_group("bert")
+def test_extraction_of_many_ends_at_a_number_of_nodes(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelexport.analysis.extraction.submodel_folder._MOST_NODES", 5)
+    with pytest.raises(InputError, match="more than 5 nodes"):
+        modelexport.extract_modules(exported("bert").path, ["embeddings", "pooler"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_enclosing_call_is_planned_once_for_all_calls_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [helper.make_node("Relu", ["x"], [f"y{n}"], name=f"/b{n}/Relu") for n in range(50)]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", 1, [1])], [value("y0", 1, [1])])
+    extractor = Extractor(helper.make_model(graph))
+    plan, planned = ExtractionPlanner._plan, Counter[str]()
+
+    def count(planner: ExtractionPlanner, call: CallRecord) -> ExtractionPlan:
+        planned[call.id] += 1
+        return plan(planner, call)
+
+    monkeypatch.setattr(ExtractionPlanner, "_plan", count)
+    for n in range(1, 50):
+        with pytest.raises(ExtractionError, match="can be extracted is the root"):
+            extractor.extract(f"b{n}")
+    assert set(planned.values()) == {1}
 
 
 @pytest.mark.xdist_group("bert")

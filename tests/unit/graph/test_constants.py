@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -47,18 +45,3 @@ def test_outputs_of_constant_nodes_equal_initializers() -> None:
 def test_constants_over_the_limit_count_as_different() -> None:
     assert not same_constant(constant(ONES), constant(ONES.copy()), max_bytes=ONES.nbytes - 1)
     assert same_constant(constant(ONES), constant(ONES.copy()), max_bytes=ONES.nbytes)
-
-
-def test_data_files_of_compared_constants_are_not_kept_mapped(tmp_path: Path) -> None:
-    (tmp_path / "compared.data").write_bytes(bytes(8))
-    values = [
-        ir.Value(
-            name=name,
-            const_value=ir.ExternalTensor(
-                "compared.data", 0, 8, ir.DataType.FLOAT, shape=ir.Shape([2]), name=name, base_dir=tmp_path
-            ),
-        )
-        for name in "ab"
-    ]
-    assert same_constant(*values)
-    assert "compared.data" not in Path("/proc/self/maps").read_text(encoding="utf-8")

@@ -7,12 +7,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from tests.support.model_files import CANARY, READERS, external, function, make_model, refused, relu, saved, value
 
 from modelexport.errors import FileFormatError
+from modelexport.graph import nodes_of
 from modelexport.limits import DEFAULT_LIMITS
 from modelexport.storage.opened_file import load, read_model
 
@@ -207,3 +210,45 @@ def test_link_to_a_model_is_read_where_the_model_is(tmp_path: Path) -> None:
     (tmp_path / "latest.onnx").symlink_to(path)
     for reader in READERS:
         assert reader(tmp_path / "latest.onnx").path == path.resolve()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists what is mapped, on Linux only")
+@pytest.mark.parametrize("place", [in_weight, in_attribute, in_body, in_body_attribute, in_function])
+def test_data_file_is_read_and_not_mapped_wherever_the_tensor_is(
+    place: Callable[[onnx.TensorProto], onnx.ModelProto], tmp_path: Path
+) -> None:
+    (tmp_path / "w.data").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    model = load(saved(tmp_path, place(external("w.data")))).model
+    tensors = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    tensors += [a.value for graph in graphs for node in nodes_of(graph) for a in node.attributes.values()]
+    (tensor,) = (tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
+    assert np.array_equal(tensor.numpy(), [0, 1, 2, 3])
+    assert np.array_equal(np.asarray(tensor), [0, 1, 2, 3])
+    assert "w.data" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    os.truncate(tmp_path / "w.data", 8)
+    for read in (tensor.numpy, tensor.tobytes):
+        with pytest.raises(FileFormatError, match=r"'w\.data' ends within it"):
+            read()
+
+
+def test_elements_of_half_a_byte_are_read(tmp_path: Path) -> None:
+    (tmp_path / "w.data").write_bytes(b"\x21\x43")
+    tensor = external("w.data")
+    tensor.data_type = TensorProto.INT4
+    (weight,) = load(saved(tmp_path, in_weight(tensor))).model.graph.initializers.values()
+    assert weight.const_value is not None
+    assert weight.const_value.numpy().astype(np.int8).tolist() == [1, 2, 3, 4]
+
+
+def test_data_file_replaced_by_a_link_after_it_was_checked_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "w.data").write_bytes(bytes(16))
+    (tmp_path / "outside.data").write_bytes(CANARY * 4)
+    (weight,) = load(saved(folder, in_weight(external("w.data")))).model.graph.initializers.values()
+    (folder / "w.data").unlink()
+    (folder / "w.data").symlink_to(tmp_path / "outside.data")
+    assert weight.const_value is not None
+    with pytest.raises(FileFormatError, match="is a link to outside its folder"):
+        weight.const_value.numpy()

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from tests.support import zoo
 
 from modelexport.errors import FileFormatError
+from modelexport.limits import DEFAULT_LIMITS
+from modelexport.storage.external_data import DataFolder, ReadTensor
 from modelexport.storage.inline_writer import save_inline
 from modelexport.storage.wire_format import ExporterFile, read_skeleton
 from modelexport.torch_support.private_jit import weights_apart
@@ -141,9 +143,8 @@ def test_external_weight_is_written_part_by_part(tmp_path: Path) -> None:
         file.write(b"head")
         file.seek(4 + size - 1)
         file.write(b"\x01")
-    tensor = ir.ExternalTensor(
-        "w.data", 4, size, ir.DataType.UINT8, shape=ir.Shape([size]), name="w", base_dir=tmp_path
-    )
+    mapped = ir.ExternalTensor("w.data", 4, size, ir.DataType.UINT8, shape=ir.Shape([size]), name="w")
+    tensor = ReadTensor(mapped, DataFolder(tmp_path / "model.onnx", DEFAULT_LIMITS))
     value = ir.Value(name="w", const_value=tensor)
     model = ir.Model(ir.Graph([], [], nodes=[], initializers=[value]), ir_version=10)
     tracemalloc.start()
@@ -155,7 +156,7 @@ def test_external_weight_is_written_part_by_part(tmp_path: Path) -> None:
     written = onnx.load(tmp_path / "model.onnx").graph.initializer[0]
     assert (len(written.raw_data), written.raw_data[-1], written.data_location) == (size, 1, 0)
     os.truncate(tmp_path / "w.data", size // 2)
-    with pytest.raises(FileFormatError, match="ends within the weight 'w'"):
+    with pytest.raises(FileFormatError, match=r"weight 'w', and 'w\.data' ends within it"):
         save_inline(model, tmp_path / "model.onnx", external=True)
     (tmp_path / "w.data").unlink()
     with pytest.raises(FileFormatError, match="does not exist"):

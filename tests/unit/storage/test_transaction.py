@@ -23,7 +23,7 @@ from tests.support.artifact_sets import (
 )
 
 from modelexport.errors import ContractError, InputError, StorageError
-from modelexport.storage import transaction
+from modelexport.storage import commit_journal
 from modelexport.storage.transaction import check_target, data_file_name, sidecar_path, stage_files
 
 
@@ -99,7 +99,7 @@ def test_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, number: int
     with at_call(1, failing(number), only="os.mkdir"), pytest.raises(InputError) as caught:
         check_target(tmp_path / "model.onnx", force=True)
     assert os.strerror(number) in str(caught.value)
-    assert transaction._ADVICE[number] in str(caught.value)
+    assert commit_journal._ADVICE[number] in str(caught.value)
 
 
 @as_root

@@ -17,8 +17,9 @@ import pytest
 from tests.support.artifact_sets import as_root, contents, export, forked, in_child, mixed, snapshot, visible, whole
 
 from modelexport.errors import FileFormatError, StorageError
-from modelexport.storage import read_model, transaction
-from modelexport.storage.transaction import roll_back_killed_commit, stage_files
+from modelexport.storage import commit_journal, read_model, transaction
+from modelexport.storage.commit_journal import roll_back_killed_commit
+from modelexport.storage.transaction import stage_files
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -169,7 +170,7 @@ def test_lock_does_not_outlive_the_commit_in_a_child_forked_meanwhile(
         finally:
             os.kill(children[0], signal.SIGKILL)
 
-    monkeypatch.setattr(transaction, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(commit_journal, "_PATIENCE_S", 0.2)
     assert not in_child(work)
 
 
@@ -210,7 +211,7 @@ def test_folder_that_stays_locked_is_an_error_and_not_a_hang(
     new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = new_folder()
-    monkeypatch.setattr(transaction, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(commit_journal, "_PATIENCE_S", 0.05)
     handle = os.open(folder, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(StorageError, match="locked"):
@@ -227,21 +228,22 @@ def test_export_works_where_nothing_can_be_locked(
 
     target, temporary = mixed(new_folder())
     folder = new_folder()
-    monkeypatch.setattr(transaction, "flock", unsupported)
+    monkeypatch.setattr(commit_journal, "flock", unsupported)
     export(folder / "model.onnx", "new")
     assert snapshot(folder) == whole("new")
     assert not roll_back_killed_commit(target)
     assert temporary.exists()
 
 
-def test_module_works_without_fcntl(new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_works_without_fcntl(new_folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    spec = importlib.util.spec_from_file_location("artifact_without_fcntl", str(transaction.__file__))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
+    for name in (commit_journal.__name__, transaction.__name__):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
     target = new_folder() / "model.onnx"
     with module.stage_files(target) as staging:
         staging.path("m").write_bytes(b"graph")

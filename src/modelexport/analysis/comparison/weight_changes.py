@@ -213,17 +213,5 @@ class _ContentReader:
     def _external(self, tensor: TensorProto, size: int) -> Iterator[bytes]:
         self._folder.check(f"weight {tensor.name!r}", tensor)
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        path = self._folder.path / entries["location"]
-        try:
-            with path.open("rb") as opened:
-                opened.seek(int(entries.get("offset", "0")))
-                while size > 0:
-                    chunk = opened.read(min(size, _CHUNK_BYTES))
-                    if not chunk:
-                        raise FileFormatError(f"{path} ends before the end of weight {tensor.name!r}: it is damaged")
-                    size -= len(chunk)
-                    yield chunk
-        except OSError as error:
-            raise FileFormatError(
-                f"{path}, the external data of weight {tensor.name!r}, cannot be read: {error.strerror or error}"
-            ) from error
+        owner, offset = f"weight {tensor.name!r}", int(entries.get("offset", "0"))
+        yield from self._folder.read(owner, entries["location"], offset, size)

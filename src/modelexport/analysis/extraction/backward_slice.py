@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.graph import consumed_values, nodes_with_ids, subgraphs_of
+from modelexport.graph import consumed_values, subgraphs_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Slice:
 
 
 class Slicer:
-    """Computes slices of one model. The model must not change meanwhile."""
+    """Computes slices of one model, given its nodes, those of subgraphs included. It must not change meanwhile."""
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, nodes: Iterable[ir.Node]) -> None:
         self._consumed: dict[ir.Node, tuple[ir.Value, ...]] = {}
-        self._order = self._sorted(node for _, node in nodes_with_ids(model))
+        self._order = self._sorted(nodes)
 
     def _sorted(self, nodes: Iterable[ir.Node]) -> dict[ir.Node, int]:
         """The position of each node, after its producers: some converters leave nodes unsorted."""
@@ -132,10 +132,9 @@ class Slicer:
         return False
 
 
-def input_dependent_values(model: ir.Model) -> set[ir.Value]:
-    """The values that depend on an input of the model, or of the subgraph they are in."""
+def input_dependent_values(model: ir.Model, nodes: Sequence[ir.Node]) -> set[ir.Value]:
+    """The values that depend on an input of the model, or of the subgraph they are in, given all its nodes."""
     found: set[ir.Value] = {value for value in model.graph.inputs if not value.is_initializer()}
-    nodes = [node for _, node in nodes_with_ids(model)]
     for node in nodes:
         # A subgraph comes after its owning node, and its inputs change from run to run.
         found.update(value for _, subgraph in subgraphs_of(node) for value in subgraph.inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable
@@ -72,8 +71,10 @@ class ExtractionPlanner:
         self.nodes = nodes_with_ids(model)
         self.records: dict[ir.Node, NodeRecord] = {node: self.node_records[identity] for identity, node in self.nodes}
         self._calls_of = {node: {r.module, *r.contributors} for node, r in self.records.items()}
-        self._slicer = Slicer(model)
+        self._slicer = Slicer(self.records)
         self._inside: dict[str, frozenset[str]] = {}
+        self._can_be_planned: dict[str, bool] = {}
+        self._order = {node: place for place, node in enumerate(self.records)}
 
     @functools.cached_property
     def _nodes_of_call(self) -> dict[str, list[ir.Node]]:
@@ -152,7 +153,7 @@ class ExtractionPlanner:
 
     @functools.cached_property
     def _input_dependent(self) -> set[ir.Value]:
-        return input_dependent_values(self.model)
+        return input_dependent_values(self.model, list(self.records))
 
     @functools.cached_property
     def _children(self) -> dict[str, list[str]]:
@@ -185,18 +186,27 @@ class ExtractionPlanner:
         except ExtractionError as error:
             if error.reason not in ("fused", "unknown_boundary"):
                 raise
-            enclosing = None
-            for parent in self._callers(call):
-                with contextlib.suppress(ExtractionError):
-                    self._plan(parent)
-                    enclosing = parent.id
-                    break
+            enclosing = self._smallest_around(call)
             if enclosing is None:
                 raise
             hint = f"The smallest module call around it that can be extracted is {_shown(enclosing)}"
             raise ExtractionError(
                 error.target, error.reason, f"{error.explanation}. {hint}", error.fused_with, enclosing
             ) from None
+
+    def _smallest_around(self, call: CallRecord) -> str | None:
+        # Planned once for all the calls inside: the root has every node.
+        known = self._can_be_planned
+        for parent in self._callers(call):
+            if parent.id not in known:
+                try:
+                    self._plan(parent)
+                    known[parent.id] = True
+                except ExtractionError:
+                    known[parent.id] = False
+            if known[parent.id]:
+                return parent.id
+        return None
 
     def _callers(self, call: CallRecord) -> Iterable[CallRecord]:
         # Callers form no cycle: that is checked when a document is decoded.
@@ -313,7 +323,7 @@ class ExtractionPlanner:
             explanation = "this call ran no operation: none of its nodes is in the graph"
             raise ExtractionError(call.id, "no_operation", explanation)
         owned = {inner for node in own for _, subgraph in subgraphs_of(node) for inner in subgraph.all_nodes()}
-        top = [node for _, node in self.nodes if node in own and node not in owned]
+        top = sorted(own - owned, key=self._order.__getitem__)
         foreign = [n for n in top if self.records[n].kind == "fused" and self._other_calls(call, n)]
         if foreign:
             what = "its boundary was not recorded, and its nodes also do the work of other calls"

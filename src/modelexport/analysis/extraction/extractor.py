@@ -17,6 +17,7 @@ from modelexport.analysis.extraction.call_boundary import ExtractionPlan, Extrac
 from modelexport.analysis.extraction.submodel import Submodel, SubmodelBuilder
 from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, FileFormatError, InputError, SelectorError
+from modelexport.gc_pause import gc_paused
 from modelexport.graph import graph_hash, nodes_with_ids
 from modelexport.hierarchy import CallId, CallRecord, HierarchyDocument, decode_document
 from modelexport.storage import LoadedModel, load, read_sidecar, recover_document
@@ -99,6 +100,7 @@ class Extractor:
         FileFormatError: The source is not an ONNX model, or the sidecar is damaged.
     """
 
+    @gc_paused()
     def __init__(self, source: ModelSource, hierarchy: HierarchySource | None = None) -> None:
         model, document, self.missing = _open(source, hierarchy)
         self._planner = ExtractionPlanner(model, document)
@@ -135,6 +137,7 @@ class Extractor:
             explanation = f"{error.explanation} ({self.missing})"
             raise ExtractionError(error.target, error.reason, explanation, error.fused_with, error.enclosing) from None
 
+    @gc_paused()
     def extract(self, target: str | CallRecord | ExtractionPlan) -> Submodel:
         """A call as a model of its own.
 
@@ -271,9 +274,11 @@ def _open(source: ModelSource, hierarchy: HierarchySource | None) -> tuple[ir.Mo
     if isinstance(source, LoadedModel) and source.document is not None:
         return model, source.document, ""
     reason = source.missing if isinstance(source, LoadedModel) else "no sidecar was given"
-    proto = source.proto if isinstance(source, LoadedModel) else ir.to_proto(model)
     try:
-        found = recover_document(proto, model=model)
+        if isinstance(source, LoadedModel):
+            found = recover_document(source.proto, source.nodes, model, source.graph_hash)
+        else:
+            found = recover_document(ir.to_proto(model), model=model)
     except FileFormatError as error:
         raise InputError(
             f"the model carries no hierarchy ({error}): export it with modelexport, tag it first (modelexport tag), or "

@@ -17,7 +17,7 @@ from modelexport.hierarchy import (
     HierarchyDocument,
     NodeRecord,
 )
-from modelexport.storage import strip_hierarchy, write_stores
+from modelexport.storage import remove_hierarchy, write_stores
 
 _Copy = TypeVar("_Copy")
 
@@ -66,7 +66,7 @@ class SubmodelBuilder:
         document = DocumentBuilder(self._planner, self._plan, self._originals, self._copies).build(
             model, inputs, outputs
         )
-        model = strip_hierarchy(model)
+        remove_hierarchy(model)
         write_stores(model, document)
         return Submodel(self._plan.call, model, document, inputs, outputs, self._plan.notes)
 

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.analysis.extraction.submodel_document import Port
 from modelexport.analysis.query import select_calls
 from modelexport.display import Cell, Summary, summarized
-from modelexport.errors import ExtractionError, InputError, ModelExportError, StorageError
+from modelexport.errors import ExtractionError, InputError, ModelExportError
 from modelexport.graph import subgraphs_of, weight_bytes
 from modelexport.hierarchy import encode_document, json_schema
 from modelexport.storage import (
@@ -40,6 +39,8 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
 _MAX_NAME_LENGTH = 80
 _DIGEST_LENGTH = 8
 MANIFEST = "manifest.json"
+# The nodes of all submodels together: those of nested calls repeat the nodes of the calls inside, to any depth.
+_MOST_NODES = 10_000_000
 
 
 class SubmodelSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,11 +210,11 @@ def _load_inner_weights(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.TENSOR and isinstance(attribute.value, ir.ExternalTensor):
-                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy().copy()))
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(attribute.value.numpy()))
         for _, subgraph in subgraphs_of(node):
             for value in subgraph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
-                    value.const_value = ir.Tensor(value.const_value.numpy().copy(), name=value.name)
+                    value.const_value = ir.Tensor(value.const_value.numpy(), name=value.name)
 
 
 def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
@@ -241,7 +242,7 @@ def extract_modules(
 ) -> ExtractedModules:
     """Extract many module calls, each to an ONNX file with its sidecar, and list them in ``manifest.json``.
 
-    A call that cannot be extracted is listed with the reason. No file appears in the folder before all are written.
+    A call that cannot be extracted is listed with the reason. All files are written, or none.
 
     Args:
         source: A file, the result of `modelexport.load`, or the model itself.
@@ -279,27 +280,30 @@ def extract_modules(
                 f"Cannot write {taken[0]}: it exists. Choose another folder, or replace it: --force on the command "
                 "line, overwrite=True in Python."
             )
-    # A temporary folder on the same file system, so that files can be renamed into place.
-    with tempfile.TemporaryDirectory(dir=place, prefix=".extracting-") as temporary:
-        found = _write(extractor, names, Path(temporary))
-        # The manifest last: where it is, the others are.
-        for file in sorted(Path(temporary).iterdir(), key=lambda file: (file.name == MANIFEST, file.name)):
-            try:
-                file.replace(place / file.name)
-            except OSError as error:
-                raise StorageError(f"Cannot write {place / file.name}: {error.strerror or error}.") from error
+    with stage_files(manifest, force=overwrite) as staging:
+        staged = staging.path(MANIFEST).parent
+        found = _write(extractor, names, staged)
+        others = {file.name: manifest.with_name(file.name) for file in staged.iterdir() if file.name != MANIFEST}
+        staging.commit(MANIFEST, None, others)
     return ExtractedModules(found.submodels, found.refused, manifest=str(manifest))
 
 
 def _write(extractor: Extractor, names: dict[str, str], folder: Path) -> Manifest:
     written: list[ListedSubmodel] = []
     refused: list[RefusedSubmodel] = []
+    nodes = 0
+    records = {call.id: call for call in extractor.document.calls}
     for call, name in names.items():
         try:
-            submodel = extractor.extract(call)
+            submodel = extractor.extract(records[call])
         except ExtractionError as error:
             refused.append(RefusedSubmodel(call, error.reason, error.explanation, error.fused_with, error.enclosing))
             continue
+        nodes += len(submodel.document.nodes)
+        if nodes > _MOST_NODES:
+            raise InputError(
+                f"Cannot extract so many calls at once: they have more than {_MOST_NODES:,} nodes. Select fewer."
+            )
         write_submodel(submodel, folder / name)
         written.append(ListedSubmodel(**msgspec.structs.asdict(summarize_submodel(submodel)), file=name))
     found = Manifest(tuple(written), tuple(refused))

@@ -20,7 +20,7 @@ from modelexport.analysis.retagging.synthetic_feeds import (
 )
 from modelexport.analysis.retagging.tensor_matching import Fingerprints, match_tensors
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
-from modelexport.graph import Fingerprint, release, take_fingerprint
+from modelexport.graph import Fingerprint, take_fingerprint
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, prepared, require_onnxruntime
 
@@ -48,7 +48,6 @@ def fingerprint_tensors(
     for value in model.graph.initializers.values():
         if value.const_value is not None and value not in found:
             keep(value, _content(value.const_value))
-            release(value.const_value)
     produced = {value.name: value for node in model.graph for value in node.outputs if value.name}
     for name, array in ready.tensors(runner, feeds, ready.produced):
         keep(produced[name], array)

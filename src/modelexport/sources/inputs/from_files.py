@@ -33,6 +33,10 @@ def _nested(tensors: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         *above, last = name.split(".")
+        if len(above) > _MOST_DEPTH:
+            raise InputError(
+                f"{where} has an input whose name has {len(above)} dots: inputs are nested at most {_MOST_DEPTH}"
+            )
         inside: Any = found
         for key in above:
             inside = inside.setdefault(key, {}) if isinstance(inside, dict) else inside

@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 )
 
 from modelexport.errors import InputError, ModelSourceError
+from modelexport.gc_pause import gc_paused
 from modelexport.sources.loaders.libraries import explain_load_error
 
 # Random weights are the same each time.
@@ -131,7 +132,7 @@ def size_limit(reference: str, most_modules: int = _MOST_MODULES) -> Iterator[No
                 f"{memory / 2**30:.0f} GiB, can hold: check its sizes"
             )
 
-    with contextlib.ExitStack() as stack:
+    with gc_paused(), contextlib.ExitStack() as stack:
         stack.callback(register_module_module_registration_hook(count_module).remove)
         stack.callback(register_module_parameter_registration_hook(count_parameter).remove)
         yield

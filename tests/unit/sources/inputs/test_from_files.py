@@ -59,6 +59,12 @@ def test_dots_in_names_lead_into_arguments(tmp_path: Path) -> None:
             fill_shapes(names)
 
 
+def test_names_that_lead_very_deep_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", **{"a." * 2000: np.ones(1)})
+    with pytest.raises(InputError, match="2000 dots: inputs are nested at most 64"):
+        read_inputs(tmp_path / "x.npz")
+
+
 def test_list_holds_arguments_by_position(tmp_path: Path) -> None:
     read = read_inputs(written(tmp_path, [[[1.0, 2.0]], [3]]))
     assert isinstance(read, tuple)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import pickle
@@ -72,6 +73,13 @@ def test_configuration_that_asks_for_too_many_modules_is_refused_while_they_are_
     ):
         torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(6)))
     assert len(torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(6)))) == 6
+
+
+def test_garbage_collector_is_paused_until_the_number_of_modules_is_reached() -> None:
+    """It would take half of the time."""
+    with size_limit("huge"):
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_factory_below_a_class_and_structured_arguments_can_be_named() -> None:
