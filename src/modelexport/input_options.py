@@ -58,10 +58,12 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """
     try:
         _check_expansion(path)
-        arrays = np.load(path, allow_pickle=False)
-        if isinstance(arrays, np.lib.npyio.NpzFile):
-            with arrays:
-                return {name: arrays[name] for name in arrays.files}
+        # Opened here: numpy leaves a damaged file open.
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if isinstance(arrays, np.lib.npyio.NpzFile):
+                with arrays:
+                    return {name: arrays[name] for name in arrays.files}
     except Exception as error:
         raise InputError(f"{path} cannot be read as an .npz file of example inputs: {error}") from error
     raise InputError(f"{path} contains a single array: save the inputs by name with numpy.savez")
