@@ -73,8 +73,8 @@ class DataFolder:
         if start + extent > size:
             raise self._refusal(owner, f"its data ends at byte {start + extent} of {location!r}, whose size is {size}")
 
-    def read(self, owner: str, location: str, offset: int, size: int) -> Iterator[bytes]:
-        """The content of a tensor, part by part.
+    def read(self, owner: str, location: str, offset: int, size: int, part: int = _PART_BYTES) -> Iterator[bytes]:
+        """The content of a tensor in parts of `part` bytes, the last one shorter.
 
         Raises:
             FileFormatError: The data file is missing, was replaced, or ends within the tensor.
@@ -85,9 +85,9 @@ class DataFolder:
         try:
             with (self.path / location).open("rb") as stream:
                 stream.seek(offset)
-                while size and (part := stream.read(min(size, _PART_BYTES))):
-                    size -= len(part)
-                    yield part
+                while size and (content := stream.read(min(size, part))):
+                    size -= len(content)
+                    yield content
         except OSError as error:
             raise self._refusal(owner, f"{location!r} cannot be read: {error.strerror or error}") from error
         if size:

@@ -8,7 +8,7 @@ one gets one too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -65,30 +65,43 @@ def write_stores(model: ir.Model | onnx.ModelProto, document: HierarchyDocument)
     properties = {VERSION_KEY: __version__, STRATEGY_KEY: document.strategy}
     namespaces = _Namespaces(document)
     has_properties = model.ir_version >= _NODE_METADATA_IR_VERSION
-    if isinstance(model, ir.Model):
-        for node_id, node in nodes_with_ids(model):
-            record = records[node_id]
-            own = _properties(record)
-            if NAMESPACE_KEY not in node.metadata_props:
-                own |= namespaces.of(record)
-            ours = has_properties and NAMESPACE_KEY in own
-            node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string, namespace=ours)
-            if has_properties:
-                node.metadata_props.update(own)
-        model.metadata_props.update(properties)
-        return
-    for node_id, proto in proto_nodes_with_ids(model):
+    for node_id, node in _nodes(model):
         record = records[node_id]
         own = _properties(record)
-        if all(entry.key != NAMESPACE_KEY for entry in proto.metadata_props):
+        if NAMESPACE_KEY not in _keys(node.metadata_props):
             own |= namespaces.of(record)
         ours = has_properties and NAMESPACE_KEY in own
-        proto.doc_string = _doc_string(record, tags, document.strategy, proto.doc_string, namespace=ours)
+        node.doc_string = _doc_string(record, tags, document.strategy, node.doc_string, namespace=ours)
         if has_properties:
-            for key, value in own.items():
-                proto.metadata_props.add(key=key, value=value)
-    for key, value in properties.items():
-        model.metadata_props.add(key=key, value=value)
+            _add(node.metadata_props, own)
+    _add(model.metadata_props, properties)
+
+
+def _nodes(model: ir.Model | onnx.ModelProto) -> Iterable[tuple[str, Any]]:
+    return nodes_with_ids(model) if isinstance(model, ir.Model) else proto_nodes_with_ids(model)
+
+
+# The properties of a model or node: a dict in onnx_ir, a list of entries in a proto.
+
+
+def _keys(properties: Any) -> list[str]:
+    return list(properties) if isinstance(properties, dict) else [entry.key for entry in properties]
+
+
+def _add(properties: Any, new: Mapping[str, str]) -> None:
+    if isinstance(properties, dict):
+        properties.update(new)
+        return
+    for key, value in new.items():
+        properties.add(key=key, value=value)
+
+
+def _remove_ours(properties: Any, *, namespace: bool = False) -> None:
+    keys = _keys(properties)
+    ours = [p for p, key in enumerate(keys) if _is_ours(key) or (namespace and key == NAMESPACE_KEY)]
+    # Deleted in place: protobuf can read entries that are not UTF-8, but not create them.
+    for position in reversed(ours):
+        del properties[keys[position] if isinstance(properties, dict) else position]
 
 
 class _Namespaces:
@@ -251,37 +264,16 @@ def strip_hierarchy(model: ir.Model | onnx.ModelProto) -> ir.Model | onnx.ModelP
 
 def remove_hierarchy(model: ir.Model | onnx.ModelProto) -> None:
     """Remove our metadata from a model, in place."""
-    if isinstance(model, onnx.ModelProto):
-        _strip_entries(model.metadata_props)
-        for _, proto in proto_nodes_with_ids(model):
-            stored = read_doc_string(proto.doc_string)
-            _strip_entries(proto.metadata_props, namespace=stored is not None and stored.namespace)
-            if stored is not None:
-                proto.ClearField("doc_string")
-                if stored.doc_string is not None:
-                    proto.doc_string = stored.doc_string
-        return
-    _strip_mapping(model.metadata_props)
-    for _, node in nodes_with_ids(model):
-        _strip_mapping(node.metadata_props)
+    _remove_ours(model.metadata_props)
+    for _, node in _nodes(model):
         stored = read_doc_string(node.doc_string)
-        if stored is not None:
+        _remove_ours(node.metadata_props, namespace=stored is not None and stored.namespace)
+        if stored is None:
+            continue
+        if stored.doc_string is None and isinstance(node, onnx.NodeProto):
+            node.ClearField("doc_string")
+        else:
             node.doc_string = stored.doc_string
-            if stored.namespace:
-                node.metadata_props.pop(NAMESPACE_KEY, None)
-
-
-def _strip_mapping(properties: object) -> None:
-    if isinstance(properties, dict):
-        for key in [key for key in properties if _is_ours(key)]:
-            del properties[key]
-
-
-def _strip_entries(entries: Any, *, namespace: bool = False) -> None:
-    ours = [p for p, entry in enumerate(entries) if _is_ours(entry.key) or (namespace and entry.key == NAMESPACE_KEY)]
-    # Deleted in place: protobuf can read entries that are not UTF-8, but not create them.
-    for position in reversed(ours):
-        del entries[position]
 
 
 def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:

@@ -214,4 +214,4 @@ class _ContentReader:
         self._folder.check(f"weight {tensor.name!r}", tensor)
         entries = {entry.key: entry.value for entry in tensor.external_data}
         owner, offset = f"weight {tensor.name!r}", int(entries.get("offset", "0"))
-        yield from self._folder.read(owner, entries["location"], offset, size)
+        yield from self._folder.read(owner, entries["location"], offset, size, _CHUNK_BYTES)
