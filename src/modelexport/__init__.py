@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from modelexport.errors import ModelExportError as ModelExportError
     from modelexport.errors import ModelSourceError as ModelSourceError
     from modelexport.errors import OnnxRunError as OnnxRunError
+    from modelexport.errors import RunLimitError as RunLimitError
     from modelexport.errors import SelectorError as SelectorError
     from modelexport.errors import SpecializationError as SpecializationError
     from modelexport.errors import StorageError as StorageError
@@ -121,6 +122,7 @@ _HOMES = {
     "ModelSourceError": "errors",
     "ModuleSubgraph": "analysis.extraction.extractor",
     "OnnxRunError": "errors",
+    "RunLimitError": "errors",
     "ProgressEvent": "exporting.result",
     "ReadLimits": "limits",
     "RepairReport": "analysis.validation.store_repair",

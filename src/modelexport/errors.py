@@ -13,6 +13,7 @@
     │       └── SpecializationError   only tracing works, with values fixed to those of the example: needs consent
     ├── ExtractionError               a module that cannot be extracted from a graph; has the reason and an alternative
     ├── OnnxRunError                  onnxruntime could not run a graph; quotes its message
+    │   └── RunLimitError             because it took more time or memory than its limits allow
     ├── FileFormatError               a model file or sidecar that is invalid, or exceeds a limit
     ├── UnsupportedLibraryError       an installed library lacks or changed a part that is needed; names it
     ├── StorageError                  the result could not be written; existing files are unchanged

@@ -286,7 +286,8 @@ class _Export:
         # The reason can contain paths of this machine.
         shown = msgspec.structs.replace(check, reason="") if self.private else check
         rejections = () if self.private else self.rejections
-        document = msgspec.structs.replace(built.document, check=shown, notes=(*built.document.notes, *rejections))
+        recorded = None if self.checker.is_off else shown
+        document = msgspec.structs.replace(built.document, check=recorded, notes=(*built.document.notes, *rejections))
         staged.write_sidecar(document)
         with contextlib.ExitStack() as stack:
             for path in self.graph_files.values():

@@ -79,6 +79,11 @@ class FileChecker:
         self._runner = Runner(limits, threads=torch.get_num_threads())
         self._reference: dict[str, _Result] | None = None
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is checked."""
+        return self._level == _OFF
+
     def __enter__(self) -> FileChecker:
         return self
 
@@ -87,7 +92,7 @@ class FileChecker:
 
     def start(self) -> None:
         """Start the process of onnxruntime, which loads while the model is exported."""
-        if self._level != _OFF and _is_installed():
+        if not self.is_off and _is_installed():
             self._runner.start()
 
     def check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
@@ -98,7 +103,7 @@ class FileChecker:
             model: The model in it.
             document: Its document.
         """
-        if self._level == _OFF:
+        if self.is_off:
             return FileCheck(CheckOutcome.UNCHECKED, "the check is off")
         if not _is_installed():
             return FileCheck(

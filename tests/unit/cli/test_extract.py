@@ -125,7 +125,7 @@ def test_extraction_of_many_interrupted_while_files_move_leaves_the_folder_as_it
 def test_extraction_of_many_ends_at_a_number_of_nodes(
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modelexport.analysis.extraction.submodel_folder._MOST_NODES", 5)
+    monkeypatch.setattr("modelexport.analysis.extraction.submodel_files._MOST_NODES", 5)
     with pytest.raises(InputError, match="more than 5 nodes"):
         modelexport.extract_modules(exported("bert").path, ["embeddings", "pooler"], tmp_path)
     assert list(tmp_path.iterdir()) == []
