@@ -163,8 +163,8 @@ def sweep(target: Path) -> bool:
                 with journal.open("rb") as file:
                     text = file.read(_JOURNAL_LIMIT)
                 name, origin, steps = msgspec.json.decode(text, type=_Journal)
-            except msgspec.ValidationError:
-                continue  # written by another version: neither rolled back nor removed
+            except (msgspec.ValidationError, UnicodeDecodeError):
+                continue  # written by another version or another program: neither rolled back nor removed
             except msgspec.DecodeError:
                 name, origin, steps = target.name, None, []  # truncated, so no file was moved yet
             if origin not in (None, identity_of(folder)):

@@ -120,6 +120,17 @@ def test_journal_cut_short_means_that_nothing_was_moved(new_folder: Callable[[],
     assert snapshot(folder) == whole("old")
 
 
+def test_journal_that_is_not_text_is_left_alone_and_blocks_no_export(new_folder: Callable[[], Path]) -> None:
+    folder = new_folder()
+    temporary = folder / ".modelexport-model-0123456789abcdef"
+    temporary.mkdir()
+    (temporary / "commit.json").write_bytes(b'["model\xed\xa0\x80.onnx",[1,1],[]]')
+    assert not roll_back_killed_commit(folder / "model.onnx")
+    assert (temporary / "commit.json").is_file()
+    export(folder / "model.onnx", "new")
+    assert visible(snapshot(folder)) == whole("new")
+
+
 @as_root
 def test_temporary_of_another_user_is_not_swept(new_folder: Callable[[], Path]) -> None:
     temporary = new_folder() / ".modelexport-model-0123456789abcdef"
