@@ -230,7 +230,7 @@ def test_existing_stage_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> Non
     for result in second.values():
         onnx.checker.check_model(result.onnx_path)
     assert seen[-1].step == "decode run"
-    assert seen[-1].number == seen[-1].total == 12
+    assert seen[-1].number == seen[-1].total == 14
     graph = onnx.load(first["decode"].onnx_path, load_external_data=False).graph
     assert not any(axis.dim_param for value in graph.input for axis in value.type.tensor_type.shape.dim)
 
