@@ -126,7 +126,7 @@ def export_model(
         check: ``"run"``: onnxruntime loads the file and runs it on the example inputs, and its results are compared
             with PyTorch's. A file that fails is not used if another attempt gives a better one; `result.check` says
             what was shown. ``"load"`` only loads it, ``"off"`` does neither. None for the environment variable
-            MODELEXPORT_CHECK, or ``"run"``. Without onnxruntime nothing is checked, and a note says so.
+            MODELEXPORT_CHECK, or ``"run"``. Without onnxruntime nothing is checked, and `result.check` says so.
         check_bytes: Files with more bytes of weights are loaded and not run.
         external_data: Store weights in a separate file; None does so only where their size requires it.
         overwrite: Replace existing files.
