@@ -47,4 +47,4 @@ class FxStrategy(Strategy):
                 capture, options = fx.capture_with_transformers, request.options
             else:
                 capture = fx.capture_with_caches if request.exporter == DYNAMO_WITH_CACHES else fx.capture_with_dynamo
-            return capture(model, args, kwargs, options, unwatched=request.variant.unwatched)
+            return capture(model, args, kwargs, options, request.variant)
