@@ -214,7 +214,7 @@ class ByBuffer(nn.Module):
         self.register_buffer("size", torch.tensor(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.new_ones(int(self.size))
+        return x.new_ones(self.size.item())
 
 
 def use_constant_values(folder: Path) -> Outcome:
