@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 import torch
 
+from modelexport.attempt_report import Variant
 from modelexport.capture import (
     DYNAMO,
     DYNAMO_WITH_CACHES,
@@ -32,6 +33,12 @@ class FxStrategy(Strategy):
         if can_export(model):
             return (DYNAMO, TRANSFORMERS, DYNAMO_WITH_CACHES)
         return (DYNAMO,)
+
+    def last_variants(self, model: torch.nn.Module, exporter: str) -> tuple[Variant, ...]:
+        """See `Strategy.last_variants`."""
+        # With caches registered, torch's exporter can do all that it can do without.
+        is_repeated = exporter == DYNAMO and can_export(model)
+        return () if is_repeated or isinstance(model, ExportedProgramModule) else (Variant(constant_values=True),)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""

@@ -42,7 +42,7 @@ def test_size_computed_from_a_buffer_is_exported_as_the_number_would_be(tmp_path
     result = modelexport.export_model(model, x, tmp_path / "m.onnx", strategy="fx", check="run")
     assert [attempt.variant for attempt in result.attempts] == _VARIANTS
     assert result.check.outcome == "equal"
-    (note,) = (note for note in result.notes if note.startswith("values that depend on no input are constants"))
+    (note,) = (note for note in result.notes if note.startswith("values that depend on no input were computed"))
     assert "nn.functional.pad(x, (0, missing.long()))" in note
     assert {node.module for node in result.document.nodes if node.op == "Gemm"} == {"lin"}
     same = PaddedByNumber().eval()
