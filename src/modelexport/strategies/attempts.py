@@ -95,15 +95,12 @@ class Attempts:
         refused: Specialization | None = None
         # The exporters whose graph the caller rejected, with the variant: another strategy would export the same graph.
         rejected: set[tuple[str, Variant]] = set()
-        tried: set[tuple[str, str, Variant]] = set()
         pending, last = _in_order(list(candidates), request.model)
         while pending:
             candidate, variant = pending.pop()
-            key = candidate.strategy.name, candidate.exporter, _of_graph(variant)
             is_last = (candidate, variant) in last
-            if is_last and (key in tried or any(not isinstance(f.error, StrategyIncompatibleError) for f in failures)):
+            if is_last and _is_hopeless(candidate, failures):
                 continue
-            tried.add(key)
             described = _joined(str(variant), axes)
             obstacle = self._obstacle(candidate, variant, refused, rejected)
             if obstacle is not None:
@@ -208,6 +205,19 @@ def _in_order(
     last = [(one, v) for one in candidates for v in one.strategy.last_variants(model, one.exporter)]
     repeated = [candidate for candidate in candidates if candidate not in first]
     return [*((one, PLAIN) for one in first), *last, *((one, PLAIN) for one in repeated)][::-1], last
+
+
+def _is_hopeless(candidate: Candidate, failures: Sequence[_Failure]) -> bool:
+    """Whether a last resort would fail, too: this package failed, or the model depends on values of its inputs."""
+    return any(
+        not isinstance(failure.error, StrategyIncompatibleError)
+        or (
+            isinstance(failure.error, DataDependentError)
+            and failure.error.retry is None
+            and failure.report.exporter == candidate.exporter
+        )
+        for failure in failures
+    )
 
 
 def _of_graph(variant: Variant) -> Variant:

@@ -38,7 +38,9 @@ class FxStrategy(Strategy):
         """See `Strategy.last_variants`."""
         # With caches registered, torch's exporter can do all that it can do without.
         is_repeated = exporter == DYNAMO and can_export(model)
-        return () if is_repeated or isinstance(model, ExportedProgramModule) else (Variant(constant_values=True),)
+        if is_repeated or isinstance(model, ExportedProgramModule):
+            return ()
+        return (Variant(constant_values=True, constants_folded=True),)
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""

@@ -1,4 +1,4 @@
-"""Values that depend on no input, computed while `torch.export` traces: constants of the graph.
+"""Values that depend on no input, computed while `torch.export` traces.
 
 torch traces tensors without values. A size that the model computes from a buffer, or from a mask of ones that it
 created, is unknown then, and code that depends on it cannot be traced; an operator on such tensors may have no ONNX
@@ -32,7 +32,8 @@ from modelexport.torch_support.private_fx import Tracer, not_traced, tracer_of, 
 # Larger tensors are traced: the file would have them as constants.
 _MOST_ELEMENTS = 1 << 20
 _MOST_PLACES = 3
-_COMPUTED = "values that depend on no input were computed while tracing, and are constants of the graph"
+_READ = "values that depend on no input were computed while tracing, for code that reads them"
+_FOLDED = "values that depend on no input were computed while tracing, and are constants of the graph"
 # An operator that returns a number, or tensors whose sizes are values.
 _IS_READ = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _DATA: Any = torch.Tensor.data
@@ -44,12 +45,13 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class ConstantValues:
     """The values of the traced tensors that depend on no input: buffers, new tensors, and results of both.
 
-    Where an operator has one of them and an input as arguments, the graph has the value as a constant. Buffers stay
-    what they are.
+    Python code of the model can read them. With `folded`, an operator that has such a tensor and an input as arguments
+    gets the value as a constant, and the operators that compute it are not in the graph. Buffers stay what they are.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, folded: bool = False) -> None:
         self._model = model
+        self._folded = folded
         self._paths = module_paths(model)
         self._places: dict[SourcePlace, None] = {}
         self._stored = {
@@ -82,7 +84,8 @@ class ConstantValues:
         """Return the note for the user, with the source lines that read such values."""
         lines = list({(place.file, place.line): str(place) for place in reversed(self._places)}.values())[::-1]
         more = f" and {len(lines) - _MOST_PLACES} more lines" if len(lines) > _MOST_PLACES else ""
-        return (f"{_COMPUTED}{': read at ' if lines else ''}{'; '.join(lines[:_MOST_PLACES])}{more}",)
+        where = f" at {'; '.join(lines[:_MOST_PLACES])}{more}" if lines and not self._folded else ""
+        return (f"{_FOLDED if self._folded else _READ}{where}",)
 
     def _trace(
         self, original: Callable[..., Any], mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any
@@ -102,9 +105,9 @@ class ConstantValues:
 
         self._begin(tracer_of(mode))
         known = self._known_arguments(func, args, kwargs)
-        if known is None:
+        if known is None and self._folded:
             args, kwargs = self._with_constants(func, args, kwargs, as_constant)
-        elif not _IS_READ.isdisjoint(func.tags) and (values := _compute(func, known)) is not None:
+        elif known is not None and not _IS_READ.isdisjoint(func.tags) and (values := _compute(func, known)) is not None:
             self._record_read()
             return map_leaves(as_constant, values)
         traced = original(mode, func, pre_dispatch, args, kwargs)

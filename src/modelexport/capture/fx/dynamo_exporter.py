@@ -60,7 +60,7 @@ def capture_export(
     """
     tree = read_module_tree(model)
     recorder = TraceRecorder(model, tree)
-    constants = ConstantValues(model) if variant.constant_values else None
+    constants = ConstantValues(model, folded=variant.constants_folded) if variant.constant_values else None
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_constants_refused(model))

@@ -107,3 +107,35 @@ def test_value_that_forward_writes_into_a_buffer_is_known_and_the_buffer_restore
     assert [attempt.variant for attempt in result.attempts] == _VARIANTS
     assert result.check.outcome == "equal"
     assert model.count == 1
+
+
+class Writer(nn.Module):
+    """Writes through `.data` into a tensor that it creates: neither exporter sees that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = torch.zeros(1, 4)
+        table.data[:, 2:].copy_(torch.arange(2.0))
+        return x + table
+
+
+class Rotated(nn.Module):
+    """Splits complex numbers, which torch's exporter has no translation for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.polar(torch.ones(4), torch.arange(4.0))
+        left, right = angles.split([1, 3])
+        return torch.view_as_real(torch.view_as_complex(x) * torch.cat([right, left]))
+
+
+@pytest.mark.parametrize(("model", "inputs"), [(Writer(), torch.ones(2, 4)), (Rotated(), torch.ones(4, 2))])
+def test_what_cannot_be_exported_and_depends_on_no_input_is_a_constant(
+    model: nn.Module, inputs: torch.Tensor, tmp_path: Path
+) -> None:
+    result = modelexport.export_model(model, inputs, tmp_path / "m.onnx", check="run")
+    assert result.attempts[-1].name == "fx (dynamo, with constants computed)"
+    assert result.check.outcome == "equal"
+    assert [note for note in result.notes if note.endswith("and are constants of the graph")]
+    with ConstantValues(model, folded=True).known():
+        torch.onnx.export(model, (inputs,), tmp_path / "plain.onnx", dynamo=True, verbose=False)
+    stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
+    assert stripped.SerializeToString() == (tmp_path / "plain.onnx").read_bytes()

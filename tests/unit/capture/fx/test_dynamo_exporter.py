@@ -93,7 +93,7 @@ def test_model_whose_forward_torch_could_trace_is_not_exported_a_second_time(tmp
     first, last = caught.value.attempts
     assert (first.exporter, first.variant) == ("dynamo", "")
     # It ends after the trace: the graph would be the same.
-    assert last.variant == "with the values of constants"
+    assert last.variant == "with constants computed"
     assert "the model computes nothing that depends on no input" in str(last.error)
 
 
