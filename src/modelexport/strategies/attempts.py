@@ -288,7 +288,7 @@ def _combined_error(failures: Sequence[_Failure], refused: Specialization | None
         return SpecializationError(named, message, places)
     if len({failure.report.strategy for failure in failures}) > 1:
         return AllStrategiesFailedError(named)
-    if len(failures) == 1:
+    if len(failures) == 1 or all(isinstance(failure.error, DataDependentError) for failure in failures):
         return failures[0].error
     # One strategy that was requested by name, with each of its exporters and variants.
     reasons = dict.fromkeys(_reason(failure.error) for failure in failures)
