@@ -128,11 +128,14 @@ class Shrinking:
             return value if value <= _FEW else self._lessened(name, value, level.count)
         if value <= _FEW:
             return value
+        # A kernel or a window with a middle keeps one.
+        has_middle = value % 2 == 1 and (value < 32 or "kernel" in name)
+        if (value <= 64 and level.small is None) or (has_middle and level.size is None):
+            return value
+        if has_middle:
+            return 3
         if value <= 64:
-            if level.small is None:
-                return value
-            # A kernel or a window with a middle keeps one.
-            return 3 if value % 2 and value < 32 else _power(value, level.count)
+            return _power(value, level.count)
         return self._lessened(name, value, level.size)
 
     def _lessened(self, name: str, value: int, most: int | None) -> int:
@@ -220,6 +223,10 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
         value = _value(default, name, preset)
         if isinstance(value, PreTrainedConfig):
             parts[name] = shrink_configuration(value, level, shrinking)
+        elif name.startswith("_"):
+            # The outputs of a backbone, which it takes by their public name and as text or as numbers.
+            if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
+                given[name.lstrip("_")] = value
         elif name in own and value is not None and (preset is not None or _was_given(cls, name, value)):
             given[name] = value
         elif name in own and value is None and _TOKEN.search(name):

@@ -148,13 +148,16 @@ def build_with_inputs(
     not_built: str | None = None
     no_inputs: str | None = None
     # A model whose sizes contradict each other takes no inputs at all: few calls for each, before many for any.
-    for calls, (how, make) in itertools.product(_CALLS, list(builders(candidate, levels))):
-        if time.process_time() - began > _MOST_SECONDS:
-            break
+    ways = list(builders(candidate, levels))
+    buildable = set(range(len(ways)))
+    for calls, (place, (how, make)) in itertools.product(_CALLS, enumerate(ways)):
+        if place not in buildable or time.process_time() - began > _MOST_SECONDS:
+            continue
         try:
             model = build(make)
         except Exception as error:  # noqa: BLE001  the next size may do
             not_built = not_built or describe(error)
+            buildable.remove(place)
             continue
         record["built"] = {"how": how, "parameters": sum(p.numel() for p in model.parameters())}
         try:
