@@ -27,6 +27,8 @@ from modelexport.sources.inputs.synthesis.failure_hints import mentioned
 Builder = tuple[str, Callable[[], torch.nn.Module]]
 
 SEED = 0
+# How a model is built with the settings that its library gives it.
+UNCHANGED = "unchanged"
 # A model with more parameters than this is not small.
 MOST_PARAMETERS = 150_000_000
 # So many models of a timm family are looked at to find its smallest.
@@ -134,7 +136,7 @@ def _transformers_builders(model_type: str, levels: Sequence[Level]) -> Iterator
             cls = classes[0] if isinstance(classes, tuple) else classes
             return _completed_by(lambda: cls(config), lambda name: _fill(config, name, level))
 
-        yield f"level {number}", make
+        yield UNCHANGED if level.size is None else f"level {number}", make
 
 
 # --- timm ---------------------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def _diffusers_builders(name: str, levels: Sequence[Level]) -> Iterator[Builder]
             cls = getattr(diffusers, name)
             return _completed(cls, Shrinking(level, related=True).shrink(settings_of(cls)))
 
-        yield f"level {number}", make
+        yield UNCHANGED if level.size is None else f"level {number}", make
 
 
 def _completed(cls: Any, settings: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 import torch
 from benchmarks.quiet import quiet
-from benchmarks.sweep_candidates import Candidate, build, builders
+from benchmarks.sweep_candidates import UNCHANGED, Candidate, build, builders
 from benchmarks.sweep_checks import check_export
 from benchmarks.sweep_process import describe, run_limited
 from benchmarks.sweep_shrinking import LEVELS, Level
@@ -145,7 +145,7 @@ def build_with_inputs(
 
     began = time.process_time()
     # What failed first counts: the largest models are the last.
-    not_built: str | None = None
+    not_built: dict[str, str] = {}
     no_inputs: str | None = None
     # A model whose sizes contradict each other takes no inputs at all: few calls for each, before many for any.
     ways = list(builders(candidate, levels))
@@ -156,7 +156,7 @@ def build_with_inputs(
         try:
             model = build(make)
         except Exception as error:  # noqa: BLE001  the next size may do
-            not_built = not_built or describe(error)
+            not_built[how] = describe(error)
             buildable.remove(place)
             continue
         record["built"] = {"how": how, "parameters": sum(p.numel() for p in model.parameters())}
@@ -177,7 +177,9 @@ def build_with_inputs(
     if "built" in record:
         record["forward"] = {"error": no_inputs}
     else:
-        record["built"] = {"error": not_built or "there is nothing to build"}
+        record["built"] = {"error": next(iter(not_built.values()), "there is nothing to build")}
+        if UNCHANGED in not_built:
+            record["built"]["unchanged"] = not_built[UNCHANGED]
     return None
 
 

@@ -95,7 +95,7 @@ def test_number_of_heads_is_divided_with_the_sizes_that_it_divides() -> None:
 def test_configuration_is_unchanged_at_the_level_without_sizes() -> None:
     transformers = pytest.importorskip("transformers")
     unchanged = next(level for level in LEVELS if level.size is None)
-    assert shrink_configuration(transformers.HieraConfig(), unchanged).patch_size == [7, 7]
+    assert tuple(shrink_configuration(transformers.HieraConfig(), unchanged).patch_size) == (7, 7)
     nested = shrink_configuration(transformers.DFineConfig(), unchanged).backbone_config
     assert nested.out_features == transformers.DFineConfig().backbone_config.out_features
 
