@@ -24,7 +24,7 @@ _GRID = 4
 _VIDEO = frozenset(["video", "videos"])
 _IMAGE = frozenset(["pixel", "pixels", "image", "images", "img", "sample"]) | _VIDEO
 _FEATURES = frozenset(["features", "mel", "spectrogram"])
-_STATES = frozenset(["embeds", "states", "embeddings", "hidden"])
+_STATES = frozenset(["embeds", "states", "embeddings", "hidden", "feats"])
 _SIGNAL = frozenset(["values", "audio", "waveform", "wav", "speech"])
 _TIME = frozenset(["timestep", "timesteps"])
 _FLOATS = _IMAGE | _FEATURES | _STATES | _SIGNAL
@@ -113,6 +113,9 @@ def _guess_integers(facts: ModelFacts, name: str, kind: Kind) -> TensorSpec:
         return TensorSpec(patches[:-1], kind, rule="mask_of_patches")
     if _TIME & set(words):
         return TensorSpec((BATCH,), kind, rule="timestep")
+    grid = _required_grid(facts)
+    if grid is not None and words[-1] == "sizes":
+        return TensorSpec(grid.shape[:1], kind, rule="sizes_of_grids")
     upper_bound = facts.vocabulary if kind is Kind.TOKENS else 2
     return TensorSpec((BATCH, LENGTH), kind, upper_bound, rule=kind.value)
 
@@ -155,10 +158,14 @@ def _guess_grid(name: str) -> TensorSpec | None:
     return None
 
 
+def _required_grid(facts: ModelFacts) -> TensorSpec | None:
+    grids = [_guess_grid(name) for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
+    return next((spec for spec in grids if spec is not None), None)
+
+
 def _patch_shape(facts: ModelFacts) -> tuple[int, ...] | None:
     """The shape of images as lists of patches, where a required argument tells how the patches lie."""
-    grids = [_guess_grid(name) for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
-    grid = next((spec for spec in grids if spec is not None), None)
+    grid = _required_grid(facts)
     if grid is None:
         return None
     channels = facts.number("in_channels", "num_channels", "in_chans") or 3
@@ -169,6 +176,9 @@ def _patch_shape(facts: ModelFacts) -> tuple[int, ...] | None:
 
 
 def _guess_image(facts: ModelFacts, is_video: bool) -> TensorSpec:
+    first = next((module for module in facts.modules if isinstance(module, CONVOLUTIONS)), None)
+    if isinstance(first, torch.nn.Conv1d):
+        return TensorSpec((BATCH, first.in_channels, _SAMPLES), rule="image_of_one_dimension")
     found = facts.sizes("image_size", "img_size", "input_size", "sample_size", "crop_size") or (_SIDE, _SIDE)
     image = (channels_of(facts) or 3, min(found[0], _MAX_SIDE), min(found[-1], _MAX_SIDE))
     if is_video:
