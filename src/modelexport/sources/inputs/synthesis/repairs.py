@@ -218,7 +218,7 @@ def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
     """Try images, or volumes, with larger sides."""
     for side in _LARGER_SIDES:
         images = {
-            name: spec.resized({axis: side for axis in (-2 % len(spec.shape), -1 % len(spec.shape))})
+            name: spec.resized(dict.fromkeys((-2 % len(spec.shape), -1 % len(spec.shape)), side))
             for name, spec in attempt.tensors.items()
             if spec.kind is Kind.FLOATS and len(spec.shape) > 3 and max(spec.shape[-2:]) < side
         }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.sources.inputs.synthesis import make_example_inputs
+from modelexport.sources.inputs.synthesis import make_example_inputs, synthesize_inputs
 
 
 def shapes(model: nn.Module) -> dict[str, Any]:
@@ -77,3 +77,38 @@ class PackedPatches(nn.Module):
 def test_mask_of_patches_has_an_element_for_each_patch() -> None:
     found = shapes(PackedPatches())
     assert found["pixel_attention_mask"] == found["pixel_values"][:2] == (2, 16)
+
+
+class SizedGrids(nn.Module):
+    """Takes a size for each of its grids of patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+
+    def forward(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor, merge_sizes: torch.Tensor) -> torch.Tensor:
+        merged = sum(int(grid.prod()) // size for grid, size in zip(grid_thw, merge_sizes.tolist(), strict=True))
+        return self.embed(pixel_values)[:merged]
+
+
+def test_there_is_a_size_for_each_grid() -> None:
+    guesses = synthesize_inputs(SizedGrids()).guesses
+    assert guesses["merge_sizes"] == "sizes_of_grids"
+
+
+class Signals(nn.Module):
+    """What it calls a sample is a signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 4, 3)
+
+    def forward(self, sample: torch.Tensor) -> torch.Tensor:
+        batch, channels, _ = sample.shape
+        return self.conv(sample.reshape(batch, channels, -1))
+
+
+def test_sample_for_a_convolution_of_one_dimension_is_a_signal() -> None:
+    found = synthesize_inputs(Signals())
+    assert found.rules == ("signature",)
+    assert found.guesses == {"sample": "image_of_one_dimension"}
