@@ -111,8 +111,8 @@ def _guess_integers(facts: ModelFacts, name: str, kind: Kind) -> TensorSpec:
     patches = _patch_shape(facts) if "pixel" in words else None
     if patches is not None and kind is not Kind.POSITIONS:
         return TensorSpec(patches[:-1], kind, rule="mask_of_patches")
-    if _TIME & set(words):
-        return TensorSpec((BATCH,), kind, rule="timestep")
+    if _TIME & set(words) or words[-2:] == ["class", "labels"]:
+        return TensorSpec((BATCH,), kind, rule="timestep" if _TIME & set(words) else "label")
     grid = _required_grid(facts)
     if grid is not None and words[-1] == "sizes":
         return TensorSpec(grid.shape[:1], kind, rule="sizes_of_grids")
@@ -176,9 +176,6 @@ def _patch_shape(facts: ModelFacts) -> tuple[int, ...] | None:
 
 
 def _guess_image(facts: ModelFacts, is_video: bool) -> TensorSpec:
-    first = next((module for module in facts.modules if isinstance(module, CONVOLUTIONS)), None)
-    if isinstance(first, torch.nn.Conv1d):
-        return TensorSpec((BATCH, first.in_channels, _SAMPLES), rule="image_of_one_dimension")
     found = facts.sizes("image_size", "img_size", "input_size", "sample_size", "crop_size") or (_SIDE, _SIDE)
     image = (channels_of(facts) or 3, min(found[0], _MAX_SIDE), min(found[-1], _MAX_SIDE))
     if is_video:

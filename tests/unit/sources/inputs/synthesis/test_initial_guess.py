@@ -96,19 +96,16 @@ def test_there_is_a_size_for_each_grid() -> None:
     assert guesses["merge_sizes"] == "sizes_of_grids"
 
 
-class Signals(nn.Module):
-    """What it calls a sample is a signal."""
+class Labelled(nn.Module):
+    """Has one class for each image."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(2, 4, 3)
+        self.layer, self.classes = nn.Linear(5, 5), nn.Embedding(3, 5)
 
-    def forward(self, sample: torch.Tensor) -> torch.Tensor:
-        batch, channels, _ = sample.shape
-        return self.conv(sample.reshape(batch, channels, -1))
+    def forward(self, hidden_states: torch.Tensor, class_labels: torch.LongTensor) -> torch.Tensor:
+        return self.layer(hidden_states) + self.classes(class_labels)[:, None, None].mean(1)
 
 
-def test_sample_for_a_convolution_of_one_dimension_is_a_signal() -> None:
-    found = synthesize_inputs(Signals())
-    assert found.rules == ("signature",)
-    assert found.guesses == {"sample": "image_of_one_dimension"}
+def test_batch_element_has_one_label() -> None:
+    assert shapes(Labelled())["class_labels"] == (2,)
