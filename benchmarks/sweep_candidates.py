@@ -85,15 +85,21 @@ def build(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         NotSmallError: It has too many parameters.
     """
     torch.manual_seed(SEED)
+    without_memory: Exception | None = None
     try:
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in make().parameters())
-    except Exception:  # noqa: BLE001  some models compute with their weights while they are built
-        size = 0
+    except Exception as error:  # noqa: BLE001  some models compute with their weights while they are built
+        size, without_memory = 0, error
     if size > MOST_PARAMETERS:
         raise NotSmallError(f"{size / 1e6:.0f} M parameters")
     torch.manual_seed(SEED)
-    model = make().eval()
+    try:
+        model = make().eval()
+    except RuntimeError as error:
+        if without_memory is not None and "can't allocate memory" in str(error):
+            raise without_memory from None
+        raise
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         raise NotSmallError("too many parameters")
     return _with_telling_weights(model.float())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.sweep_candidates import Candidate, _completed, builders
+import torch
+from benchmarks.sweep_candidates import Candidate, _completed, build, builders
 from benchmarks.sweep_shrinking import LEVELS, Shrinking, shrink_configuration
 
 SETTINGS = {
@@ -114,3 +115,13 @@ def test_value_that_a_default_configuration_does_not_have_is_made_up(name: str, 
     pytest.importorskip("transformers")
     _, make = next(builders(Candidate("transformers", name)))
     assert getattr(make().config, field) is not None
+
+
+def test_error_of_a_model_too_large_to_build_is_the_one_that_it_has_without_memory() -> None:
+    def make() -> torch.nn.Module:
+        if torch.get_default_device().type == "meta":
+            raise KeyError("full_attention")
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with pytest.raises(KeyError):
+        build(make)
