@@ -169,12 +169,14 @@ def _infer_strictly(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answ
 
 
 def _infer_types(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Infer types. Returns a serialized graph without nodes and weights."""
+    """Infer types. Returns a serialized graph without weights, and of its nodes those that own subgraphs."""
     import onnx.shape_inference
 
     graph = onnx.shape_inference.infer_shapes(arrays[0].tobytes(), data_prop=True).graph
+    owning = onnx.GraphProto(node=[node for node in graph.node if any(a.HasField("g") for a in node.attribute)])
     for field in ("node", "initializer", "sparse_initializer", "metadata_props"):
         graph.ClearField(field)
+    graph.MergeFrom(owning)
     return {}, [np.frombuffer(graph.SerializeToString(), np.uint8)]
 
 
