@@ -26,6 +26,7 @@ _OPERATORS: Mapping[type, Callable[[Number, Number], Number]] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Div: lambda a, b: Fraction(a) / b,
     ast.Mod: lambda a, b: a % b,
+    ast.Pow: lambda a, b: a ** _small(b),
 }
 _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "Min": min,
@@ -186,6 +187,12 @@ def _bits(element_type: int) -> int | None:
         return None if kind in (ir.DataType.UNDEFINED, ir.DataType.STRING) else round(kind.itemsize * 8)
     except (TypeError, ValueError):
         return None
+
+
+def _small(exponent: Number) -> int:
+    if exponent not in range(5):
+        raise ValueError("an exponent that no shape has")
+    return int(exponent)
 
 
 def _evaluated(expression: str, sizes: Mapping[str, int]) -> int | None:
