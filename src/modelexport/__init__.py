@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from modelexport.hierarchy.document_codec import document_schema as document_schema
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
+    from modelexport.profiling.profiler import profile as profile
+    from modelexport.profiling.report import ProfileReport as ProfileReport
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
     from modelexport.sources.inputs.choose import choose_inputs as choose_inputs
     from modelexport.sources.inputs.synthesis.search import make_example_inputs as make_example_inputs
@@ -123,6 +125,7 @@ _HOMES = {
     "ModuleSubgraph": "analysis.extraction.extractor",
     "OnnxRunError": "errors",
     "RunLimitError": "errors",
+    "ProfileReport": "profiling.report",
     "ProgressEvent": "exporting.result",
     "ReadLimits": "limits",
     "RepairReport": "analysis.validation.store_repair",
@@ -157,6 +160,7 @@ _HOMES = {
     "load": "storage.opened_file",
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
+    "profile": "profiling.profiler",
     "read_model": "storage.opened_file",
     "register_strategy": "strategies.registry",
     "repair": "analysis.validation.store_repair",

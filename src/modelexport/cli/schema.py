@@ -18,6 +18,7 @@ _SCHEMAS = {
     "export": "exporting:export_schema",
     "extract": "analysis.extraction:extraction_schema",
     "inspect": "strategies:overview_schema",
+    "profile": "profiling:profile_schema",
     "repair": "analysis.validation:repair_schema",
     "retag": "analysis.retagging:retagging_schema",
     "select": "analysis.query:selection_schema",

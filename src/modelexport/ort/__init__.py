@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from modelexport.ort.model_checks import ModelChecks, check_file, infer_types, type_inference
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
+from modelexport.ort.profiled_session import OPTIMIZATION_LEVELS, ProfiledSession, profile_session
 from modelexport.ort.runner import FileRun, Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
 
 __all__ = [
+    "OPTIMIZATION_LEVELS",
     "Array",
     "FileRun",
     "ModelChecks",
     "PreparedModel",
+    "ProfiledSession",
     "Runner",
     "SubgraphReceiver",
     "check_file",
@@ -19,6 +22,7 @@ __all__ = [
     "infer_types",
     "numpy_type",
     "prepared",
+    "profile_session",
     "require_onnxruntime",
     "run_subgraphs",
     "type_inference",

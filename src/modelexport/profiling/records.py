@@ -43,6 +43,17 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     temporary_bytes: int | None = None
 
 
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """One execution of a kernel: its position in the list of kernels, its start in the run, and its seconds.
+
+    The seconds include the kernels of its subgraphs.
+    """
+
+    kernel: int
+    start: float
+    seconds: float
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """What a runtime measured.
 
@@ -50,12 +61,14 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         runtime: Its name and version.
         kernels: The kernels, in the order of execution.
         session: The time of the whole session in each run, at least the sum of the kernels.
+        timeline: The executions of kernels in the run with the median session time; empty if unknown.
         notes: What the user should know of the measurement.
     """
 
     runtime: str
     kernels: tuple[Kernel, ...]
     session: tuple[float, ...]
+    timeline: tuple[Slice, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -115,14 +128,10 @@ class Memory(msgspec.Struct, frozen=True, omit_defaults=True):
     temporary: int | None = None
 
 
-class CallProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A module call.
+class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a call, or a group of calls, uses.
 
     Attributes:
-        id: Its id (``path``, ``path@1``).
-        path: The path of the module.
-        class_name: The class of the module.
-        parent: The call that called it; None for the root call.
         own: The time of its own kernels.
         total: The time of its own kernels and of the calls inside of it.
         share: Its own time by the session's, from the means.
@@ -130,15 +139,11 @@ class CallProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         nodes: The number of kernels that it owns.
         memory: Of the kernels that it owns.
         providers: The number of its own kernels by execution provider.
-        fused_with: The calls whose work kernels of this call also do.
-        fused_into: The calls whose kernels do work of this call.
+        fused_with: The calls whose work kernels of this one also do.
+        fused_into: The calls whose kernels do work of this one.
         source: File and line of the code behind its most expensive kernel; empty if the file does not say.
     """
 
-    id: str
-    path: str
-    class_name: str
-    parent: str | None
     own: Timing
     total: Timing
     share: float
@@ -149,3 +154,20 @@ class CallProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     fused_with: tuple[str, ...] = ()
     fused_into: tuple[str, ...] = ()
     source: str = ""
+
+
+class CallProfile(Usage, frozen=True, kw_only=True, omit_defaults=True):
+    """A module call: its id (``path``, ``path@1``), its module, the call that called it, and what it uses."""
+
+    id: str
+    path: str
+    class_name: str
+    parent: str | None = None
+
+
+class ProfileRow(Usage, frozen=True, kw_only=True, omit_defaults=True):
+    """A row of a report: a call, a module, a class or an operator, and the number of its calls."""
+
+    name: str
+    class_name: str
+    calls: int
