@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.graph import proto_nodes_with_ids
-from modelexport.profiling.static_cost import NO_FORMULA, NO_SHAPE, GraphCost, graph_cost
-from modelexport.profiling.tensor_shapes import Axes
+from modelexport.profiling.static_cost.graph_cost import NO_FORMULA, NO_SHAPE, GraphCost, graph_cost
+from modelexport.profiling.static_cost.tensor_shapes import Axes
 
 
 def floats(name: str, *shape: int | str) -> onnx.ValueInfoProto:

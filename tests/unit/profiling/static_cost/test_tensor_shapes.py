@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from modelexport.errors import InputError
-from modelexport.profiling.tensor_shapes import Axes, Tensor
+from modelexport.profiling.static_cost.tensor_shapes import Axes, Tensor
 
 
 def value(name: str, *shape: int | str | None) -> onnx.ValueInfoProto:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import modelexport
 from modelexport.errors import FileFormatError, InputError
-from modelexport.profiling.static_report import CallCost, StaticReport, profile_statically
+from modelexport.profiling.static_cost.static_report import CallCost, StaticReport, profile_statically
 
 
 def by_id(report: StaticReport) -> dict[str, CallCost]:
@@ -29,6 +29,7 @@ def counted_by_torch(model: torch.nn.Module, *args: Any, **kwargs: Any) -> int:
     return int(counter.get_total_flops())
 
 
+@pytest.mark.xdist_group("cnn")
 def test_convolution_and_linear_equal_a_count_by_hand(exported: Exporter) -> None:
     calls = by_id(profile_statically(exported("cnn").path))
     # Two images of 16 x 16, kernels of 3 x 3 from 3 to 8 channels, a bias, a ReLU.
@@ -45,6 +46,7 @@ def test_convolution_and_linear_equal_a_count_by_hand(exported: Exporter) -> Non
     assert head.flops_per_byte == head.flops / head.traffic_bytes
 
 
+@pytest.mark.xdist_group("lstm")
 def test_lstm_equals_a_count_by_hand(exported: Exporter) -> None:
     report = profile_statically(exported("lstm").path)
     # Two bidirectional layers of 8 over 5 steps of a batch of 2: inputs of 6, then of 2 x 8.
@@ -58,6 +60,7 @@ def test_lstm_equals_a_count_by_hand(exported: Exporter) -> None:
     assert own.parameters == sum(p.numel() for p in parameters) + 2 * 2 * 8
 
 
+@pytest.mark.xdist_group("bert")
 def test_attention_equals_a_count_by_hand(exported: Exporter) -> None:
     call = by_id(profile_statically(exported("bert").path))["encoder.layer.0.attention.self"]
     # Batch 2, 4 heads of 8, 7 tokens: scores and weighted values; queries, keys and values of 32.
@@ -65,7 +68,7 @@ def test_attention_equals_a_count_by_hand(exported: Exporter) -> None:
     assert call.total.macs == call.own.macs + 3 * 2 * 7 * 32 * 32
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "resnet"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "vit", "resnet")])
 def test_macs_equal_the_count_of_torch(exported: Exporter, name: str) -> None:
     ours: Exported = exported(name)
     report = profile_statically(ours.path)
@@ -108,6 +111,7 @@ def test_flops_of_layers_of_usual_width_are_within_two_percent_of_the_count_of_t
     assert profile_statically(path).total.flops == pytest.approx(counted_by_torch(model, **inputs), rel=0.02)
 
 
+@pytest.mark.xdist_group("shared_block")
 def test_totals_are_the_sum_of_own_costs_and_a_shared_weight_counts_once(exported: Exporter) -> None:
     report = profile_statically(exported("shared_block").path)
     calls = by_id(report)
@@ -122,6 +126,7 @@ def test_totals_are_the_sum_of_own_costs_and_a_shared_weight_counts_once(exporte
     assert calls[""].total.parameters == sum(p.numel() for p in exported("shared_block").specimen.model.parameters())
 
 
+@pytest.mark.xdist_group("bert")
 def test_dynamic_axes_are_named_when_missing_and_count_when_given(exported: Exporter) -> None:
     path = exported("bert", dynamic=True).path
     with pytest.raises(InputError, match="--axis") as caught:
@@ -134,6 +139,7 @@ def test_dynamic_axes_are_named_when_missing_and_count_when_given(exported: Expo
     assert larger.total.macs > 3 * small.total.macs
 
 
+@pytest.mark.xdist_group("cnn")
 def test_file_without_hierarchy_is_refused(tmp_path: Path, exported: Exporter) -> None:
     import onnx
 
@@ -147,6 +153,7 @@ def test_file_without_hierarchy_is_refused(tmp_path: Path, exported: Exporter) -
         profile_statically(tmp_path / "plain.onnx")
 
 
+@pytest.mark.xdist_group("cnn")
 def test_report_shows_its_numbers_in_a_notebook(exported: Exporter) -> None:
     report = profile_statically(exported("cnn").path)
     assert f"macs={report.total.macs}" in repr(report)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from modelexport.profiling.operator_formulas import (
+from modelexport.profiling.static_cost.operator_formulas import (
     SOFTMAX_STEPS,
     Cost,
     attention,

@@ -14,9 +14,9 @@ import onnx
 
 from modelexport.graph import proto_subgraphs_of
 from modelexport.ort import type_inference
-from modelexport.profiling.operator_costs import PARTIAL_READS, VIEWS, cost_of
-from modelexport.profiling.operator_formulas import NO_WORK, NodeShapes, UnknownShapeError, Work
-from modelexport.profiling.tensor_shapes import UNKNOWN, Axes, Tensor
+from modelexport.profiling.static_cost.operator_costs import PARTIAL_READS, VIEWS, cost_of
+from modelexport.profiling.static_cost.operator_formulas import NO_WORK, NodeShapes, UnknownShapeError, Work
+from modelexport.profiling.static_cost.tensor_shapes import UNKNOWN, Axes, Tensor
 
 NO_FORMULA = "no formula for this operator"
 NO_SHAPE = "a shape is unknown"

@@ -9,8 +9,8 @@ import onnx.defs
 import pytest
 from onnx import helper
 
-from modelexport.profiling.operator_costs import cost_of
-from modelexport.profiling.operator_formulas import NodeShapes, Shape, UnknownShapeError, Work
+from modelexport.profiling.static_cost.operator_costs import cost_of
+from modelexport.profiling.static_cost.operator_formulas import NodeShapes, Shape, UnknownShapeError, Work
 
 Shapes = Sequence[Shape | None]
 

@@ -12,8 +12,8 @@ import msgspec
 from modelexport.display import Summary, counted, summarized
 from modelexport.hierarchy import HierarchyDocument, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
-from modelexport.profiling.static_cost import NodeCost, graph_cost
-from modelexport.profiling.tensor_shapes import Axes
+from modelexport.profiling.static_cost.graph_cost import NodeCost, graph_cost
+from modelexport.profiling.static_cost.tensor_shapes import Axes
 from modelexport.storage import find_hierarchy, read_model
 
 
