@@ -1,0 +1,1 @@
+"""Profiles that other tools wrote: onnxruntime, TensorRT's trtexec, OpenVINO."""
