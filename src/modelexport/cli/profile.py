@@ -14,6 +14,7 @@ from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading
 from modelexport.cli.options import LimitOption, SelectOption, given_options, option
 from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
+from modelexport.cli.profile_changes import changes_text
 from modelexport.display import Cell, counted
 from modelexport.errors import InputError
 
@@ -96,6 +97,18 @@ def profile(
         int | None, option(_REPORT, "Count modules deeper than this many levels for those around them.", min=0)
     ] = None,
     sort: Annotated[Sort, option(_REPORT, "What rows are sorted by, the largest first.")] = Sort.OWN,
+    split_fused: Annotated[
+        bool,
+        option(
+            _REPORT,
+            "Spread fused nodes over the modules whose work they do, by the times without optimization.",
+            "--split-fused",
+        ),
+    ] = False,
+    compare: Annotated[
+        Path | None,
+        option(_REPORT, "A profile written with --format json: show what became faster or slower since.", "--compare"),
+    ] = None,
     source: Annotated[
         bool, option(_REPORT, "Show the source line behind the most expensive node of each row.", "--source")
     ] = False,
@@ -116,7 +129,10 @@ def profile(
 
     Runs the file in onnxruntime with its profiler, and gives each node of the graph that it executes, fused nodes
     included, to the module call that owns it. Without inputs, they are synthesized from the types and shapes in the
-    file. Times are medians over runs. Exits with 1 if modules do not run on the requested provider.
+    file. Times are medians over runs.
+
+    Exits with 1 if modules do not run on the requested provider, or with
+    --compare if some became slower.
 
     Examples:
 
@@ -127,15 +143,21 @@ def profile(
         modelexport profile model.onnx --provider cuda --select encoder --source
 
         modelexport profile model.onnx --format speedscope -o profile.speedscope.json
+
+        modelexport profile quantized.onnx --compare model-profile.json
     """
     inputs.check()
     form = report.form(output_format, ProfileFormat)
     report.check(file)
+    if compare is not None and form not in (ProfileFormat.TABLE, ProfileFormat.JSON):
+        raise InputError(f"a comparison has the formats table and json, not {form.value}")
     axes = _sizes(axis or [])
     if axes and (model is not None or inputs.inputs is not None):
         raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
-    from modelexport.profiling import as_collapsed, as_speedscope, as_trace
+    from modelexport.profiling import as_collapsed, as_speedscope, as_trace, compare_profiles, read_profile
     from modelexport.profiling import profile as profile_file
+
+    earlier = None if compare is None else read_profile(compare)
 
     with out.running_model() as activity:
         given, shapes = _inputs(file, model, loading, inputs, out)
@@ -151,10 +173,17 @@ def profile(
             threads=threads,
             optimization=optimization.value,
             select=select,
+            split_fused=split_fused,
             limits=limits.limits,
             progress=lambda done, total: activity.show(f"run {done} of {total}"),
         )
-    if form is ProfileFormat.JSON:
+    if earlier is not None:
+        changes = compare_profiles(earlier, found)
+        is_json = form is ProfileFormat.JSON
+        report.write(json_text(changes.as_dict()) if is_json else changes_text(changes, report, limit), out)
+        if changes.slower:
+            raise typer.Exit(FINDINGS)
+    elif form is ProfileFormat.JSON:
         report.write(json_text(found.as_dict()), out)
     elif form is ProfileFormat.CSV:
         rows = found.rows(by.value, depth=depth, sort=sort.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelexport.ort.model_checks import ModelChecks, check_file, infer_types, type_inference
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
-from modelexport.ort.profiled_session import OPTIMIZATION_LEVELS, ProfiledSession, profile_session
+from modelexport.ort.profiled_session import OPTIMIZATION_LEVELS, ProfiledSession
 from modelexport.ort.runner import FileRun, Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
 
@@ -22,7 +22,6 @@ __all__ = [
     "infer_types",
     "numpy_type",
     "prepared",
-    "profile_session",
     "require_onnxruntime",
     "run_subgraphs",
     "type_inference",

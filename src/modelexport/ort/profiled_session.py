@@ -1,9 +1,8 @@
-"""Run a file several times in one session that records onnxruntime's profile and saves the graph that it executes."""
+"""A session that runs a file, records onnxruntime's profile, and saves the graph that it executes."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort.runner import Runner, require_onnxruntime
 
-_NAME = "onnxruntime"
 # Our names of onnxruntime's levels.
 OPTIMIZATION_LEVELS: Mapping[str, str] = {
     "all": "ORT_ENABLE_ALL",
@@ -23,93 +21,100 @@ OPTIMIZATION_LEVELS: Mapping[str, str] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
 class ProfiledSession:
-    """The files of a profiled session.
+    """A session in a child process. A context manager: the process ends with the context.
+
+    Args:
+        path: The file.
+        folder: An empty folder for the profile and the executed graph with its weights.
+        providers: The execution providers by name, with or without ``ExecutionProvider``; onnxruntime adds the CPU.
+        optimization: One of `OPTIMIZATION_LEVELS`.
+        threads: The threads of one operator; 0 for onnxruntime's default.
+        limits: The limits of loading, and of each run.
 
     Attributes:
-        profile: The profile, with all runs.
         executed: The executed graph, whose nodes the profile names.
         version: The version of onnxruntime.
         feeds: The inputs of the runs.
     """
 
-    profile: Path
-    executed: Path
-    version: str
-    feeds: Mapping[str, np.ndarray]
+    def __init__(
+        self,
+        path: Path,
+        folder: Path,
+        *,
+        providers: Sequence[str] = (),
+        optimization: str = "all",
+        threads: int = 0,
+        limits: RunLimits = DEFAULT_RUN_LIMITS,
+    ) -> None:
+        self.executed = folder / "executed.onnx"
+        self.version = ""
+        self.feeds: Mapping[str, np.ndarray] = {}
+        self._path = path
+        self._header = {
+            "path": str(path.resolve()),
+            "profile": str(folder / "profile"),
+            "executed": str(self.executed),
+            "providers": list(providers),
+            "level": OPTIMIZATION_LEVELS[optimization],
+            "threads": threads,
+        }
+        self._runner = Runner(limits)
 
+    def __enter__(self) -> ProfiledSession:
+        return self
 
-def profile_session(
-    path: Path,
-    candidates: Iterable[Mapping[str, np.ndarray]],
-    folder: Path,
-    *,
-    runs: int,
-    providers: Sequence[str],
-    optimization: str,
-    threads: int = 0,
-    limits: RunLimits = DEFAULT_RUN_LIMITS,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> ProfiledSession:
-    """Run a file in a child process, with onnxruntime's profile.
+    def __exit__(self, *raised: object) -> None:
+        self._runner.__exit__(*raised)
 
-    Args:
-        path: The file.
-        candidates: Inputs by name; the first that the file accepts are used.
-        folder: An empty folder for the profile and the executed graph with its weights.
-        runs: How often it runs, warm-up included.
-        providers: The execution providers by name, with or without ``ExecutionProvider``; onnxruntime adds the CPU.
-        optimization: One of `OPTIMIZATION_LEVELS`.
-        threads: The threads of one operator; 0 for onnxruntime's default.
-        limits: The limits of loading, and of each run.
-        progress: Called with the number of finished runs and of all.
+    def open(self, candidates: Iterable[Mapping[str, np.ndarray]]) -> None:
+        """Load the file, and run it once.
 
-    Raises:
-        InputError: onnxruntime is not installed, or does not have a provider.
-        OnnxRunError: It cannot load or run the file, crashed or exceeded a limit.
-    """
-    require_onnxruntime()
-    executed = folder / "executed.onnx"
-    with Runner(limits) as runner:
+        Args:
+            candidates: Inputs by name; the first that the file accepts are used.
+
+        Raises:
+            InputError: onnxruntime is not installed, or does not have a provider.
+            OnnxRunError: It cannot load or run the file, crashed or exceeded a limit.
+        """
+        require_onnxruntime()
         problem: OnnxRunError | None = None
         for feeds in candidates:
-            header = {
-                "path": str(path.resolve()),
-                "profile": str(folder / "profile"),
-                "executed": str(executed),
-                "providers": list(providers),
-                "level": OPTIMIZATION_LEVELS[optimization],
-                "threads": threads,
-                "feeds": list(feeds),
-            }
-            answer = _ask(runner, f"load {path}", "profile_open", header, list(feeds.values()))
+            header = {**self._header, "feeds": list(feeds)}
+            answer = self._ask("load", "profile_open", header, list(feeds.values()))
             if "no_provider" in answer:
                 raise InputError(
-                    f"onnxruntime has no {answer['no_provider']!r} here: it has {', '.join(answer['available'])}"
+                    f"onnxruntime has no provider {answer['no_provider']!r} here: it has "
+                    f"{', '.join(answer['available'])}"
                 )
+            self.version, self.feeds = answer["version"], feeds
             try:
-                _ask(runner, f"run {path}", "profile_run")
+                self.run()
             except RunLimitError:
                 raise
             except OnnxRunError as error:
                 problem = problem or error
-                continue
-            for done in range(1, runs):
-                progress(done, runs)
-                _ask(runner, f"run {path}", "profile_run")
-            progress(runs, runs)
-            profile = _ask(runner, f"profile {path}", "profile_close")["profile"]
-            return ProfiledSession(Path(profile), executed, answer["version"], feeds)
-    raise problem or InputError(f"there are no inputs to run {path} on")
+            else:
+                return
+        raise problem or InputError(f"there are no inputs to run {self._path} on")
 
+    def run(self) -> None:
+        """Run the file once more.
 
-def _ask(
-    runner: Runner, what: str, task: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
-) -> Mapping[str, Any]:
-    try:
-        return runner.ask(task, _NAME, header or {}, arrays)[0]
-    except RunLimitError as error:
-        raise RunLimitError(f"cannot {what}: {error}") from error
-    except OnnxRunError as error:
-        raise OnnxRunError(f"onnxruntime cannot {what}: {error}") from error
+        Raises:
+            OnnxRunError: It failed, crashed or exceeded a limit.
+        """
+        self._ask("run", "profile_run", {})
+
+    def close(self) -> Path:
+        """End the profile, which has all runs. Returns its path."""
+        return Path(self._ask("profile", "profile_close", {})["profile"])
+
+    def _ask(
+        self, what: str, task: str, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()
+    ) -> Mapping[str, Any]:
+        try:
+            return self._runner.ask(task, "onnxruntime", header, arrays)[0]
+        except OnnxRunError as error:
+            raise type(error)(f"onnxruntime cannot {what} {self._path}: {error}") from error

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from modelexport.profiling.comparison import (
+    CallChange,
+    ProfileComparison,
+    compare_profiles,
+    profile_comparison_schema,
+)
 from modelexport.profiling.formats import OVERHEAD_NAME, as_collapsed, as_speedscope, as_trace
-from modelexport.profiling.profiler import build_report, profile
+from modelexport.profiling.profiler import build_report, profile, profile_both
 from modelexport.profiling.records import CallProfile, Kernel, Measurement, OwnedKernel, ProfileRow, Timing
 from modelexport.profiling.report import Grouping, ProfileReport, Sorting, profile_schema, read_profile
 
 __all__ = [
     "OVERHEAD_NAME",
+    "CallChange",
     "CallProfile",
     "Grouping",
     "Kernel",
     "Measurement",
     "OwnedKernel",
+    "ProfileComparison",
     "ProfileReport",
     "ProfileRow",
     "Sorting",
@@ -22,7 +30,10 @@ __all__ = [
     "as_speedscope",
     "as_trace",
     "build_report",
+    "compare_profiles",
     "profile",
+    "profile_both",
+    "profile_comparison_schema",
     "profile_schema",
     "read_profile",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
@@ -11,15 +12,23 @@ import onnx_ir as ir
 from modelexport.analysis.retagging import project_owners
 from modelexport.graph import nodes_with_ids, subgraphs_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, HierarchyDocument
+from modelexport.ownership import Projection
 from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.profiling.records import Kernel, OwnedKernel
 
 UNMATCHED = "unmatched"
 
 
-def own_by_graph(
-    profile: OrtProfile, tagged: ir.Model, document: HierarchyDocument, executed: ir.Model
-) -> tuple[OwnedKernel, ...]:
+@dataclasses.dataclass(frozen=True)
+class OwnedGraph:
+    """Kernels with their owners, their nodes in the executed graph, and the projection that gave the owners."""
+
+    kernels: tuple[OwnedKernel, ...]
+    nodes: tuple[ir.Node | None, ...]
+    projection: Projection
+
+
+def own_by_graph(profile: OrtProfile, tagged: ir.Model, document: HierarchyDocument, executed: ir.Model) -> OwnedGraph:
     """The owners of the kernels of a profile, from a projection of the file's owners onto the executed graph.
 
     A kernel without a node in the executed graph belongs to the call of the kernel around it, else to the root call,
@@ -31,7 +40,7 @@ def own_by_graph(
         document: The hierarchy of that graph.
         executed: The graph that onnxruntime saved in the session of the profile.
     """
-    attributions = project_owners(tagged, document, executed).attributions
+    projection = project_owners(tagged, document, executed)
     ids = {node: identity for identity, node in nodes_with_ids(executed)}
     nodes = _nodes_of(profile, executed)
     found: list[OwnedKernel] = []
@@ -40,8 +49,8 @@ def own_by_graph(
             around = str(ROOT_CALL) if parent is None else found[parent].call
             found.append(_owned(kernel, kernel.name, around, UNMATCHED))
         else:
-            found.append(_owned_as(kernel, ids[node], attributions[node], _weight_bytes(node)))
-    return tuple(found)
+            found.append(_owned_as(kernel, ids[node], projection.attributions[node], _weight_bytes(node)))
+    return OwnedGraph(tuple(found), tuple(nodes), projection)
 
 
 def own_by_sources(document: HierarchyDocument, kernels: Iterable[Kernel]) -> tuple[OwnedKernel, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,16 @@ from modelexport.analysis import Finding, Severity
 from modelexport.analysis.query import select_calls
 from modelexport.analysis.retagging import feeds_of_model
 from modelexport.display import counted
-from modelexport.errors import InputError
+from modelexport.errors import InputError, OnnxRunError
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort import OPTIMIZATION_LEVELS, profile_session
+from modelexport.ort import OPTIMIZATION_LEVELS, ProfiledSession
 from modelexport.profiling.aggregation import Shares, profile_calls
 from modelexport.profiling.ort_profile import read_ort_profile
-from modelexport.profiling.owners import UNMATCHED, own_by_graph
+from modelexport.profiling.owners import UNMATCHED, OwnedGraph, own_by_graph
 from modelexport.profiling.records import Measurement, OwnedKernel, middle_runs, timing
 from modelexport.profiling.report import ROOT_NAME, ProfileReport, ProfileSettings
+from modelexport.profiling.split_fused import split_shares
 from modelexport.storage import LoadedModel, ModelFile, find_hierarchy, load, source_lines
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -77,39 +80,162 @@ def profile(
         SelectorError: The selector cannot be read, or names no call.
         OnnxRunError: onnxruntime cannot load or run the file.
     """
-    _check_arguments(runs, warmup, threads, optimization, axes or {})
-    file = load(path)
-    found = find_hierarchy(file)
-    document = found.document
-    selected = None if select is None else _selected(document, select)
-    root = next((call for call in document.calls if call.parent is None), None)
-    arguments = {tensor.tensor: tensor.name for tensor in root.inputs if tensor.tensor} if root is not None else {}
-    candidates = feeds_of_model(file.model, inputs, arguments, axes=axes or {}, shapes=shapes or {})
-    with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
-        session = profile_session(
-            file.path,
-            candidates,
-            Path(folder),
-            runs=warmup + runs,
-            providers=providers,
-            optimization=optimization,
-            threads=threads,
-            limits=limits,
-            progress=progress,
-        )
-        measured = read_ort_profile(session.profile, warmup=warmup, runtime=f"onnxruntime {session.version}")
-        kernels = own_by_graph(measured, file.model, document, ModelFile(session.executed, weights=True).model)
-    settings = ProfileSettings(
+    options = _Options(
+        inputs=inputs,
+        shapes=shapes or {},
+        axes=axes or {},
         runs=runs,
         warmup=warmup,
         providers=tuple(providers),
         threads=threads,
         optimization=optimization,
-        inputs={name: f"{'x'.join(map(str, a.shape)) or 'scalar'} {a.dtype}" for name, a in session.feeds.items()},
-        synthesized=inputs is None,
+        select=select,
         split_fused=split_fused,
+        limits=limits,
     )
-    return build_report(file, document, measured.measurement, kernels, settings, selected=selected, notes=found.missing)
+    return _profile_in_turns([path], options, progress)[0]
+
+
+def profile_both(
+    before: str | Path,
+    after: str | Path,
+    *,
+    runs: int = _DEFAULT_RUNS,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[ProfileReport, ProfileReport]:
+    """Profile two files in turns, a run of each at a time, so that a change of the machine's load affects both.
+
+    Inputs are synthesized. `profile` has the arguments and errors.
+    """
+    first, second = _profile_in_turns([before, after], _Options(runs=runs, limits=limits), progress)
+    return first, second
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The arguments of `profile`."""
+
+    inputs: Arrays | None = None
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    runs: int = _DEFAULT_RUNS
+    warmup: int = _DEFAULT_WARMUP
+    providers: tuple[str, ...] = ()
+    threads: int = 0
+    optimization: str = "all"
+    select: str | None = None
+    split_fused: bool = False
+    limits: RunLimits = DEFAULT_RUN_LIMITS
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise InputError(f"{self.runs} runs measure nothing: give at least 1")
+        for name, value in (("warmup", self.warmup), ("threads", self.threads)):
+            if value < 0:
+                raise InputError(f"{name} is {value}: give 0 or more")
+        if self.optimization not in OPTIMIZATION_LEVELS:
+            raise InputError(f"optimization {self.optimization!r} is not one of {', '.join(OPTIMIZATION_LEVELS)}")
+        for axis, size in self.axes.items():
+            if size < 1:
+                raise InputError(f"axis {axis!r} is {size}: a size is at least 1")
+
+
+class _ProfiledFile:
+    """A file, its hierarchy, and the session that runs it."""
+
+    def __init__(self, path: str | Path, options: _Options, stack: contextlib.ExitStack) -> None:
+        self._options, self._stack = options, stack
+        self.file = load(path)
+        self._hierarchy = find_hierarchy(self.file)
+        self._selected = None if options.select is None else _selected(self._hierarchy.document, options.select)
+        self._session = self._opened(options.optimization)
+
+    def _opened(self, optimization: str, feeds: Arrays | None = None) -> ProfiledSession:
+        options = self._options
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="modelexport-"))
+        session = ProfiledSession(
+            self.file.path,
+            Path(folder),
+            providers=options.providers,
+            optimization=optimization,
+            threads=options.threads,
+            limits=options.limits,
+        )
+        self._stack.enter_context(session)
+        session.open([feeds] if feeds is not None else self._candidates())
+        return session
+
+    def _candidates(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        options, document = self._options, self._hierarchy.document
+        root = next((call for call in document.calls if call.parent is None), None)
+        arguments = {tensor.tensor: tensor.name for tensor in root.inputs if tensor.tensor} if root is not None else {}
+        return feeds_of_model(self.file.model, options.inputs, arguments, axes=options.axes, shapes=options.shapes)
+
+    def run(self) -> None:
+        """Run the file once more: opening it was its first run."""
+        self._session.run()
+
+    def report(self) -> ProfileReport:
+        """The report of all runs so far."""
+        options, feeds = self._options, self._session.feeds
+        measurement, owned = self._measured(self._session)
+        settings = ProfileSettings(
+            runs=options.runs,
+            warmup=options.warmup,
+            providers=options.providers,
+            threads=options.threads,
+            optimization=options.optimization,
+            inputs={name: f"{'x'.join(map(str, a.shape)) or 'scalar'} {a.dtype}" for name, a in feeds.items()},
+            synthesized=options.inputs is None,
+            split_fused=options.split_fused,
+        )
+        return build_report(
+            self.file,
+            self._hierarchy.document,
+            measurement,
+            owned.kernels,
+            settings,
+            shares=self._shares(owned) if options.split_fused else None,
+            selected=self._selected,
+            notes=self._hierarchy.missing,
+        )
+
+    def _measured(self, session: ProfiledSession) -> tuple[Measurement, OwnedGraph]:
+        profile = read_ort_profile(
+            session.close(), warmup=self._options.warmup, runtime=f"onnxruntime {session.version}"
+        )
+        if len(profile.measurement.session) < self._options.runs:
+            raise OnnxRunError(
+                f"onnxruntime recorded {len(profile.measurement.session):,} of {self._options.runs:,} runs: its "
+                "profile has at most 1,000,000 kernels; give fewer --runs"
+            )
+        executed = ModelFile(session.executed, weights=True).model
+        return profile.measurement, own_by_graph(profile, self.file.model, self._hierarchy.document, executed)
+
+    def _shares(self, owned: OwnedGraph) -> Shares:
+        """How fused kernels are split, from a session without optimization."""
+        session = self._opened("off", self._session.feeds)
+        for _ in range(self._options.warmup + self._options.runs - 1):
+            session.run()
+        measurement, plain = self._measured(session)
+        middle = middle_runs(measurement.session)
+        seconds = {kernel.node: timing(kernel.seconds, middle).mean for kernel in plain.kernels}
+        return split_shares(owned, self.file.model, self._hierarchy.document, seconds)
+
+
+def _profile_in_turns(
+    paths: Sequence[str | Path], options: _Options, progress: Callable[[int, int], None]
+) -> list[ProfileReport]:
+    total = options.warmup + options.runs
+    with contextlib.ExitStack() as stack:
+        files = [_ProfiledFile(path, options, stack) for path in paths]
+        for done in range(1, total):
+            progress(done, total)
+            for file in files:
+                file.run()
+        progress(total, total)
+        return [file.report() for file in files]
 
 
 def build_report(
@@ -159,19 +285,6 @@ def build_report(
         findings=tuple(_fallbacks(document, kernels, settings.providers)),
         notes=tuple(added),
     )
-
-
-def _check_arguments(runs: int, warmup: int, threads: int, optimization: str, axes: Mapping[str, int]) -> None:
-    if runs < 1:
-        raise InputError(f"{runs} runs measure nothing: give at least 1")
-    for name, value in (("warmup", warmup), ("threads", threads)):
-        if value < 0:
-            raise InputError(f"{name} is {value}: give 0 or more")
-    if optimization not in OPTIMIZATION_LEVELS:
-        raise InputError(f"optimization {optimization!r} is not one of {', '.join(OPTIMIZATION_LEVELS)}")
-    for axis, size in axes.items():
-        if size < 1:
-            raise InputError(f"axis {axis!r} is {size}: a size is at least 1")
 
 
 def _selected(document: HierarchyDocument, selector: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -270,18 +271,19 @@ class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
         return pandas.DataFrame([_flat(row) for row in self.rows(by)])
 
 
-def read_profile(content: bytes, where: str) -> ProfileReport:
+def read_profile(path: Path) -> ProfileReport:
     """Read a report that was written as JSON.
 
     Raises:
+        InputError: The file cannot be read.
         FileFormatError: It is not a profile of this package.
     """
     try:
-        return msgspec.json.decode(content, type=ProfileReport)
-    except msgspec.MsgspecError as error:
-        raise FileFormatError(
-            f"{where} is not a profile that modelexport profile --format json wrote: {error}"
-        ) from error
+        return msgspec.json.decode(path.read_bytes(), type=ProfileReport)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{path} was not written by modelexport profile --format json: {error}") from error
 
 
 def profile_schema() -> dict[str, Any]:
