@@ -11,6 +11,19 @@ MOST_BYTES = 2**28
 MOST_EVENT_BYTES = 2**30
 
 
+def check_size(path: Path, most: int) -> None:
+    """Check that a file can be read whole.
+
+    Raises:
+        InputError: It does not exist, or is not a regular file.
+        FileFormatError: It is larger than the limit.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is not a file: give the path of a profile")
+    if path.stat().st_size > most:
+        raise FileFormatError(f"{path} has more than {most:,} bytes: it is too large for a profile")
+
+
 def read_limited(path: Path, most: int = MOST_BYTES) -> bytes:
     """The content of a regular file.
 
@@ -18,13 +31,9 @@ def read_limited(path: Path, most: int = MOST_BYTES) -> bytes:
         InputError: It does not exist, or is not a regular file.
         FileFormatError: It is larger than the limit, or cannot be read.
     """
-    if not path.is_file():
-        raise InputError(f"{path} is not a file: give the path of a profile")
+    check_size(path, most)
     try:
         with path.open("rb") as stream:
-            content = stream.read(most + 1)
+            return stream.read(most)
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(content) > most:
-        raise FileFormatError(f"{path} has more than {most:,} bytes: it is too large for a profile")
-    return content

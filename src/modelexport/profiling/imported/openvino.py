@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from xml.parsers import expat
 
@@ -19,6 +20,8 @@ _MICROSECOND = 1e-6
 _MOST_MICROSECONDS = 1e15
 _LAYER = ["net", "layers", "layer"]
 _EDGE = ["net", "edges", "edge"]
+# The name that OpenVINO gives to a node of its own: its type and a number.
+_GENERATED = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
 _HOW = (
     "serialize compiled_model.get_runtime_model() after runs with the property PERF_COUNT, as benchmark_app does with "
     "-pc -exec_graph_path"
@@ -63,7 +66,13 @@ def read_openvino(path: Path, names: NodeNames) -> Measurement:
     if not executed:
         raise FileFormatError(f"{path} has no layer with a time (execTimeMcs): {_HOW}")
     layers = [
-        Layer(entry.name, entry.op, (entry.time or 0.0) * _MICROSECOND, entry.nodes, consumers[position])
+        Layer(
+            name=entry.name,
+            op=entry.op,
+            seconds=(entry.time or 0.0) * _MICROSECOND,
+            nodes=tuple(n for n in entry.nodes if names.find(n) is not None or not _GENERATED.fullmatch(n)),
+            consumers=consumers[position],
+        )
         for position, entry in enumerate(entries)
     ]
     return measured(
@@ -109,7 +118,7 @@ class _ExecutionGraph:
                     raise _WrongFormatError(f"a layer took {time} microseconds")
             order = attributes.get("execOrder", "0")
             self._current.order = int(order) if order.isdecimal() and len(order) < 10 else 0
-            self._current.nodes = tuple(n for n in attributes.get("originalLayersNames", "").split(",") if n)
+            self._current.nodes = tuple(filter(None, attributes.get("originalLayersNames", "").split(",")))
         elif self._open == _EDGE:
             self.edges.append((attributes.get("from-layer", ""), attributes.get("to-layer", "")))
         elif self._open[0] != "net":

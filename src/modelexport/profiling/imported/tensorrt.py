@@ -1,4 +1,4 @@
-"""Read the profile of TensorRT's trtexec: times of layers (`--exportProfile`) and their ONNX nodes (`--exportLayerInfo`).
+"""Read a profile of TensorRT's trtexec: times of layers (`--exportProfile`), their ONNX nodes (`--exportLayerInfo`).
 
 With `--profilingVerbosity=detailed` when the engine was built, each layer has `Metadata`: ``[ONNX Layer: a]`` for each
 node, separated by one of the control characters 0x1e and 0x1f. Without it, the names of layers are all there is:
