@@ -104,7 +104,7 @@ def _compare_profiles(
         reports = profile_both(
             before, after, runs=runs, progress=lambda done, total: activity.show(f"run {done} of {total}")
         )
-    found = compare_profiles(*reports)
+    found = compare_profiles(*reports, in_turns=True)
     is_json = form is ComparisonFormat.JSON
     report.write(json_text(found.as_dict()) if is_json else changes_text(found, report, limit), out)
     if found.slower:

@@ -24,6 +24,7 @@ def changes_text(found: ProfileComparison, report: ReportFile, limit: int | None
         f"{found.before}",
         f"{found.after}",
         f"session: {session}, {found.session} ({found.ratio:.2f} times)",
+        *([] if found.common_factor == 1 else [f"common factor of all calls: {found.common_factor:.2f}"]),
         f"{len(found.slower):,} slower, {len(found.faster):,} faster, {counted(same, 'call')} within noise",
         "",
     )

@@ -1,8 +1,12 @@
 """Compare two profiles: which module calls became faster or slower, with noise told from change.
 
 The rule: a call changed if a Mann-Whitney test of the seconds of its runs has p < 0.01, corrected for the number of
-calls (Holm), and the middle 80 % of its runs do not overlap with those of the other profile. The test asks whether
-one profile's runs are larger than the other's; the second condition leaves out changes within the spread of runs.
+calls (Holm), the middle 80 % of its runs do not overlap with those of the other profile, and the medians differ by more
+than the resolution of the clock. The test asks whether one profile's runs are larger than the other's; the second
+condition leaves out changes within the spread of runs.
+
+Two profiles that were not measured in turns also differ by the load of the machine, which affects all calls alike. So
+their times must also differ after division by the common factor, the median of the calls' ratios.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from modelexport.profiling.report import ROOT_NAME, ProfileReport
 
 _P = 0.01
 _MIDDLE = (10, 90)
-TEST = (
-    f"changed: Mann-Whitney p < {_P} after Holm's correction, and the 10th to 90th percentiles of the runs do not "
-    "overlap"
+# onnxruntime's clock counts microseconds.
+_RESOLUTION = 2e-6
+_TEST = (
+    f"changed: Mann-Whitney p < {_P} after Holm's correction, the 10th to 90th percentiles of the runs do not overlap, "
+    "and the medians differ by more than 2 microseconds"
 )
+_NOT_IN_TURNS = "; also after division by the common factor: the profiles were measured one after the other"
 
 Verdict = Literal["slower", "faster", "same", "added", "removed"]
 
@@ -78,6 +85,7 @@ class ProfileComparison(msgspec.Struct, frozen=True, kw_only=True):
         session_before: The median of its sessions.
         session_after: The median of its sessions.
         session: Whether the session changed.
+        common_factor: The median of the ratios of all calls; 1 if the files were measured in turns.
         calls: The calls, those with the largest change of the total time first.
         test: How change is told from noise.
         schema_version: The version of this format.
@@ -88,8 +96,9 @@ class ProfileComparison(msgspec.Struct, frozen=True, kw_only=True):
     session_before: float
     session_after: float
     session: Verdict
+    common_factor: float
     calls: tuple[CallChange, ...]
-    test: str = TEST
+    test: str
     schema_version: int = 1
 
     @property
@@ -118,12 +127,13 @@ def profile_comparison_schema() -> dict[str, Any]:
     return json_schema("modelexport comparison of profiles", ProfileComparison)
 
 
-def compare_profiles(before: ProfileReport, after: ProfileReport) -> ProfileComparison:
+def compare_profiles(before: ProfileReport, after: ProfileReport, *, in_turns: bool = False) -> ProfileComparison:
     """Compare two profiles call by call.
 
     Args:
         before: A profile.
         after: A profile of the same model in another file, or of the same file under other settings.
+        in_turns: Whether both were measured at the same time, a run of each at a time.
 
     Raises:
         InputError: They have no module in common.
@@ -138,6 +148,8 @@ def compare_profiles(before: ProfileReport, after: ProfileReport) -> ProfileComp
     timed = [call for call in both if first[call].total.p90 and second[call].total.p90]
     values = _holm([_mann_whitney(first[call].total.seconds, second[call].total.seconds) for call in timed])
     tested = dict(zip(timed, values, strict=True))
+    ratios = [second[call].total.mean / first[call].total.mean for call in timed if first[call].total.mean]
+    factor = 1.0 if in_turns or not ratios else float(np.median(ratios))
 
     def changed(call: str) -> CallChange:
         old, new = first.get(call), second.get(call)
@@ -150,7 +162,7 @@ def compare_profiles(before: ProfileReport, after: ProfileReport) -> ProfileComp
         elif new is None:
             verdict = "removed"
         elif p is not None:
-            verdict = _verdict(old.total, new.total, p)
+            verdict = _verdict(old.total, new.total, p, factor)
             ratio = new.total.median / old.total.median if old.total.median else None
         return CallChange(
             call=call,
@@ -172,18 +184,21 @@ def compare_profiles(before: ProfileReport, after: ProfileReport) -> ProfileComp
         after=after.file,
         session_before=before.session.median,
         session_after=after.session.median,
-        session=_verdict(before.session, after.session, whole),
+        session=_verdict(before.session, after.session, whole, 1.0),
+        common_factor=factor,
         calls=tuple(calls),
+        test=_TEST if in_turns else _TEST + _NOT_IN_TURNS,
     )
 
 
-def _verdict(before: Timing, after: Timing, p: float) -> Verdict:
-    (low_before, high_before), (low_after, high_after) = (
-        np.percentile(timing.seconds, _MIDDLE) for timing in (before, after)
-    )
-    if p >= _P:
+def _verdict(before: Timing, after: Timing, p: float, factor: float) -> Verdict:
+    """Whether the times changed, with and without the change by the common factor."""
+    (low, high), later = (np.percentile(timing.seconds, _MIDDLE) for timing in (before, after))
+    if p >= _P or abs(after.median - before.median) <= _RESOLUTION:
         return "same"
-    return "slower" if low_after > high_before else "faster" if high_after < low_before else "same"
+    if all(later[0] / scale > high for scale in (1.0, factor)):
+        return "slower"
+    return "faster" if all(later[1] / scale < low for scale in (1.0, factor)) else "same"
 
 
 def _mann_whitney(first: Sequence[float], second: Sequence[float]) -> float:
