@@ -6,8 +6,9 @@ from modelexport.profiling.static_cost.static_report import (
     CallCost,
     StaticCost,
     StaticReport,
+    StaticRow,
     profile_statically,
     static_schema,
 )
 
-__all__ = ["CallCost", "StaticCost", "StaticReport", "profile_statically", "static_schema"]
+__all__ = ["CallCost", "StaticCost", "StaticReport", "StaticRow", "profile_statically", "static_schema"]

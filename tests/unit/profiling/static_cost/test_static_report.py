@@ -118,7 +118,8 @@ def test_totals_are_the_sum_of_own_costs_and_a_shared_weight_counts_once(exporte
     for name in ("nodes", "macs", "flops", "activation_bytes", "traffic_bytes"):
         own = [getattr(call.own, name) for call in report.calls]
         assert sum(own) == getattr(calls[""].total, name) == getattr(report.total, name)
-        assert sum(own) == sum(getattr(cost, name) for cost in report.operators.values())
+        for by in ("call", "module", "class", "op"):
+            assert sum(getattr(row.own, name) for row in report.rows(by)) == sum(own)
     # The block runs three times, and its weights are read each time.
     blocks = [calls["blk"], calls["blk@1"], calls["blk@2"]]
     assert {block.total.macs for block in blocks} == {4 * 8 * 8}
