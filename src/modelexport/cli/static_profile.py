@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from modelexport.cli.pages import Section, as_text
+from modelexport.cli.output import json_text
+from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.display import Cell, counted
+from modelexport.errors import InputError
 
 if TYPE_CHECKING:
     from modelexport.profiling.static_cost import StaticCost, StaticReport, StaticRow
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
 _THOUSAND = 1000
 _PREFIXES = ("", "k", "M", "G", "T")
 _MOST_UNCOUNTED = 10
-# The columns of CSV, and their order.
-STATIC_HEADERS = (
+_CSV_HEADERS = (
     *("name", "class", "calls", "nodes", "own_macs", "own_flops", "own_parameters", "own_parameter_bytes"),
     *("own_activation_bytes", "own_traffic_bytes", "own_flops_per_byte"),
     *("total_macs", "total_flops", "total_parameters", "total_parameter_bytes"),
@@ -23,8 +24,22 @@ STATIC_HEADERS = (
 )
 
 
-def static_row(row: StaticRow) -> tuple[Cell, ...]:
-    """A row of CSV."""
+def static_output(found: StaticReport, rows: list[StaticRow], by: str, form: str, limit: int, width: int) -> str:
+    """A static profile in one of the formats of profiles.
+
+    Raises:
+        InputError: The format shows time.
+    """
+    if form == "json":
+        return json_text(found.as_dict())
+    if form == "csv":
+        return as_csv(_CSV_HEADERS, [_csv_row(row) for row in rows])
+    if form != "table":
+        raise InputError(f"a static profile has the formats table, json and csv, not {form}: it has no times")
+    return _text(found, rows, by, limit, width)
+
+
+def _csv_row(row: StaticRow) -> tuple[Cell, ...]:
     return (
         *(row.name, row.class_name, row.calls or None, row.own.nodes),
         *(cell for cost in (row.own, row.total) for cell in _numbers(cost)),
@@ -38,16 +53,15 @@ def _numbers(cost: StaticCost) -> tuple[Cell, ...]:
     )
 
 
-def static_text(found: StaticReport, rows: list[StaticRow], by: str, limit: int, width: int) -> str:
-    """A static profile for people."""
+def _text(found: StaticReport, rows: list[StaticRow], by: str, limit: int, width: int) -> str:
     whole = found.total.flops
     power = next((p for p in range(len(_PREFIXES)) if whole < 10 * _THOUSAND ** (p + 1)), len(_PREFIXES) - 1)
     unit, scale = f"{_PREFIXES[power]}FLOPs", _THOUSAND**power
     headers = (
         *(by, "class name" if by == "class" else "class", "calls", f"own {unit}", "own %"),
-        *(f"total {unit}", "total %", "params", "activations", "traffic", "FLOPs/B", "nodes"),
+        *("total", "total %", "params", "activations", "traffic", "FLOPs/B", "nodes"),
     )
-    optional = ("nodes", "traffic", "calls", "activations", headers[1], "own %", f"total {unit}", "total %")
+    optional = ("nodes", "traffic", "calls", "activations", headers[1], "total %", "own %", "total")
     shown = rows[: limit or None]
     table = Section("", (), headers, tuple(_cells(row, scale, whole) for row in shown), optional=optional)
     left = len(rows) - len(shown)
@@ -60,15 +74,15 @@ def _head(found: StaticReport) -> Iterator[str]:
     axes = "".join(f", {name}={size:,}" for name, size in found.axes.items())
     yield f"static cost of one run, from shapes; nothing was run{axes}"
     yield (
-        f"{scaled(cost.flops)}FLOPs ({scaled(cost.macs)}MACs), {scaled(cost.parameters)}parameters "
-        f"({scaled(cost.parameter_bytes)}B), activations {scaled(cost.activation_bytes)}B, "
-        f"memory traffic {scaled(cost.traffic_bytes)}B"
+        f"{_scaled(cost.flops)}FLOPs ({_scaled(cost.macs)}MACs), {counted(cost.parameters, 'parameter')} "
+        f"({_scaled(cost.parameter_bytes)}B), activations {_scaled(cost.activation_bytes)}B, "
+        f"memory traffic {_scaled(cost.traffic_bytes)}B"
     )
 
 
 def _tail(found: StaticReport) -> Iterator[str]:
     yield ""
-    yield "own FLOPs/B: FLOPs by byte of memory traffic, as without fusion; low values are limited by memory"
+    yield "params, FLOPs/B: of own nodes; FLOPs by byte of memory traffic without fusion, low where memory limits"
     if found.selected is not None:
         yield f"selected: {counted(len(found.selected), 'call')} of {len(found.calls):,}"
     for entry in found.uncounted[:_MOST_UNCOUNTED]:
@@ -84,12 +98,12 @@ def _cells(row: StaticRow, scale: int, whole: int) -> tuple[Cell, ...]:
         *(row.name, None if row.class_name == row.name else row.class_name, row.calls or None),
         *(row.own.flops / scale, 100 * row.own.flops / whole if whole else None),
         *(row.total.flops / scale, 100 * row.total.flops / whole if whole else None),
-        *(row.own.parameters, f"{scaled(row.own.activation_bytes)}B", f"{scaled(row.own.traffic_bytes)}B"),
+        *(row.own.parameters, f"{_scaled(row.own.activation_bytes)}B", f"{_scaled(row.own.traffic_bytes)}B"),
         *(row.own.flops_per_byte, row.own.nodes),
     )
 
 
-def scaled(amount: float) -> str:
+def _scaled(amount: float) -> str:
     """A number with three digits and the prefix of a unit: ``3.29 k``."""
     for prefix in _PREFIXES[:-1]:
         if amount < _THOUSAND:

@@ -108,9 +108,9 @@ def _joined(
 
 def _nodes(info: _LayerInfo, names: NodeNames) -> tuple[str, ...]:
     """The ONNX nodes in the metadata of a layer; without metadata, those in its name."""
-    if info.metadata:
-        # Not a regular expression: the text is untrusted, and this takes linear time.
-        parts = info.metadata.split(_NODE)[1:]
+    # Not a regular expression: the text is untrusted, and this takes linear time.
+    parts = info.metadata.split(_NODE)[1:]
+    if parts:
         return tuple(part.rstrip(f"{_SEPARATORS} ").removesuffix("]") for part in parts)
     if names.find(info.name) is not None:
         return (info.name,)
