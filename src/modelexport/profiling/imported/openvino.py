@@ -28,10 +28,6 @@ _HOW = (
 )
 
 
-class _WrongFormatError(Exception):
-    pass
-
-
 @dataclasses.dataclass
 class _Entry:
     name: str
@@ -54,7 +50,7 @@ def read_openvino(path: Path, names: NodeNames) -> Measurement:
     graph = _ExecutionGraph()
     try:
         graph.read(read_limited(path))
-    except (expat.ExpatError, _WrongFormatError, ValueError) as error:
+    except (expat.ExpatError, ValueError) as error:
         raise FileFormatError(f"{path} is not an execution graph of OpenVINO ({error}): {_HOW}") from error
     positions = {identity: position for position, identity in enumerate(graph.layers)}
     entries = list(graph.layers.values())
@@ -103,7 +99,7 @@ class _ExecutionGraph:
         parser.Parse(content, True)
 
     def _refuse_document_type(self, *_: object) -> None:
-        raise _WrongFormatError("it declares a document type")
+        raise ValueError("it declares a document type")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         self._open.append(tag)
@@ -115,14 +111,14 @@ class _ExecutionGraph:
             if time != "not_executed":
                 self._current.time = float(time)
                 if not 0 <= self._current.time <= _MOST_MICROSECONDS:
-                    raise _WrongFormatError(f"a layer took {time} microseconds")
+                    raise ValueError(f"a layer took {time} microseconds")
             order = attributes.get("execOrder", "0")
             self._current.order = int(order) if order.isdecimal() and len(order) < 10 else 0
             self._current.nodes = tuple(filter(None, attributes.get("originalLayersNames", "").split(",")))
         elif self._open == _EDGE:
             self.edges.append((attributes.get("from-layer", ""), attributes.get("to-layer", "")))
         elif self._open[0] != "net":
-            raise _WrongFormatError(f"its root is <{tag}>, not <net>")
+            raise ValueError(f"its root is <{tag}>, not <net>")
 
     def _end(self, tag: str) -> None:
         if self._open == _LAYER:

@@ -14,10 +14,12 @@ from typing import Any
 
 import onnx
 
+from modelexport.errors import ModelExportError
+
 Shape = tuple[int, ...]
 
 
-class UnknownShapeError(Exception):
+class UnknownShapeError(ModelExportError):
     """A cost needs a shape that is not known."""
 
 

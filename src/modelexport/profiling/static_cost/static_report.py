@@ -15,9 +15,11 @@ from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument, json
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.profiling.profiler import selected_calls
 from modelexport.profiling.report import ROOT_NAME, Grouping, Sorting
-from modelexport.profiling.static_cost.graph_cost import graph_cost
+from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, graph_cost
 from modelexport.profiling.static_cost.tensor_shapes import Axes
 from modelexport.storage import find_hierarchy, read_model
+
+_MOST_AXES = 10
 
 
 class StaticCost(msgspec.Struct, frozen=True):
@@ -242,6 +244,9 @@ def profile_statically(
     )
     weights = {name: WeightSize(*size) for cost in found.nodes for name, size in cost.weights.items()}
     uncounted = Counter(entry for cost in found.nodes for entry in cost.uncounted)
+    if sizes.unknown and any(reason == NO_SHAPE for _, reason in uncounted):
+        shown = ", ".join(sizes.unknown[:_MOST_AXES])
+        notes.append(f"sizes that depend on data are not known: {shown}; --axis {sizes.unknown[0]}=8 gives one")
     return StaticReport(
         file=str(file.path),
         graph_hash=file.graph_hash,

@@ -81,6 +81,7 @@ class Axes:
                 raise InputError(f"axis {name!r} has the size {size!r}: a size is an integer from 1")
         self._sizes = dict(sizes)
         self._known: dict[str, int | None] = dict(sizes)
+        self._named: list[str] = []
 
     def check(self, graph: onnx.GraphProto) -> None:
         """Check that the axes of the graph's inputs are known, and that the given names are in the graph.
@@ -96,6 +97,7 @@ class Axes:
             for dimension in _dimensions(value) or ()
             if isinstance(dimension, str)
         )
+        self._named = list(named)
         unnamed = [f"{name}.{axis}" for name, value in inputs.items() for axis in _unnamed(value)]
         unused = [name for name in self._sizes if name not in named and name not in unnamed]
         if unused:
@@ -120,6 +122,11 @@ class Axes:
         if dimension not in self._known:
             self._known[dimension] = _evaluated(dimension, self._sizes)
         return self._known[dimension]
+
+    @property
+    def unknown(self) -> list[str]:
+        """The axes that the graph names and that have no size: those that depend on the data of a run."""
+        return [name for name in self._named if name.isidentifier() and self.resolve(name) is None]
 
     def tensors(
         self, graph: onnx.GraphProto, inferred: onnx.GraphProto | None = None, prefix: str = ""

@@ -124,7 +124,7 @@ def other_model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("source", [TENSORRT, OPENVINO, f"ort:{SAMPLES}/onnxruntime_profile.json"])
 def test_profile_of_another_file_is_refused(other_model: Path, source: str) -> None:
-    with pytest.raises(FileFormatError, match="is a profile of another file: .* are not in this one"):
+    with pytest.raises(FileFormatError, match=r"is a profile of another file: .* are not in this one"):
         import_profile(other_model, source)
 
 

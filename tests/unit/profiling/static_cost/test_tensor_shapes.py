@@ -83,9 +83,11 @@ def test_axis_that_depends_on_data_is_unknown_and_can_be_given() -> None:
     unknown = Axes({})
     unknown.check(shapes)
     assert unknown.tensors(shapes)["found"].shape is None
+    assert unknown.unknown == ["u0"]
     given = Axes({"u0": 3})
     given.check(shapes)
     assert given.tensors(shapes)["found"].shape == (3, 2)
+    assert given.unknown == []
 
 
 def test_size_in_bytes_rounds_elements_of_four_bits_up() -> None:
