@@ -162,6 +162,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/commands/export.md": lambda: {"make_net": own_package().make_net},
     "docs/commands/extract.md": dict,
     "docs/commands/inspect.md": dict,
+    "docs/commands/profile-static.md": dict,
     "docs/commands/repair.md": dict,
     "docs/commands/retag.md": dict,
     "docs/commands/schema.md": dict,
@@ -178,6 +179,18 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
 }
 # Those that a test of their own runs.
 _APART = {"docs/guide.md", "docs/models.md", "docs/commands/verify.md"}
+
+
+# Profiles that other tools wrote, by the name that the pages give them.
+_SAMPLES = {
+    "cnn.onnx": "cnn.onnx",
+    "cnn_hierarchy.json": "cnn_hierarchy.json",
+    "openvino_exec_graph.xml": "exec_graph.xml",
+    "tensorrt_profile.json": "profile.json",
+    "tensorrt_layers.json": "layers.json",
+    "onnxruntime_profile.json": "ort-profile.json",
+    "onnxruntime_optimized.onnx": "optimized.onnx",
+}
 
 
 def own_package() -> Any:
@@ -295,6 +308,9 @@ def prepare(here: Path, material: Path, text: str, *, exports: bool) -> None:
     """Put the files into the folder that an example reads; one that exports writes them itself."""
     for path in () if exports else material.iterdir():
         (here / path.name).symlink_to(path) if path.suffix == ".data" else shutil.copy(path, here / path.name)
+    if "cnn.onnx" in text:
+        for sample, name in _SAMPLES.items():
+            shutil.copy(ROOT / "tests" / "data" / "profiles" / sample, here / name)
     if "net.pt2" in text:
         model, inputs = own_package().make_net()
         torch.export.save(torch.export.export(model, (inputs,)), here / "net.pt2")

@@ -169,9 +169,9 @@ def profile(
 
         modelexport profile quantized.onnx --compare model-profile.json
 
-        modelexport profile model.onnx --static --axis batch=8
+        modelexport profile model.onnx --static --by class
 
-        modelexport profile model.onnx --import openvino:exec_graph.xml
+        modelexport profile cnn.onnx --import openvino:exec_graph.xml
     """
     inputs.check()
     form = report.form(output_format, ProfileFormat)

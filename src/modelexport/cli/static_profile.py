@@ -82,7 +82,7 @@ def _head(found: StaticReport) -> Iterator[str]:
 
 def _tail(found: StaticReport) -> Iterator[str]:
     yield ""
-    yield "params, FLOPs/B: of own nodes; FLOPs by byte of memory traffic without fusion, low where memory limits"
+    yield "params and FLOPs/B (per byte of memory traffic without fusion; low where memory is the limit): of own nodes"
     if found.selected is not None:
         yield f"selected: {counted(len(found.selected), 'call')} of {len(found.calls):,}"
     for entry in found.uncounted[:_MOST_UNCOUNTED]:

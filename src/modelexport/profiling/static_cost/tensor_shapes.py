@@ -148,6 +148,9 @@ class Axes:
                     found[value.name] = Tensor(shape, known.element_type or read.element_type)
         for weight in graph.initializer:
             found[weight.name] = Tensor(tuple(weight.dims), weight.data_type, f"{prefix}{weight.name}")
+        for sparse in graph.sparse_initializer:
+            name = sparse.values.name
+            found[name] = Tensor(tuple(sparse.dims), sparse.values.data_type, f"{prefix}{name}")
         return found
 
     def fix(self, graph: onnx.GraphProto) -> None:
