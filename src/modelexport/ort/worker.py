@@ -214,7 +214,7 @@ def _infer_types(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     import onnx.shape_inference
 
     graph = onnx.shape_inference.infer_shapes(arrays[0].tobytes(), data_prop=True).graph
-    owning = onnx.GraphProto(node=[node for node in graph.node if any(a.HasField("g") for a in node.attribute)])
+    owning = onnx.GraphProto(node=[n for n in graph.node if any(a.HasField("g") or a.graphs for a in n.attribute)])
     for field in ("node", "initializer", "sparse_initializer", "metadata_props"):
         graph.ClearField(field)
     graph.MergeFrom(owning)

@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
@@ -20,11 +20,15 @@ from modelexport.profiling.static_cost.tensor_shapes import UNKNOWN, Axes, Tenso
 
 NO_FORMULA = "no formula for this operator"
 NO_SHAPE = "a shape is unknown"
+TOO_MANY_FUNCTIONS = "too many functions with different shapes, or too deeply nested"
 # What one node can cost; more is a file that lies about its shapes.
 _MOST_FLOPS = 2**126
 # Bodies of functions are counted once for each combination of input shapes.
 _MOST_BODIES = 256
-_MOST_BODY_NODES = 1_000_000
+# Each time, all functions are sent to shape inference: this many bytes in all.
+_MOST_BODY_BYTES = 2**28
+# Functions that call functions; each takes three levels of Python's stack.
+_MOST_DEPTH = 64
 # Initializers of these types are shapes, axes, indices and masks, not parameters.
 _CONSTANT_TYPES = frozenset(
     {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
@@ -46,7 +50,8 @@ class NodeCost:
         traffic: The bytes of its inputs and outputs.
         weights: The parameters that it reads, each with its elements and bytes: initializers but for those of integer
             types that shapes and indices have.
-        uncounted: Operators in it that could not be counted, each with the reason; usually its own.
+        uncounted: The number of nodes that could not be counted by operator and reason: itself, or nodes in the body of
+            the function that it calls.
     """
 
     id: str
@@ -55,7 +60,7 @@ class NodeCost:
     output_bytes: int = 0
     traffic: int = 0
     weights: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    uncounted: tuple[tuple[str, str], ...] = ()
+    uncounted: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
 
     def times(self, number: int) -> NodeCost:
         """The cost in a loop of this many iterations."""
@@ -101,7 +106,8 @@ class _Counter:
         self._infer = infer
         self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self._bodies: dict[object, NodeCost] = {}
-        self._body_nodes = 0
+        self._function_bytes = sum(function.ByteSize() for function in model.functions)
+        self._depth = 0
         self.notes: dict[str, None] = {}
 
     def inferred(self, model: onnx.ModelProto) -> onnx.GraphProto | None:
@@ -130,7 +136,7 @@ class _Counter:
             subgraphs = list(proto_subgraphs_of(node))
             function = self._functions.get((node.domain, node.op_type, node.overload))
             if subgraphs:
-                known = dict(proto_subgraphs_of(next(owning))) if inferred is not None else {}
+                known = dict(proto_subgraphs_of(next(owning, onnx.NodeProto())))
                 inside = [
                     self.count(inner, known.get(name), scope, ids, f"{node_id}/{name}/") for name, inner in subgraphs
                 ]
@@ -167,10 +173,12 @@ class _Counter:
         types = tuple((tensor.shape, tensor.element_type) for tensor in inputs)
         key = (function.domain, function.name, function.overload, attributes, types)
         if key not in self._bodies:
-            self._body_nodes += len(function.node)
-            if len(self._bodies) >= _MOST_BODIES or self._body_nodes > _MOST_BODY_NODES:
-                return NodeCost("", "", uncounted=((_operator(call), "too many calls of functions"),))
+            most = min(_MOST_BODIES, _MOST_BODY_BYTES // max(self._function_bytes, 1) + 1)
+            if len(self._bodies) >= most or self._depth == _MOST_DEPTH:
+                return NodeCost("", "", uncounted={(_operator(call), TOO_MANY_FUNCTIONS): 1})
+            self._depth += 1
             self._bodies[key] = _total(self._body_costs(function, call, inputs))
+            self._depth -= 1
         return self._bodies[key]
 
     def _body_costs(self, function: onnx.FunctionProto, call: onnx.NodeProto, inputs: list[Tensor]) -> list[NodeCost]:
@@ -228,7 +236,7 @@ def _node_cost(node_id: str, node: onnx.NodeProto, scope: Scope) -> NodeCost:
         output_bytes=written,
         traffic=written + sum(read),
         weights=_weights(inputs),
-        uncounted=((operator, reason),) if reason else (),
+        uncounted={(operator, reason): 1} if reason else {},
     )
 
 
@@ -251,8 +259,17 @@ def _total(costs: Sequence[NodeCost]) -> NodeCost:
         work=Work(sum(cost.work.macs for cost in costs), sum(cost.work.other for cost in costs)),
         output_bytes=sum(cost.output_bytes for cost in costs),
         traffic=sum(cost.traffic for cost in costs),
-        uncounted=tuple(found for cost in costs for found in cost.uncounted),
+        uncounted=count_uncounted(costs),
     )
+
+
+def count_uncounted(costs: Iterable[NodeCost]) -> Counter[tuple[str, str]]:
+    """The number of nodes that could not be counted, by operator and reason."""
+    found: Counter[tuple[str, str]] = Counter()
+    for cost in costs:
+        if cost.uncounted:
+            found.update(cost.uncounted)
+    return found
 
 
 def _iterations(node: onnx.NodeProto, scope: Scope, constants: Callable[[], Mapping[str, int]]) -> int | None:

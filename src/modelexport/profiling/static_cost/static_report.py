@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,11 +16,12 @@ from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument, json
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.profiling.profiler import selected_calls
 from modelexport.profiling.report import ROOT_NAME, Grouping, Sorting
-from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, graph_cost
+from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, count_uncounted, graph_cost
 from modelexport.profiling.static_cost.tensor_shapes import Axes
 from modelexport.storage import find_hierarchy, read_model
 
 _MOST_AXES = 10
+_MOST_EXPANDED_NODES = 1_000_000
 
 
 class StaticCost(msgspec.Struct, frozen=True):
@@ -216,7 +218,9 @@ def profile_statically(
         InputError: The size of a dynamic axis is missing or not positive, or the model has no such axis.
         FileFormatError: The file is invalid or has no hierarchy.
     """
-    file = read_model(path, limits)
+    # Shape inference visits the body of a function for each call of it.
+    most = min(limits.expanded_nodes, _MOST_EXPANDED_NODES)
+    file = read_model(path, dataclasses.replace(limits, expanded_nodes=most))
     hierarchy = find_hierarchy(file)
     document = hierarchy.document
     selected = None if select is None else selected_calls(document, select)
@@ -243,7 +247,7 @@ def profile_statically(
         for cost in found.nodes
     )
     weights = {name: WeightSize(*size) for cost in found.nodes for name, size in cost.weights.items()}
-    uncounted = Counter(entry for cost in found.nodes for entry in cost.uncounted)
+    uncounted = count_uncounted(found.nodes)
     if sizes.unknown and any(reason == NO_SHAPE for _, reason in uncounted):
         shown = ", ".join(sizes.unknown[:_MOST_AXES])
         notes.append(f"sizes that depend on data are not known: {shown}; --axis {sizes.unknown[0]}=8 gives one")

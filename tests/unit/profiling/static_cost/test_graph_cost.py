@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.graph import proto_nodes_with_ids
-from modelexport.profiling.static_cost.graph_cost import NO_FORMULA, NO_SHAPE, GraphCost, graph_cost
+from modelexport.profiling.static_cost.graph_cost import (
+    NO_FORMULA,
+    NO_SHAPE,
+    TOO_MANY_FUNCTIONS,
+    GraphCost,
+    count_uncounted,
+    graph_cost,
+)
 from modelexport.profiling.static_cost.tensor_shapes import Axes
 
 
@@ -77,8 +85,11 @@ def test_operator_without_formula_and_unknown_shape_are_listed() -> None:
         helper.make_node("TopK", ["x", "k"], ["y", "i"]),
     ]
     found = cost(nodes, [floats("x", 2, 3)], weights=[numpy_helper.from_array(np.array([1]), "k")])
-    uncounted = [entry for node in found.nodes for entry in node.uncounted]
-    assert uncounted == [("some.where::Foreign", NO_FORMULA), ("Relu", NO_SHAPE), ("TopK", NO_FORMULA)]
+    assert count_uncounted(found.nodes) == {
+        ("some.where::Foreign", NO_FORMULA): 1,
+        ("Relu", NO_SHAPE): 1,
+        ("TopK", NO_FORMULA): 1,
+    }
 
 
 def branch(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
@@ -167,3 +178,31 @@ def gemm_with_reference() -> onnx.NodeProto:
         onnx.AttributeProto(name="transB", ref_attr_name="side", type=onnx.AttributeProto.AttributeType.INT)
     )
     return node
+
+
+def chain(length: int, calls: int) -> list[onnx.FunctionProto]:
+    """Functions of which each calls the next; the last one has an operator without a formula."""
+    found = [function("F0", [helper.make_node("Foreign", ["a"], ["z"], domain="some.where")])]
+    found[0].opset_import.append(helper.make_opsetid("some.where", 1))
+    for number in range(1, length):
+        names = ["a", *(f"t{call}" for call in range(calls - 1)), "z"]
+        nodes = [
+            helper.make_node(f"F{number - 1}", [before, "b"], [after], domain="local")
+            for before, after in itertools.pairwise(names)
+        ]
+        found.append(function(f"F{number}", nodes))
+    return found
+
+
+def test_nodes_in_functions_count_once_for_each_call() -> None:
+    call = helper.make_node("F5", ["x", "x"], ["y"], domain="local")
+    found = cost([call], [floats("x", 3, 4)], functions=chain(6, calls=2))
+    assert count_uncounted(found.nodes) == {("some.where::Foreign", NO_FORMULA): 2**5}
+
+
+def test_functions_nested_too_deeply_are_listed() -> None:
+    functions = chain(70, calls=1)
+    call = helper.make_node("F69", ["x", "x"], ["y"], domain="local")
+    found = cost([call], [floats("x", 3, 4)], functions=functions)
+    ((_, reason),) = count_uncounted(found.nodes)
+    assert reason == TOO_MANY_FUNCTIONS

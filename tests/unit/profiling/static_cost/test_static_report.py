@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from tests.conftest import Exported, Exporter
+from tests.support.hostile_graphs import function_bomb
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -142,8 +144,6 @@ def test_dynamic_axes_are_named_when_missing_and_count_when_given(exported: Expo
 
 @pytest.mark.xdist_group("cnn")
 def test_file_without_hierarchy_is_refused(tmp_path: Path, exported: Exporter) -> None:
-    import onnx
-
     model = onnx.load(exported("cnn").path)
     for node in model.graph.node:
         node.ClearField("metadata_props")
@@ -152,6 +152,12 @@ def test_file_without_hierarchy_is_refused(tmp_path: Path, exported: Exporter) -
     onnx.save(model, tmp_path / "plain.onnx")
     with pytest.raises(FileFormatError, match="has no hierarchy"):
         profile_statically(tmp_path / "plain.onnx")
+
+
+def test_file_whose_functions_expand_without_bound_is_refused(tmp_path: Path) -> None:
+    onnx.save(function_bomb(24), tmp_path / "bomb.onnx")
+    with pytest.raises(FileFormatError, match="after its functions are inlined"):
+        profile_statically(tmp_path / "bomb.onnx")
 
 
 @pytest.mark.xdist_group("cnn")
