@@ -19,7 +19,7 @@ _GRAPH = "SequentialExecutor::Execute"
 _MICROSECOND = 1e-6
 
 
-class _Details(msgspec.Struct):
+class _Details(msgspec.Struct, gc=False):
     """The arguments of a kernel's event; onnxruntime writes numbers as text, and memory since 1.28."""
 
     op_name: str = ""
@@ -32,14 +32,14 @@ class _Details(msgspec.Struct):
     mem_in_use_peak: str = ""
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     name: str
     ts: int
     dur: int
     args: _Details
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class _Execution:
     """One execution of a kernel; `inner` is the time of the kernels of its subgraphs."""
 
@@ -49,7 +49,7 @@ class _Execution:
     temporary: int = 0
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class _GraphRun:
     start: int
     members: list[_Execution]
