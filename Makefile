@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag profile-truth conformance breakage sweep compatibility clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3

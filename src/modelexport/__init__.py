@@ -64,8 +64,12 @@ if TYPE_CHECKING:
     from modelexport.hierarchy.document_codec import document_schema as document_schema
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
+    from modelexport.profiling.comparison import ProfileComparison as ProfileComparison
+    from modelexport.profiling.comparison import compare_profiles as compare_profiles
     from modelexport.profiling.profiler import profile as profile
+    from modelexport.profiling.profiler import profile_both as profile_both
     from modelexport.profiling.report import ProfileReport as ProfileReport
+    from modelexport.profiling.report import read_profile as read_profile
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
     from modelexport.sources.inputs.choose import choose_inputs as choose_inputs
     from modelexport.sources.inputs.synthesis.search import make_example_inputs as make_example_inputs
@@ -125,6 +129,7 @@ _HOMES = {
     "ModuleSubgraph": "analysis.extraction.extractor",
     "OnnxRunError": "errors",
     "RunLimitError": "errors",
+    "ProfileComparison": "profiling.comparison",
     "ProfileReport": "profiling.report",
     "ProgressEvent": "exporting.result",
     "ReadLimits": "limits",
@@ -151,6 +156,7 @@ _HOMES = {
     "analyze": "analysis.query.analysis_report",
     "choose_inputs": "sources.inputs.choose",
     "compare_models": "analysis.comparison.model_comparison",
+    "compare_profiles": "profiling.comparison",
     "document_schema": "hierarchy.document_codec",
     "export_model": "exporting.export",
     "export_stages": "exporting.generation_stages",
@@ -161,7 +167,9 @@ _HOMES = {
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
     "profile": "profiling.profiler",
+    "profile_both": "profiling.profiler",
     "read_model": "storage.opened_file",
+    "read_profile": "profiling.report",
     "register_strategy": "strategies.registry",
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",

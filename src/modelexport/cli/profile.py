@@ -138,9 +138,9 @@ def profile(
 
         modelexport profile model.onnx
 
-        modelexport profile model.onnx --axis batch=8 --axis sequence=128 --by class
+        modelexport profile model.onnx --by class --sort total --source
 
-        modelexport profile model.onnx --provider cuda --select encoder --source
+        modelexport profile model.onnx --select encoder --split-fused --provider cpu
 
         modelexport profile model.onnx --format speedscope -o profile.speedscope.json
 
