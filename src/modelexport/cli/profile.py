@@ -12,7 +12,7 @@ import typer
 from modelexport.cli.flame_graph import flame_graph
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
 from modelexport.cli.options import LimitOption, SelectOption, given_options, option
-from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, json_text
+from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.cli.profile_changes import changes_text
 from modelexport.display import Cell, counted
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class ProfileFormat(enum.StrEnum):
-    """The formats of a profile."""
+    """The formats of a profile; a table is the one for people."""
 
+    HUMAN = "human"
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
@@ -115,11 +116,8 @@ def profile(
     limit: LimitOption = None,
     output_format: Annotated[
         ProfileFormat | None,
-        option(
-            "Output",
-            "A table; JSON; CSV; trace for Perfetto; collapsed for flame graph tools; speedscope. By default a table, "
-            "or by the file extension of -o.",
-            "--format",
+        format_option(
+            "For people (human or table), programs, spreadsheets, Perfetto (trace), or flame graphs (collapsed)."
         ),
     ] = None,
     report: ReportFile,
@@ -149,8 +147,8 @@ def profile(
     inputs.check()
     form = report.form(output_format, ProfileFormat)
     report.check(file)
-    if compare is not None and form not in (ProfileFormat.TABLE, ProfileFormat.JSON):
-        raise InputError(f"a comparison has the formats table and json, not {form.value}")
+    if compare is not None and form not in (ProfileFormat.HUMAN, ProfileFormat.TABLE, ProfileFormat.JSON):
+        raise InputError(f"a comparison has the formats human and json, not {form.value}")
     axes = _sizes(axis or [])
     if axes and (model is not None or inputs.inputs is not None):
         raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
@@ -226,7 +224,12 @@ def _inputs(
     if without:
         raise InputError(f"{without[0]} is only for --model: give it too")
     if inputs.inputs is not None:
+        if inputs.inputs.suffix == ".json":
+            raise InputError(f"{inputs.inputs}: a .json file of inputs needs --model; without it, give an .npz file")
         return read_arrays(inputs.inputs), {}
+    for text in inputs.input_shape or ():
+        if ":" in text:
+            raise InputError(f"--input-shape {text!r}: the file has the type of its inputs; write name=1x16")
     given = [read_shape(text) for text in inputs.input_shape or ()]
     return None, {shape.name: shape.shape for shape in given}
 
