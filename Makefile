@@ -107,7 +107,7 @@ extraction: $(DEV_STAMP)  ## Extract every call of every test model, and compare
 	$(BIN)/python -m benchmarks.extraction_rates --write docs/measurements/extraction.md
 
 sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; resumes where it stopped)
-	nice -n 5 $(BIN)/python -m benchmarks.sweep --jobs 2 $(SWEEP_ARGS) --write docs/measurements/sweep.md
+	nice -n 5 $(BIN)/python -m benchmarks.sweep $(SWEEP_ARGS) --write docs/measurements/sweep.md
 
 compatibility:  ## Test with other versions of torch, each in an environment of its own (VERSIONS="2.9.1 2.15.0")
 	$(PYTHON) -m benchmarks.compatibility $(VERSIONS) $(COMPATIBILITY_ARGS) --write docs/measurements/compatibility.md

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from modelexport.errors import UnknownStrategyError as UnknownStrategyError
     from modelexport.errors import UnsupportedLibraryError as UnsupportedLibraryError
     from modelexport.errors import UnusableOptionError as UnusableOptionError
-    from modelexport.exporting.export import FXHierarchyExporter as FXHierarchyExporter
-    from modelexport.exporting.export import HierarchyExporter as HierarchyExporter
-    from modelexport.exporting.export import HTPHierarchyExporter as HTPHierarchyExporter
-    from modelexport.exporting.export import UnifiedExporter as UnifiedExporter
-    from modelexport.exporting.export import UsageBasedExporter as UsageBasedExporter
     from modelexport.exporting.export import export_model as export_model
+    from modelexport.exporting.exporters import FXHierarchyExporter as FXHierarchyExporter
+    from modelexport.exporting.exporters import HierarchyExporter as HierarchyExporter
+    from modelexport.exporting.exporters import HTPHierarchyExporter as HTPHierarchyExporter
+    from modelexport.exporting.exporters import UnifiedExporter as UnifiedExporter
+    from modelexport.exporting.exporters import UsageBasedExporter as UsageBasedExporter
     from modelexport.exporting.file_tagging import tag_file as tag_file
     from modelexport.exporting.generation_stages import export_stages as export_stages
     from modelexport.exporting.result import ExportResult as ExportResult
@@ -111,13 +111,13 @@ _HOMES = {
     "ExtractedModules": "analysis.extraction.submodel_files",
     "ExtractionError": "errors",
     "Extractor": "analysis.extraction.extractor",
-    "FXHierarchyExporter": "exporting.export",
+    "FXHierarchyExporter": "exporting.exporters",
     "FileFormatError": "errors",
     "Finding": "analysis.findings",
     "FxStrategy": "strategies.fx",
-    "HTPHierarchyExporter": "exporting.export",
+    "HTPHierarchyExporter": "exporting.exporters",
     "HierarchyDocument": "hierarchy.document",
-    "HierarchyExporter": "exporting.export",
+    "HierarchyExporter": "exporting.exporters",
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
     "LoadOptions": "sources.loaders.sourced_model",
@@ -145,11 +145,11 @@ _HOMES = {
     "StrategyIncompatibleError": "errors",
     "StrategyRegistry": "strategies.registry",
     "StrategySelector": "strategies.selection",
-    "UnifiedExporter": "exporting.export",
+    "UnifiedExporter": "exporting.exporters",
     "UnknownStrategyError": "errors",
     "UnsupportedLibraryError": "errors",
     "UnusableOptionError": "errors",
-    "UsageBasedExporter": "exporting.export",
+    "UsageBasedExporter": "exporting.exporters",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
     "VerificationReport": "verification.report",
