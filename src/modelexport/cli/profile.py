@@ -254,6 +254,10 @@ def _text(found: ProfileReport, rows: list[ProfileRow], by: By, source: bool, li
     table = Section("", (), headers, (*shown, _overhead(found, scale, len(headers))), optional=optional)
     left = len(rows) - len(shown)
     more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
+    if source and not any(row.source for row in rows):
+        more.append(
+            "note: the file has no source lines: its exporter did not record them, or it was exported --private"
+        )
     body = [table, Section("", (*more, "", *_tail(found, limit)))]
     head = as_text("", [Section("", (*_head(found), ""))], width)
     return f"{head}{flame_graph(found, width)}\n{as_text('', body, width)}"
