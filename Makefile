@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag profile-truth conformance breakage sweep compatibility clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -93,6 +93,9 @@ durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in th
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python -m benchmarks.retag_table --write docs/measurements/retag.md
 
+profile-truth: $(DEV_STAMP)  ## Measure whether profile tells the truth: owners, slow modules, submodels, cost and noise
+	$(BIN)/python -m benchmarks.profile_truth --write docs/measurements/profile.md
+
 conformance: $(DEV_STAMP)  ## Score every known cause of wrong owners, for us and for torch's own metadata
 	$(BIN)/python -m tests.conformance.report --write docs/measurements/conformance.md
 
@@ -104,7 +107,7 @@ extraction: $(DEV_STAMP)  ## Extract every call of every test model, and compare
 	$(BIN)/python -m benchmarks.extraction_rates --write docs/measurements/extraction.md
 
 sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; resumes where it stopped)
-	nice -n 5 $(BIN)/python -m benchmarks.sweep --jobs 2 $(SWEEP_ARGS) --write docs/measurements/sweep.md
+	nice -n 5 $(BIN)/python -m benchmarks.sweep $(SWEEP_ARGS) --write docs/measurements/sweep.md
 
 compatibility:  ## Test with other versions of torch, each in an environment of its own (VERSIONS="2.9.1 2.15.0")
 	$(PYTHON) -m benchmarks.compatibility $(VERSIONS) $(COMPATIBILITY_ARGS) --write docs/measurements/compatibility.md

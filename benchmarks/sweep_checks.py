@@ -36,9 +36,7 @@ _CALLS = 4
 _CULPRIT_SECONDS = 60
 
 
-def check_export(
-    path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], baseline: Path | None
-) -> dict[str, Any]:
+def check_export(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The outcome of each check: what it found, or an ``error`` where it could not be made."""
     document = modelexport.load(path).document
     feeds = feeds_of(path, document, model, args, kwargs)
@@ -48,8 +46,6 @@ def check_export(
         "judged": lambda: judged_nodes(path, model, args, kwargs),
         "extracted": lambda: extracted_calls(path, document, model, args, kwargs),
     }
-    if baseline is not None and baseline.exists():
-        checks["same_bytes"] = lambda: same_bytes(path, baseline)
     found: dict[str, Any] = {}
     for name, check in checks.items():
         try:
@@ -57,12 +53,6 @@ def check_export(
         except Exception as error:  # noqa: BLE001  that it cannot be checked is an outcome too
             found[name] = {"error": describe(error)}
     return found
-
-
-def same_bytes(ours: Path, plain: Path) -> bool:
-    """Whether our file, without our metadata, is the plain one."""
-    stripped = modelexport.strip_hierarchy(onnx.load(ours))
-    return stripped.SerializeToString(deterministic=True) == onnx.load(plain).SerializeToString(deterministic=True)
 
 
 def feeds_of(

@@ -1,14 +1,23 @@
-"""What the sweep and the measurement of synthesis rules share: options, the choice of models, the results so far."""
+"""What the sweep and the measurement of synthesis rules share: the environment, options and the choice of models."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fnmatch
-import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+
+def set_environment() -> None:
+    """Set what torch and transformers read when they are imported."""
+    # One core for each model.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Nothing is downloaded.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # CUDA cannot be used in a forked process.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def sweep_parser(description: str | None, results: str, seconds: int, limited: str) -> argparse.ArgumentParser:
@@ -26,10 +35,3 @@ def sweep_parser(description: str | None, results: str, seconds: int, limited: s
 def chosen(candidates: Iterable[Any], only: list[str]) -> list[Any]:
     """The candidates whose names match one of the patterns."""
     return [c for c in candidates if any(fnmatch.fnmatch(str(c), pattern) for pattern in only)]
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The results so far; the last line may be incomplete."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(line)

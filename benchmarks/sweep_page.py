@@ -117,6 +117,12 @@ def _checked(records: Iterable[Record], check: str) -> list[tuple[Record, Any]]:
     return [(r, outcome) for r, outcome in found if outcome is not None and not _is_error(outcome)]
 
 
+def _compared_bytes(records: Iterable[Record]) -> list[tuple[Record, bool]]:
+    """The models whose exporter is known to work without us, and whether ours has the same bytes."""
+    found = [(r, r["same_bytes"]["value"]) for r in records if works(r, "same_bytes")]
+    return [(r, same) for r, same in found if same is not None]
+
+
 def _is_error(outcome: Any) -> bool:
     return isinstance(outcome, dict) and isinstance(outcome.get("error"), str)
 
@@ -127,7 +133,7 @@ def _written(records: Sequence[Record]) -> list[str]:
     for record in ours:
         exporters[f"{record['ours']['value']['strategy']} ({record['ours']['value']['exporter']})"] += 1
     plain = [record for record in records if works(record, "plain")]
-    same = _checked(records, "same_bytes")
+    same = _compared_bytes(records)
     as_plain = [(r, good) for r, good in same if works(r, "plain") and r["ours"]["value"]["exporter"] == "dynamo"]
     by_value, by_us = _checked(records, "contaminated"), _checked(records, "judged")
     extracted = _checked(records, "extracted")
@@ -258,7 +264,7 @@ def _cases(records: Sequence[Record]) -> list[str]:
         ],
     )
     section(
-        "Other bytes than the same exporter", [f"- `{r['name']}`" for r, o in _checked(records, "same_bytes") if not o]
+        "Other bytes than the same exporter", [f"- `{r['name']}`" for r, same in _compared_bytes(records) if not same]
     )
     for check in ("contaminated", "judged"):
         section(

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections import defaultdict
 from typing import Any
 
-# One core; before torch is imported.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Nothing is downloaded.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 from benchmarks.quiet import quiet
-from benchmarks.sweep_options import chosen, read_records, sweep_parser
+from benchmarks.sweep_options import chosen, set_environment, sweep_parser
 from benchmarks.sweep_page import rule_table, works
 from benchmarks.sweep_process import run_limited
+from benchmarks.sweep_records import read_records
 
 _MAX_ABLATED = 12
 _ENOUGH_LOST = 2
@@ -34,6 +29,7 @@ _ENOUGH_LOST = 2
 
 def main() -> int:
     """Run what is left, and print the tables."""
+    set_environment()
     options = _options()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     # Before the processes are forked.

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from modelexport.errors import UnknownStrategyError as UnknownStrategyError
     from modelexport.errors import UnsupportedLibraryError as UnsupportedLibraryError
     from modelexport.errors import UnusableOptionError as UnusableOptionError
-    from modelexport.exporting.export import FXHierarchyExporter as FXHierarchyExporter
-    from modelexport.exporting.export import HierarchyExporter as HierarchyExporter
-    from modelexport.exporting.export import HTPHierarchyExporter as HTPHierarchyExporter
-    from modelexport.exporting.export import UnifiedExporter as UnifiedExporter
-    from modelexport.exporting.export import UsageBasedExporter as UsageBasedExporter
     from modelexport.exporting.export import export_model as export_model
+    from modelexport.exporting.exporters import FXHierarchyExporter as FXHierarchyExporter
+    from modelexport.exporting.exporters import HierarchyExporter as HierarchyExporter
+    from modelexport.exporting.exporters import HTPHierarchyExporter as HTPHierarchyExporter
+    from modelexport.exporting.exporters import UnifiedExporter as UnifiedExporter
+    from modelexport.exporting.exporters import UsageBasedExporter as UsageBasedExporter
     from modelexport.exporting.file_tagging import tag_file as tag_file
     from modelexport.exporting.generation_stages import export_stages as export_stages
     from modelexport.exporting.result import ExportResult as ExportResult
@@ -64,9 +64,13 @@ if TYPE_CHECKING:
     from modelexport.hierarchy.document_codec import document_schema as document_schema
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
+    from modelexport.profiling.comparison import ProfileComparison as ProfileComparison
+    from modelexport.profiling.comparison import compare_profiles as compare_profiles
     from modelexport.profiling.imported.importer import import_profile as import_profile
     from modelexport.profiling.profiler import profile as profile
+    from modelexport.profiling.profiler import profile_both as profile_both
     from modelexport.profiling.report import ProfileReport as ProfileReport
+    from modelexport.profiling.report import read_profile as read_profile
     from modelexport.profiling.static_cost.static_report import StaticReport as StaticReport
     from modelexport.profiling.static_cost.static_report import profile_statically as profile_statically
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
@@ -110,13 +114,13 @@ _HOMES = {
     "ExtractedModules": "analysis.extraction.submodel_files",
     "ExtractionError": "errors",
     "Extractor": "analysis.extraction.extractor",
-    "FXHierarchyExporter": "exporting.export",
+    "FXHierarchyExporter": "exporting.exporters",
     "FileFormatError": "errors",
     "Finding": "analysis.findings",
     "FxStrategy": "strategies.fx",
-    "HTPHierarchyExporter": "exporting.export",
+    "HTPHierarchyExporter": "exporting.exporters",
     "HierarchyDocument": "hierarchy.document",
-    "HierarchyExporter": "exporting.export",
+    "HierarchyExporter": "exporting.exporters",
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
     "LoadOptions": "sources.loaders.sourced_model",
@@ -128,6 +132,7 @@ _HOMES = {
     "ModuleSubgraph": "analysis.extraction.extractor",
     "OnnxRunError": "errors",
     "RunLimitError": "errors",
+    "ProfileComparison": "profiling.comparison",
     "ProfileReport": "profiling.report",
     "ProgressEvent": "exporting.result",
     "ReadLimits": "limits",
@@ -144,17 +149,18 @@ _HOMES = {
     "StrategyIncompatibleError": "errors",
     "StrategyRegistry": "strategies.registry",
     "StrategySelector": "strategies.selection",
-    "UnifiedExporter": "exporting.export",
+    "UnifiedExporter": "exporting.exporters",
     "UnknownStrategyError": "errors",
     "UnsupportedLibraryError": "errors",
     "UnusableOptionError": "errors",
-    "UsageBasedExporter": "exporting.export",
+    "UsageBasedExporter": "exporting.exporters",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
     "VerificationReport": "verification.report",
     "analyze": "analysis.query.analysis_report",
     "choose_inputs": "sources.inputs.choose",
     "compare_models": "analysis.comparison.model_comparison",
+    "compare_profiles": "profiling.comparison",
     "document_schema": "hierarchy.document_codec",
     "export_model": "exporting.export",
     "export_stages": "exporting.generation_stages",
@@ -166,8 +172,10 @@ _HOMES = {
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
     "profile": "profiling.profiler",
+    "profile_both": "profiling.profiler",
     "profile_statically": "profiling.static_cost.static_report",
     "read_model": "storage.opened_file",
+    "read_profile": "profiling.report",
     "register_strategy": "strategies.registry",
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",

@@ -232,3 +232,11 @@ def test_the_command_exits_with_1_and_names_the_module(
     assert Path("wrong.onnx").exists()
     right = command("export", "net.py:make", "right.onnx", "--strategy", "htp", "--check", "run")
     assert (right.code, "check: runs in onnxruntime and equals PyTorch" in right.stdout) == (0, True)
+
+
+def test_a_search_that_does_not_find_the_module_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("modelexport.exporting.export_run._ORIGIN_SECONDS", -1.0)
+    with _torchscript_translates(lambda graph, x: graph.op("Sin", x)):
+        check = _export(tmp_path / "wrong.onnx", strategy="htp").check
+    assert (check.outcome, check.call) == (CheckOutcome.DIFFERENT, None)
+    assert "where it begins is not known (TimeoutError: 0 of " in check.reason

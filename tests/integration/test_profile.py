@@ -131,10 +131,11 @@ def cnn(exported: Exporter) -> Path:
         (("--axis", "batch=2"), "no dynamic axis 'batch'"),
         (("--axis", "batch=2", "--model", "builtin:bert-tiny"), "for synthesized inputs"),
         (("--input-text", "a"), "only for --model"),
-        (("--input-shape", "x=1x2:int64"), "x"),
+        (("--input-shape", "x=1x2:int64"), "has the type of its inputs"),
+        (("--inputs", "inputs.json"), "needs --model"),
         (("--select", "nothing.here"), "nothing.here"),
         (("--compare", "missing.json"), "missing.json cannot be read"),
-        (("--compare", "missing.json", "--format", "csv"), "formats table and json"),
+        (("--compare", "missing.json", "--format", "csv"), "formats human and json"),
     ],
 )
 def test_wrong_option_is_one_error(cnn: Path, command: Command, options: tuple[str, ...], message: str) -> None:

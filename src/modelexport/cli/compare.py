@@ -67,7 +67,7 @@ def compare(
 
         modelexport compare old.onnx new.onnx --weights --format json
 
-        modelexport compare model.onnx quantized-tagged.onnx --profile
+        modelexport compare old.onnx new.onnx --profile
     """
     form = report.form(output_format, ComparisonFormat)
     report.check(before, after)

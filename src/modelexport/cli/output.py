@@ -33,8 +33,8 @@ ROOT = "(root)"
 FINDINGS = 1
 _PANEL = "Output"
 _SUFFIXES = {
-    "": "",
-    ".txt": "",
+    "": "human",
+    ".txt": "human",
     ".json": "json",
     ".csv": "csv",
     ".md": "markdown",
@@ -128,15 +128,14 @@ class ReportFile:
             self._target = check_text_target(self.output, force=self.force, taken=taken)
 
     def form(self, given: Form | None, forms: type[Form]) -> Form:
-        """The format to write: the given one, else the one of the file extension, else the first, which is for people.
+        """The format to write: the given one, else the one of the file extension.
 
         Raises:
             InputError: The extension is not that of a supported format.
         """
-        for_people = next(iter(forms))
         if given is not None or self.output is None:
-            return given or for_people
-        known = {suffix: name or for_people for suffix, name in _SUFFIXES.items() if not name or name in list(forms)}
+            return given or forms("human")
+        known = {suffix: name for suffix, name in _SUFFIXES.items() if name in list(forms)}
         name = known.get(self.output.suffix.lower())
         if name is None:
             suffixes = ", ".join(suffix for suffix in known if suffix)

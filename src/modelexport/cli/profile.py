@@ -11,8 +11,8 @@ import typer
 
 from modelexport.cli.flame_graph import flame_graph
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
-from modelexport.cli.options import LimitOption, SelectOption, given_options, option
-from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, json_text
+from modelexport.cli.options import LimitOption, SelectOption, given_options, option, refuse_other_options
+from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.cli.profile_changes import changes_text
 from modelexport.cli.static_profile import static_output
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class ProfileFormat(enum.StrEnum):
-    """The formats of a profile."""
+    """The formats of a profile; a table is the one for people."""
 
+    HUMAN = "human"
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
@@ -138,11 +139,8 @@ def profile(
     limit: LimitOption = None,
     output_format: Annotated[
         ProfileFormat | None,
-        option(
-            "Output",
-            "A table; JSON; CSV; trace for Perfetto; collapsed for flame graph tools; speedscope. By default a table, "
-            "or by the file extension of -o.",
-            "--format",
+        format_option(
+            "For people (human or table), programs, spreadsheets, Perfetto (trace), or flame graphs (collapsed)."
         ),
     ] = None,
     report: ReportFile,
@@ -152,7 +150,7 @@ def profile(
 
     Runs the file in onnxruntime with its profiler, and gives each node of the graph that it executes, fused nodes
     included, to the module call that owns it. Without inputs, they are synthesized from the types and shapes in the
-    file. Times are medians over runs.
+    file. Times are medians over runs. --static counts instead of running, --import reads another tool's profile.
 
     Exits with 1 if modules do not run on the requested provider, or with
     --compare if some became slower.
@@ -161,9 +159,9 @@ def profile(
 
         modelexport profile model.onnx
 
-        modelexport profile model.onnx --axis batch=8 --axis sequence=128 --by class
+        modelexport profile model.onnx --by class --sort total --source
 
-        modelexport profile model.onnx --provider cuda --select encoder --source
+        modelexport profile model.onnx --select encoder --split-fused --provider cpu
 
         modelexport profile model.onnx --format speedscope -o profile.speedscope.json
 
@@ -177,7 +175,7 @@ def profile(
     form = report.form(output_format, ProfileFormat)
     report.check(file)
     if static:
-        _refuse_others(context, "--static does not run the file", _OF_STATIC_REPORTS)
+        refuse_other_options(context, "--static does not run the file", _OF_STATIC_REPORTS)
         from modelexport.profiling.static_cost import profile_statically
 
         with out.working(f"counting {file}"):
@@ -186,9 +184,9 @@ def profile(
         report.write(static_output(costs, costed, by.value, form.value, report.rows(limit), report.width), out)
         return
     if imported is not None:
-        _refuse_others(context, "--import takes the times from a profile", _OF_IMPORTS)
-    if compare is not None and form not in (ProfileFormat.TABLE, ProfileFormat.JSON):
-        raise InputError(f"a comparison has the formats table and json, not {form.value}")
+        refuse_other_options(context, "--import takes the times from a profile", _OF_IMPORTS)
+    if compare is not None and form not in (ProfileFormat.HUMAN, ProfileFormat.TABLE, ProfileFormat.JSON):
+        raise InputError(f"a comparison has the formats human and json, not {form.value}")
     axes = _sizes(axis or [])
     if axes and (model is not None or inputs.inputs is not None):
         raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
@@ -243,14 +241,6 @@ def profile(
         raise typer.Exit(FINDINGS)
 
 
-def _refuse_others(context: typer.Context, why: str, allowed: frozenset[str]) -> None:
-    """Refuse options on the command line that would have no effect."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE" and parameter.name not in allowed:
-            raise InputError(f"{why}: leave out {parameter.opts[0]}")
-
-
 def _sizes(options: list[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for text in options:
@@ -276,7 +266,12 @@ def _inputs(
     if without:
         raise InputError(f"{without[0]} is only for --model: give it too")
     if inputs.inputs is not None:
+        if inputs.inputs.suffix == ".json":
+            raise InputError(f"{inputs.inputs}: a .json file of inputs needs --model; without it, give an .npz file")
         return read_arrays(inputs.inputs), {}
+    for text in inputs.input_shape or ():
+        if ":" in text:
+            raise InputError(f"--input-shape {text!r}: the file has the type of its inputs; write name=1x16")
     given = [read_shape(text) for text in inputs.input_shape or ()]
     return None, {shape.name: shape.shape for shape in given}
 
@@ -301,6 +296,10 @@ def _text(found: ProfileReport, rows: list[ProfileRow], by: By, source: bool, li
     table = Section("", (), headers, (*shown, _overhead(found, scale, len(headers))), optional=optional)
     left = len(rows) - len(shown)
     more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
+    if source and not any(row.source for row in rows):
+        more.append(
+            "note: the file has no source lines: its exporter did not record them, or it was exported --private"
+        )
     body = [table, Section("", (*more, "", *_tail(found, limit)))]
     head = as_text("", [Section("", (*_head(found), ""))], width)
     return f"{head}{flame_graph(found, width)}\n{as_text('', body, width)}"

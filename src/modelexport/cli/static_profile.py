@@ -34,8 +34,8 @@ def static_output(found: StaticReport, rows: list[StaticRow], by: str, form: str
         return json_text(found.as_dict())
     if form == "csv":
         return as_csv(_CSV_HEADERS, [_csv_row(row) for row in rows])
-    if form != "table":
-        raise InputError(f"a static profile has the formats table, json and csv, not {form}: it has no times")
+    if form not in ("human", "table"):
+        raise InputError(f"a static profile has the formats human, json and csv, not {form}: it has no times")
     return _text(found, rows, by, limit, width)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from modelexport.exporting.export import (
+from modelexport.exporting.export import export_model
+from modelexport.exporting.exporters import (
     FXHierarchyExporter,
     HierarchyExporter,
     HTPHierarchyExporter,
     UnifiedExporter,
     UsageBasedExporter,
-    export_model,
 )
 from modelexport.exporting.file_tagging import tag_file
 from modelexport.exporting.generation_stages import export_stages

@@ -1,20 +1,14 @@
-"""`export_model`, the export pipeline as a list of steps, and the exporter classes around it."""
+"""`export_model`: checks its arguments, then runs the export."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import onnx_ir as ir
 import torch
 
-from modelexport.attempt_report import AttemptReport
-from modelexport.capture import Capture, DynamicAxes, check_forward, check_signature, read_module_tree
-from modelexport.errors import ContractError, InputError, ModelExportError
+from modelexport.capture import DynamicAxes, check_forward, check_signature, read_module_tree
 from modelexport.exporting.export_arguments import (
     candidates,
     check_level,
@@ -23,44 +17,16 @@ from modelexport.exporting.export_arguments import (
     check_targets,
     inference_policy,
 )
-from modelexport.exporting.export_writer import StagedExport, TaggedModel, staged_export
+from modelexport.exporting.export_run import STEPS, ExportRun, prefixed
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult
-from modelexport.gc_pause import gc_paused
-from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
-from modelexport.hierarchy import (
-    DEFAULT_CHECK_BYTES,
-    Attribution,
-    Boundaries,
-    CheckOutcome,
-    FileCheck,
-    HierarchyDocument,
-    TagView,
-)
-from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
-from modelexport.storage import build_document, remove_source_references, sidecar_path, staged_text, write_stores
-from modelexport.strategies import (
-    AUTO,
-    DEFAULT_TIMEOUT,
-    Attempts,
-    Candidate,
-    Captured,
-    CaptureRequest,
-    FxStrategy,
-    HtpStrategy,
-    StrategyRegistry,
-    UsageBasedStrategy,
-    capture_model,
-)
+from modelexport.exporting.tagged_capture import Tagging
+from modelexport.hierarchy import DEFAULT_CHECK_BYTES, Boundaries, TagView
+from modelexport.strategies import AUTO, DEFAULT_TIMEOUT, Attempts, CaptureRequest, StrategyRegistry
 from modelexport.torch_support import CopyOnWrite, flattened_names, normalize_inputs
 
 if TYPE_CHECKING:
     from modelexport.verification import FileChecker
-
-STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
-
-# The time for finding the module in which the results of a wrong file begin to differ.
-_ORIGIN_SECONDS = 120.0
 
 
 def export_model(
@@ -160,12 +126,12 @@ def export_model(
         check_options(torch_options, dynamic)
         options = {**torch_options, "optimize": optimize, "verbose": verbose}
         request, notes = _request(model, example_inputs, options, training, allow_specialization)
-    attempts = Attempts(timeout)
+    tagging = Tagging(policy, view, private, torch_options.get("opset_version"), notes)
     writing = {"external_data": external_data, "overwrite": overwrite, "options": torch_options}
     has_weights = torch_options.get("export_params", True)
     with _checker(request, level, check_bytes if has_weights else None) as checker:
-        export = _Export(pipeline, attempts, policy, view, private, notes, target, graph_files, writing, checker)
-        return export.run(request, tried, dynamic)
+        run = ExportRun(pipeline, Attempts(timeout), tagging, target, graph_files, writing, checker)
+        return run.run(request, tried, dynamic)
 
 
 def _checker(request: CaptureRequest, level: str, most_bytes: int | None) -> FileChecker:
@@ -175,135 +141,6 @@ def _checker(request: CaptureRequest, level: str, most_bytes: int | None) -> Fil
     return FileChecker(
         request.model, request.args, request.kwargs, level=level, most_bytes=most_bytes, training=request.training
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Built:
-    """A captured graph with its owners, ready to be written."""
-
-    captured: Captured
-    document: HierarchyDocument
-    tagged: TaggedModel
-    notes: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Export:
-    """One export: builds, writes and checks one attempt after the other until a file is accepted."""
-
-    pipeline: Pipeline
-    attempts: Attempts
-    policy: InferencePolicy
-    view: TagView
-    private: bool
-    notes: tuple[str, ...]
-    target: Path
-    graph_files: Mapping[str, Path]
-    writing: Mapping[str, Any]
-    checker: FileChecker
-    # A note on each file that was written and not used.
-    rejections: list[str] = dataclasses.field(default_factory=list)
-
-    def run(self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None) -> ExportResult:
-        """Write the first file that the check accepts; if there is none, the best."""
-        self.checker.start()
-        best: tuple[_Built, FileCheck, AttemptReport] | None = None
-        try:
-            for captured in self._captures(request, tried, dynamic):
-                built = self._build(captured)
-                with self._staged(built) as staged:
-                    with self.pipeline.step("run") as step:
-                        found = self.checker.check(staged.path, captured.capture.model, built.document)
-                        step.detail = found.outcome.value
-                    if self.checker.accepts(found):
-                        return self._commit(built, staged, found)
-                rejected = self.attempts.reject_last(str(found))
-                self.rejections.append(f"the file of {rejected.name} was not used: {found}")
-                if best is None or found.rank < best[1].rank:
-                    best = built, found, rejected
-        except ModelExportError:
-            if best is None:
-                raise
-        if best is None:
-            raise ContractError("no attempt was made: please report this")
-        built, found, attempt = best
-        self.attempts.choose(attempt)
-        self.rejections.remove(f"the file of {attempt.name} was not used: {found}")
-        with self._staged(built) as staged:
-            if found.outcome is CheckOutcome.DIFFERENT:
-                with self.pipeline.step("run"):
-                    origin = self.checker.find_origin(staged.path, built.document, _ORIGIN_SECONDS)
-                found = msgspec.structs.replace(found, call=origin)
-            return self._commit(built, staged, found)
-
-    def _captures(
-        self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None
-    ) -> Iterator[Captured]:
-        """The captures of all attempts, without those in which an output has the name of another tensor."""
-        captures = capture_model(request, tried, dynamic, self.attempts)
-        while True:
-            with self.pipeline.step("capture") as step:
-                captured = next(captures, None)
-                if captured is None:
-                    return
-                taken = _taken_names(captured.capture.model.graph).intersection(request.result_names)
-                if taken:
-                    # torch gives an output its name even if another tensor has it already: such a file is invalid.
-                    names = ", ".join(sorted(taken))
-                    self.attempts.reject_last(f"other tensors have the names of its outputs: {names}")
-                    request = dataclasses.replace(request, result_names=_prefixed(request.result_names, taken))
-                    captures = capture_model(request, tried, dynamic, self.attempts)
-                    continue
-                capture = captured.capture
-                step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
-                _check_graph_kinds(self.graph_files, capture, captured.attempt)
-            yield captured
-
-    def _build(self, captured: Captured) -> _Built:
-        capture = captured.capture
-        with self.pipeline.step("attribute"):
-            owners = infer_missing(capture.original_graph, capture.recorded, capture.calls, self.policy)
-        with self.pipeline.step("project"):
-            projection = _project(capture, owners, self.policy)
-        with self.pipeline.step("document") as step:
-            opset_notes = _opset_notes(self.writing["options"].get("opset_version"), capture)
-            notes = tuple(dict.fromkeys((*self.notes, *captured.notes, *capture.notes, *opset_notes)))
-            # Notes name source lines of the model.
-            shown = () if self.private else notes
-            document = _build_document(capture, projection, captured.attempt.strategy, self.view, shown)
-            step.detail = f"{len(document.nodes)} nodes"
-            return _Built(captured, document, _tag(capture, document, self.private), notes)
-
-    @contextlib.contextmanager
-    def _staged(self, built: _Built) -> Iterator[StagedExport]:
-        with contextlib.ExitStack() as stack:
-            with self.pipeline.step("write"):
-                staged = stack.enter_context(staged_export(built.tagged, self.target, **self.writing))
-                staged.write_sidecar(built.document)
-            yield staged
-
-    def _commit(self, built: _Built, staged: StagedExport, check: FileCheck) -> ExportResult:
-        # The reason can contain paths of this machine.
-        shown = msgspec.structs.replace(check, reason="") if self.private else check
-        rejections = () if self.private else self.rejections
-        recorded = None if self.checker.is_off else shown
-        document = msgspec.structs.replace(built.document, check=recorded, notes=(*built.document.notes, *rejections))
-        staged.write_sidecar(document)
-        with contextlib.ExitStack() as stack:
-            for path in self.graph_files.values():
-                stack.enter_context(staged_text(path, built.captured.capture.graph_text()))
-            files = staged.commit()
-        return ExportResult(
-            onnx_path=self.target,
-            sidecar_path=sidecar_path(self.target),
-            files=(*files, *self.graph_files.values()),
-            document=document,
-            attempts=tuple(self.attempts.reports),
-            steps=tuple(self.pipeline.reports),
-            dynamic_axes=built.captured.dynamic_axes,
-            notes=(*built.notes, *self.rejections),
-            check=check,
-        )
 
 
 def _request(
@@ -327,130 +164,8 @@ def _request(
         del options["output_names"]
         # Inputs have the names of forward's arguments, and initializers those of parameters and buffers.
         arguments = (argument.name for argument in read_module_tree(model)[""].forward_arguments)
-        result_names = _prefixed(names, {*arguments, *(options.get("input_names") or ()), *model.state_dict()})
+        result_names = prefixed(names, {*arguments, *(options.get("input_names") or ()), *model.state_dict()})
     request = CaptureRequest(
         model, args, kwargs, options, "", training, specialize, written=written, result_names=result_names
     )
     return request, notes
-
-
-def _prefixed(names: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:
-    return tuple(f"output.{name}" if name in taken else name for name in names)
-
-
-def _taken_names(graph: ir.Graph) -> set[str]:
-    """The names of all tensors of the main graph that are not its outputs."""
-    outputs = {id(value) for value in graph.outputs}
-    produced = (value for node in graph for value in node.outputs)
-    return {
-        value.name or ""
-        for value in (*graph.inputs, *graph.initializers.values(), *produced)
-        if id(value) not in outputs
-    }
-
-
-def _opset_notes(wanted: int | None, capture: Capture) -> tuple[str, ...]:
-    """torch exports with its own opset, and keeps it where it cannot convert the graph to the requested one."""
-    written = capture.model.opset_imports.get("")
-    if wanted is None or written == wanted:
-        return ()
-    note = (
-        f"the file has opset {written} instead of {wanted}, to which the {capture.exporter} exporter cannot convert it"
-    )
-    return (f"{note}. The TorchScript exporter (strategy htp) writes older opsets itself",)
-
-
-def _check_graph_kinds(kinds: Iterable[str], capture: Capture, attempt: AttemptReport) -> None:
-    for kind in kinds:
-        if kind != capture.graph_kind:
-            raise InputError(
-                f"there is no {kind} graph to write: strategy {attempt.strategy!r} does not trace one; "
-                f"choose strategy {'htp' if kind == 'jit' else 'fx'!r}, or omit {kind}_graph_path"
-            )
-
-
-@gc_paused()
-def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: InferencePolicy) -> Projection:
-    """Project the owners of the original graph onto the final graph."""
-    if capture.original_graph is capture.model:
-        return Projection(add_contexts(capture.model, owners) if policy.advanced else owners, capture.calls)
-    return project(
-        capture.original_graph, owners, capture.model, capture.calls, recorded=capture.recorded_in_model, policy=policy
-    )
-
-
-@gc_paused()
-def _build_document(
-    capture: Capture, projection: Projection, strategy: str, view: TagView, notes: tuple[str, ...]
-) -> HierarchyDocument:
-    model, final = capture.model, projection.attributions
-    nodes = nodes_with_ids(model)
-    unowned = [node_id for node_id, node in nodes if node not in final]
-    if unowned:
-        raise ContractError(f"{len(unowned)} nodes have no owner, {unowned[0]!r} first: please report this")
-    return build_document(
-        strategy=strategy,
-        exporter=capture.exporter,
-        graph_hash=graph_hash(model),
-        view=view,
-        tree=capture.tree,
-        calls=projection.calls,
-        nodes=[(node_id, operation(node), final[node]) for node_id, node in nodes],
-        graph_tensors=tensors_with_ids(model, nodes),
-        folded={name: found.owner for name, found in projection.constants.items()},
-        axes=projection.renamed(capture.dynamic_sizes),
-        notes=notes,
-    )
-
-
-def _tag(capture: Capture, document: HierarchyDocument, private: bool) -> TaggedModel:
-    """Write the document into the metadata of the model, or of the skeleton of the exporter's own file."""
-    model = capture.model if capture.file is None else capture.file.skeleton()
-    if private:
-        remove_source_references(model)
-    write_stores(model, document)
-    return TaggedModel(model, document, capture.file)
-
-
-class HierarchyExporter:
-    """Exports models with fixed options; see `export_model` for the options.
-
-    Args:
-        strategy: The strategy; None for the class's own default.
-        **options: Further options of `export_model`.
-    """
-
-    default_strategy: ClassVar[str] = AUTO
-
-    def __init__(self, strategy: str | None = None, **options: Any) -> None:
-        self._options = {"strategy": self.default_strategy if strategy is None else strategy, **options}
-
-    def export(self, model: torch.nn.Module, inputs: object, path: str | Path, **options: Any) -> ExportResult:
-        """Export a model; `options` override those of the exporter."""
-        return export_model(model, inputs, path, **{**self._options, **options})
-
-
-@final
-class UnifiedExporter(HierarchyExporter):
-    """Exports with the first strategy that succeeds."""
-
-
-@final
-class FXHierarchyExporter(HierarchyExporter):
-    """Exports with the `fx` strategy."""
-
-    default_strategy = FxStrategy.name
-
-
-@final
-class HTPHierarchyExporter(HierarchyExporter):
-    """Exports with the `htp` strategy."""
-
-    default_strategy = HtpStrategy.name
-
-
-@final
-class UsageBasedExporter(HierarchyExporter):
-    """Exports with the `usage_based` strategy."""
-
-    default_strategy = UsageBasedStrategy.name

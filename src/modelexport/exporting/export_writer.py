@@ -36,21 +36,6 @@ _ALIGNMENT = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class TaggedModel:
-    """A model with its document in its metadata, ready to write.
-
-    Attributes:
-        model: The model; with `file`, the skeleton of that file.
-        document: The document.
-        file: The exporter's own file, where its bytes cannot be written from the graph.
-    """
-
-    model: ir.Model | onnx.ModelProto
-    document: HierarchyDocument
-    file: ExporterFile | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class StagedExport:
     """A model written to a temporary folder beside its target.
 
@@ -79,12 +64,19 @@ class StagedExport:
 
 @contextlib.contextmanager
 def staged_export(
-    tagged: TaggedModel, target: Path, *, external_data: bool | None, overwrite: bool, options: Mapping[str, Any]
+    model: ir.Model | onnx.ModelProto,
+    file: ExporterFile | None,
+    target: Path,
+    *,
+    external_data: bool | None,
+    overwrite: bool,
+    options: Mapping[str, Any],
 ) -> Iterator[StagedExport]:
     """Write a model to a temporary folder; without a commit, nothing of it stays.
 
     Args:
-        tagged: The model with its document.
+        model: The model; with `file`, the skeleton of that file.
+        file: The exporter's own file, where its bytes cannot be written from the graph.
         target: The path of the graph; the other files are next to it.
         external_data: Store weights in a separate file; None does so only where their size requires it.
         overwrite: Replace existing files.
@@ -95,10 +87,12 @@ def staged_export(
     """
     with stage_files(target, force=overwrite) as staging:
         path = staging.path(target.name)
-        if isinstance(tagged.model, onnx.ModelProto):
-            _write_file(tagged, path, external_data)
+        if isinstance(model, ir.Model):
+            _write_model(model, path, external_data, options)
+        elif file is not None:
+            _write_file(model, file, path, external_data)
         else:
-            _write_model(tagged.model, path, external_data, options)
+            raise ContractError("a model skeleton without the exporter's file: please report this")
         yield StagedExport(path, target, staging, _name_data_file(path, target))
 
 
@@ -119,13 +113,11 @@ def _write_model(model: ir.Model, path: Path, external_data: bool | None, option
     )
 
 
-def _write_file(tagged: TaggedModel, path: Path, external_data: bool | None) -> None:
+def _write_file(skeleton: onnx.ModelProto, file: ExporterFile, path: Path, external_data: bool | None) -> None:
     """Write the exporter's own file with its nodes tagged, and large weights to a separate file."""
-    if tagged.file is None or not isinstance(tagged.model, onnx.ModelProto):
-        raise ContractError("a model skeleton without the exporter's file: please report this")
-    with path.open("wb") as file:
-        file.writelines(tagged.file.pieces(tagged.model))
-    if external_data or (external_data is None and tagged.file.size > _EXTERNAL_DATA_BYTES):
+    with path.open("wb") as opened:
+        opened.writelines(file.pieces(skeleton))
+    if external_data or (external_data is None and file.size > _EXTERNAL_DATA_BYTES):
         proto = onnx.load_model(path)
         onnx.save_model(proto, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
 

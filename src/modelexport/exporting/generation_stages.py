@@ -12,7 +12,8 @@ import torch
 
 from modelexport.capture import TRANSFORMERS, Capture
 from modelexport.errors import InputError, ModelExportError
-from modelexport.exporting.export import STEPS, export_model
+from modelexport.exporting.export import export_model
+from modelexport.exporting.export_run import STEPS
 from modelexport.exporting.export_writer import share_data_file
 from modelexport.exporting.progress import Observer, check_observer
 from modelexport.exporting.result import ExportResult, ProgressEvent

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -75,7 +76,7 @@ class Runner:
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: _Tail | None = None
-        self._expired = False
+        self._deadline: _Deadline | None = None
         self._unread = 0
         self._timeouts = 0
         self._is_ready = False
@@ -110,7 +111,8 @@ class Runner:
             OnnxRunError: onnxruntime rejected the graph, failed, crashed, timed out or ran out of memory.
             InputError: onnxruntime is not installed, or cannot be started.
         """
-        require_onnxruntime()
+        if self._process is None:
+            require_onnxruntime()
         header = {
             "folder": str(folder.resolve()) if folder is not None else "",
             "feeds": list(feeds),
@@ -142,7 +144,8 @@ class Runner:
             OnnxRunError: It crashed.
             InputError: onnxruntime is not installed, or cannot be started.
         """
-        require_onnxruntime()
+        if self._process is None:
+            require_onnxruntime()
         header: dict[str, Any] = {
             "path": str(path.resolve()),
             "feeds": None if feeds is None else list(feeds),
@@ -181,13 +184,14 @@ class Runner:
         process = self._started()
         with self._failing_as(name, process):
             # If the process answered and ended, the write fails and the answer can still be read.
-            with self._timed(process):
+            with self._timed():
                 with contextlib.suppress(OSError):
                     worker.write_message(cast(BinaryIO, process.stdin), {**header, "task": task}, arrays)
                 answer = worker.read_header(cast(BinaryIO, process.stdout))
             self._check_size(answer["arrays"])
         if "not_importable" in answer:
             self._stop()
+            require_onnxruntime()
             raise InputError(
                 f"{name} is installed but cannot be imported ({answer['not_importable']}): "
                 "pip install --force-reinstall 'modelexport[runtime]'"
@@ -200,7 +204,7 @@ class Runner:
     def _received(self, name: str, process: subprocess.Popen[bytes], entries: Sequence[Any]) -> Iterator[np.ndarray]:
         for entry in entries:
             # The time that the consumer takes between two arrays does not count.
-            with self._failing_as(name, process), self._timed(process):
+            with self._failing_as(name, process), self._timed():
                 array = worker.read_array(cast(BinaryIO, process.stdout), entry)
             self._unread -= 1
             yield array
@@ -227,29 +231,16 @@ class Runner:
             self._stop()
             raise
 
-    @contextlib.contextmanager
-    def _timed(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        seconds = self._limits.seconds
-        if seconds is None or seconds > threading.TIMEOUT_MAX:
-            yield
-            return
+    def _timed(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._deadline is None else self._deadline.running()
 
-        def expire() -> None:
-            self._expired = True
-            process.kill()
-
-        timer = threading.Timer(seconds, expire)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
+    def _is_expired(self) -> bool:
+        return self._deadline is not None and self._deadline.expired
 
     def _started(self) -> subprocess.Popen[bytes]:
         # It may have been killed since the last answer, by the time limit or by the system, or it still sends arrays
         # that the consumer did not read.
-        if self._process is not None and (self._expired or self._unread or self._process.poll() is not None):
+        if self._process is not None and (self._is_expired() or self._unread or self._process.poll() is not None):
             self._stop()
         if self._process is None:
             self._spawn()
@@ -257,7 +248,7 @@ class Runner:
         if not self._is_ready:
             name = "the process for onnxruntime and the ONNX checker"
             try:
-                with self._failing_as(name, process), self._timed(process):
+                with self._failing_as(name, process), self._timed():
                     worker.read_header(cast(BinaryIO, process.stdout))
             except OnnxRunError as error:
                 raise InputError(f"{error}: it cannot be started") from error
@@ -278,12 +269,15 @@ class Runner:
             start_new_session=True,
         )
         self._process = process
+        seconds = self._limits.seconds
+        if seconds is not None and seconds <= threading.TIMEOUT_MAX:
+            self._deadline = _Deadline(process, seconds)
         self._stderr = _Tail(cast(BinaryIO, process.stderr))
         self._is_ready = False
 
     def _how_it_ended(self, name: str, process: subprocess.Popen[bytes]) -> OnnxRunError:
         code = process.wait()
-        expired, said = self._expired, self._stderr.last_line() if self._stderr is not None else ""
+        expired, said = self._is_expired(), self._stderr.last_line() if self._stderr is not None else ""
         self._stop()
         if expired:
             self._timeouts += 1
@@ -302,7 +296,10 @@ class Runner:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        self._expired, self._unread = False, 0
+        deadline, self._deadline = self._deadline, None
+        self._unread = 0
+        if deadline is not None:
+            deadline.close()
         if process is not None:
             process.kill()
             for stream in (process.stdin, process.stdout):
@@ -312,6 +309,50 @@ class Runner:
         stderr, self._stderr = self._stderr, None
         if stderr is not None:
             stderr.close()
+
+
+class _Deadline:
+    """Kills the process if a request takes too long.
+
+    One thread watches all requests: starting one for each takes a third of the time of a small request.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        self.expired = False
+        self._process = process
+        self._seconds = seconds
+        self._ends: float | None = None
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Allow the body this many seconds."""
+        # The thread need not be told: it looks again no later than this many seconds from now.
+        self._ends = time.monotonic() + self._seconds
+        try:
+            yield
+        finally:
+            self._ends = None
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                ends, now = self._ends, time.monotonic()
+                if ends is not None and now >= ends:
+                    self.expired = True
+                    self._process.kill()
+                    return
+                self._changed.wait(self._seconds if ends is None else ends - now)
 
 
 class _Tail:

@@ -175,7 +175,7 @@ def _profile_open(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer
     # The graph is read without its weights.
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    session = onnxruntime.InferenceSession(header["path"], options, providers)
+    session = onnxruntime.InferenceSession(header["path"], options, providers or ["CPUExecutionProvider"])
     _profiled["session"], _profiled["feeds"] = session, dict(zip(header["feeds"], arrays, strict=True))
     missing = [name for name in providers if name not in session.get_providers()]
     if missing:

@@ -42,10 +42,13 @@ def profile_calls(
             own[call] += fraction * np.asarray(kernel.seconds)
         for call in kernel.contributors:
             into[call][kernel.call] = None
-    total = {call: seconds.copy() for call, seconds in own.items()}
-    for record in reversed(calls.values()):
-        if record.id != root.id:
-            total[record.parent or root.id] += total[record.id]
+    total = {call: np.zeros(len(session)) for call in calls}
+    for call, seconds in own.items():
+        around = call
+        total[around] += seconds
+        while around != root.id:
+            around = calls[around].parent or root.id
+            total[around] += seconds
     middle = middle_runs(session)
     whole = timing(session, middle).mean
 

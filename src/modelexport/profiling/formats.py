@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from modelexport._version import __version__
+from modelexport.display import printable
 from modelexport.profiling.records import CallProfile, OwnedKernel, middle_runs
 from modelexport.profiling.report import ROOT_NAME, ProfileReport
 
@@ -25,7 +26,7 @@ def as_collapsed(report: ProfileReport) -> str:
     lines = []
     for stack, seconds in _stacks(report):
         # The text after the last space is the number, and a semicolon separates frames.
-        frames = (" ".join(frame.replace(";", ":").split()) for frame in stack)
+        frames = (printable(" ".join(frame.replace(";", ":").split())) for frame in stack)
         lines.append(f"{';'.join(frames)} {round(seconds * _NANOSECONDS)}\n")
     return "".join(lines)
 

@@ -17,9 +17,11 @@ _RUN = "model_run"
 # A run of a graph: the main graph, or a subgraph within the event of its owning node.
 _GRAPH = "SequentialExecutor::Execute"
 _MICROSECOND = 1e-6
+# onnxruntime writes at most a million events, but each has the name of its node, which can have any length.
+_MOST_BYTES = 2**30
 
 
-class _Details(msgspec.Struct):
+class _Details(msgspec.Struct, gc=False):
     """The arguments of a kernel's event; onnxruntime writes numbers as text, and memory since 1.28."""
 
     op_name: str = ""
@@ -32,14 +34,14 @@ class _Details(msgspec.Struct):
     mem_in_use_peak: str = ""
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     name: str
     ts: int
     dur: int
     args: _Details
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class _Execution:
     """One execution of a kernel; `inner` is the time of the kernels of its subgraphs."""
 
@@ -49,7 +51,7 @@ class _Execution:
     temporary: int = 0
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class _GraphRun:
     start: int
     members: list[_Execution]
@@ -83,6 +85,8 @@ def read_ort_profile(path: Path, *, warmup: int = 0, runtime: str = "onnxruntime
         FileFormatError: It is not a profile of onnxruntime, or has no run after the warm-up.
     """
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise FileFormatError(f"{path} has more than {_MOST_BYTES:,} bytes: profile fewer runs")
         events = msgspec.json.decode(path.read_bytes(), type=list[_Event])
     except (OSError, msgspec.MsgspecError) as error:
         raise FileFormatError(f"{path} cannot be read as a profile of onnxruntime: {error}") from error

@@ -18,6 +18,7 @@ from modelexport.analysis.query import select_calls
 from modelexport.analysis.retagging import feeds_of_model
 from modelexport.display import counted
 from modelexport.errors import InputError, OnnxRunError
+from modelexport.gc_pause import gc_paused
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import OPTIMIZATION_LEVELS, ProfiledSession
@@ -228,7 +229,7 @@ def _profile_in_turns(
     paths: Sequence[str | Path], options: _Options, progress: Callable[[int, int], None]
 ) -> list[ProfileReport]:
     total = options.warmup + options.runs
-    with contextlib.ExitStack() as stack:
+    with gc_paused(), contextlib.ExitStack() as stack:
         files = [_ProfiledFile(path, options, stack) for path in paths]
         for done in range(1, total):
             progress(done, total)

@@ -271,7 +271,7 @@ class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
         return pandas.DataFrame([_flat(row) for row in self.rows(by)])
 
 
-def read_profile(path: Path) -> ProfileReport:
+def read_profile(path: str | Path) -> ProfileReport:
     """Read a report that was written as JSON.
 
     Raises:
@@ -279,7 +279,7 @@ def read_profile(path: Path) -> ProfileReport:
         FileFormatError: It is not a profile of this package.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ProfileReport)
+        return msgspec.json.decode(Path(path).read_bytes(), type=ProfileReport)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

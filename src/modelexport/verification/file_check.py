@@ -186,11 +186,12 @@ class FileChecker:
             return any(_type_name(tensor) in _FEW_KERNELS for tensor in tensors)
         return not check.is_wrong
 
-    def find_origin(self, path: Path, document: HierarchyDocument, seconds: float) -> str | None:
-        """The first call of a file with different results that introduces an error; None if it is not found in time.
+    def with_origin(self, check: FileCheck, path: Path, document: HierarchyDocument, seconds: float) -> FileCheck:
+        """The check of a file with different results, with the first call that introduces an error, or why none is.
 
         Args:
-            path: The file, with its sidecar beside it.
+            check: The check.
+            path: The file.
             document: Its document.
             seconds: The time for the search.
         """
@@ -198,14 +199,21 @@ class FileChecker:
 
         def stop(done: int, total: int, call: str) -> None:
             if time.perf_counter() > end:
-                raise TimeoutError
+                raise TimeoutError(f"{done} of {total} calls compared in {seconds:g} s")
 
+        unknown = "no call alone differs from PyTorch"
         try:
-            report = verify_modules(path, self._model, self._args, kwargs=self._kwargs, progress=stop)
-        except Exception:  # noqa: BLE001  the file is known to be wrong; this only says where
-            return None
-        introducing = {record.call for record in report.calls if record.verdict is Verdict.INTRODUCED}
-        return next((call.id for call in document.calls if call.id in introducing), None)
+            report = verify_modules(
+                path, self._model, self._args, kwargs=self._kwargs, hierarchy=document, progress=stop
+            )
+        except Exception as error:  # noqa: BLE001  the file is known to be wrong; this only says where
+            unknown = _in_one_line(error)
+        else:
+            introducing = {record.call for record in report.calls if record.verdict is Verdict.INTRODUCED}
+            for call in document.calls:
+                if call.id in introducing:
+                    return msgspec.structs.replace(check, call=call.id)
+        return msgspec.structs.replace(check, reason=f"{check.reason}; where it begins is not known ({unknown})")
 
     def _is_right_unoptimized(self, path: Path, model: ir.Model, document: HierarchyDocument) -> bool:
         feeds, obstacle = self._feeds(model, document)

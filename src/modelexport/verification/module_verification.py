@@ -14,6 +14,7 @@ import torch
 from modelexport.analysis.extraction import ExtractionPlan, Extractor, HierarchySource, ModelSource, Port
 from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
+from modelexport.gc_pause import collect_recent, gc_paused
 from modelexport.hierarchy import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
@@ -95,7 +96,7 @@ def verify_modules(
     args, named = normalize_inputs(example_inputs, kwargs, model)
     require_onnxruntime()
     extractor = Extractor(path_or_model, hierarchy)
-    with Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
+    with gc_paused(), Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
         verification = _Verification(extractor, ready, model, args, named, Tolerance(rtol, atol), runner)
         return verification.verify(select, memory_bytes, progress or (lambda done, total, call: None))
 
@@ -171,6 +172,7 @@ class _Verification:
                 progress(len(records) + len(found), len(tasks), task.call.id)
                 record, is_permutation = self._compare(task, run, full)
                 found.append(record)
+                collect_recent()
                 if is_permutation:
                     permuted.add(task.call.id)
             records += excuse_nondeterminism(found, self._id_in_run, run, self._recorder.run, self._tolerance)

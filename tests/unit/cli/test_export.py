@@ -15,7 +15,7 @@ from tests.support.command import PROGRESS_LINE, Outcome
 from tests.support.command_process import FACTORIES, WITHOUT_TORCH, Exported, files_in, in_process
 
 from modelexport.cli.export_summary import markdown_report, summary_lines
-from modelexport.exporting.export import STEPS
+from modelexport.exporting.export_run import STEPS
 from modelexport.exporting.result import ExportResult, StepReport
 from modelexport.hierarchy.document_codec import decode_document
 from modelexport.strategies.attempts import AttemptReport

@@ -59,7 +59,7 @@ def test_rows_by_module_class_and_operator_with_a_depth_and_a_selector(command: 
         (("--static", "--runs", "3"), "--static does not run the file: leave out --runs"),
         (("--static", "--input-shape", "x=1x3x8x8"), "leave out --input-shape"),
         (("--static", "--import", OPENVINO), "leave out --import"),
-        (("--static", "--format", "speedscope"), "formats table, json and csv, not speedscope"),
+        (("--static", "--format", "speedscope"), "formats human, json and csv, not speedscope"),
         (("--static", "--axis", "batch=8"), "no dynamic axis 'batch'"),
         (("--static", "--select", "nothing"), "nothing"),
         (("--import", OPENVINO, "--provider", "cpu"), "--import takes the times from a profile: leave out --provider"),

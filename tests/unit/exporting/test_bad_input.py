@@ -23,7 +23,8 @@ from modelexport.errors import (
     StrategyIncompatibleError,
     UnknownStrategyError,
 )
-from modelexport.exporting.export import HierarchyExporter, UnifiedExporter, export_model
+from modelexport.exporting.export import export_model
+from modelexport.exporting.exporters import HierarchyExporter, UnifiedExporter
 from modelexport.exporting.result import ProgressEvent
 
 

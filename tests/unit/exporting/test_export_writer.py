@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
-from modelexport.exporting.export_writer import TaggedModel, staged_export
+from modelexport.exporting.export_writer import staged_export
 from modelexport.hierarchy import SCHEMA_VERSION, HierarchyDocument, Producer, TagView
 from modelexport.storage import ExporterFile
 
@@ -19,9 +19,9 @@ from modelexport.storage import ExporterFile
 def test_initializer_of_a_subgraph_reads_the_renamed_data_file(tmp_path: Path) -> None:
     model = _model_with_weights_in_branches()
     document = HierarchyDocument(SCHEMA_VERSION, Producer(), "htp", "torch", "", TagView(), (), (), (), ())
-    tagged = TaggedModel(model, document, ExporterFile(model.SerializeToString()))
+    file = ExporterFile(model.SerializeToString())
     target = tmp_path / "m.onnx"
-    with staged_export(tagged, target, external_data=True, overwrite=False, options={}) as staged:
+    with staged_export(model, file, target, external_data=True, overwrite=False, options={}) as staged:
         staged.write_sidecar(document)
         files = staged.commit()
     (data,) = tmp_path.glob("m-*.onnx.data")

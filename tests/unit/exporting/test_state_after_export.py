@@ -16,7 +16,8 @@ from tests.support.meddlers import example, interrupt, net
 from tests.support.untouched import changes, files, snapshot
 
 from modelexport.errors import StrategyIncompatibleError
-from modelexport.exporting.export import STEPS, export_model
+from modelexport.exporting.export import export_model
+from modelexport.exporting.export_run import STEPS
 from modelexport.torch_support.state_guard import preserved_state
 
 # What the child does.

@@ -1,0 +1,102 @@
+"""The results of sweeps, a line of JSON for each model: what they were measured with, and which of them still hold."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+# The exports that our code has no part in.
+PLAIN_WAYS = ("plain", "plain_no_cache", "with_caches", "transformers", "torchscript")
+_ROOT = Path(__file__).parents[1]
+_PACKAGES = ("torch", "transformers", "diffusers", "timm", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+_SWEEP_MODULES = ("candidates", "checks", "process", "shrinking", "steps")
+
+
+def current_setup(commit: str | None = None) -> Record:
+    """The versions of the libraries, the commit, a digest of the code that is swept, and the day.
+
+    Args:
+        commit: The commit, on a machine without the repository.
+    """
+    return {"versions": _versions(), "commit": commit or _commit(), "code": _code(), "date": f"{dt.date.today()}"}
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The results so far; the last line may be incomplete."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
+def still_valid(records: Iterable[Record], setup: Record, *, mixed: bool) -> dict[str, Record]:
+    """The last result of each model, of those measured with the same libraries and code.
+
+    Args:
+        records: All results.
+        setup: What there is now.
+        mixed: Results of other code count too.
+    """
+    compared = ("versions",) if mixed else ("versions", "code")
+    return {
+        record["name"]: record
+        for record in records
+        if all(record.get("setup", {}).get(key) == setup[key] for key in compared)
+    }
+
+
+def known_exports(records: Iterable[Record], setup: Record) -> dict[str, dict[str, Record]]:
+    """The exports without our code, by model and configuration, that were made with the same libraries.
+
+    An export that reached its time limit is known only up to that limit: each has the ``limit`` that it ran under.
+    """
+    found: dict[str, dict[str, Record]] = {}
+    for record in records:
+        if record.get("setup", {}).get("versions") != setup["versions"] or "configuration" not in record:
+            continue
+        known = found.setdefault(record["name"], {}).setdefault(record["configuration"], {})
+        for way in PLAIN_WAYS:
+            if way in record:
+                # An outcome that was itself known has its own day and limit.
+                known[way] = {"limit": record["limit"], "measured": record["setup"]["date"], **record[way]}
+    return found
+
+
+def longest_first(names: Iterable[Any], records: Iterable[Record]) -> list[Any]:
+    """The models in the order to start them: by the CPU time that they took last, those never measured first."""
+    seconds = {record["name"]: record["cpu"] for record in records if "cpu" in record}
+    return sorted(names, key=lambda name: -seconds.get(str(name), float("inf")))
+
+
+def _versions() -> Mapping[str, str]:
+    # timm is installed apart.
+    found = list(importlib.metadata.distributions(path=[*sys.path, str(Path(sys.prefix) / "apart")]))
+    installed = {distribution.metadata["Name"]: distribution.version for distribution in reversed(found)}
+    packages = {name: installed[name] for name in _PACKAGES if name in installed}
+    return {"python": platform.python_version(), **packages}
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    with contextlib.suppress(OSError):
+        ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+        return ended.stdout.strip() or "unknown"
+    return "unknown"
+
+
+def _code() -> str:
+    digest = hashlib.sha256()
+    sweep = [_ROOT / "benchmarks" / f"sweep_{name}.py" for name in _SWEEP_MODULES]
+    for path in (*sorted((_ROOT / "src").rglob("*.py")), *sweep):
+        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,155 @@
+"""One export: capture, tag, write and check, one attempt after the other until a file is accepted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.attempt_report import AttemptReport
+from modelexport.capture import Capture, DynamicAxes
+from modelexport.errors import ContractError, InputError, ModelExportError
+from modelexport.exporting.export_writer import StagedExport, staged_export
+from modelexport.exporting.progress import Pipeline
+from modelexport.exporting.result import ExportResult
+from modelexport.exporting.tagged_capture import TaggedCapture, Tagging
+from modelexport.hierarchy import CheckOutcome, FileCheck
+from modelexport.storage import sidecar_path, staged_text
+from modelexport.strategies import Attempts, Candidate, Captured, CaptureRequest, capture_model
+
+if TYPE_CHECKING:
+    from modelexport.verification import FileChecker
+
+STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
+
+# The time for finding the module in which the results of a wrong file begin to differ.
+_ORIGIN_SECONDS = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportRun:
+    """One export: builds, writes and checks one attempt after the other until a file is accepted."""
+
+    pipeline: Pipeline
+    attempts: Attempts
+    tagging: Tagging
+    target: Path
+    graph_files: Mapping[str, Path]
+    writing: Mapping[str, Any]
+    checker: FileChecker
+    # A note on each file that was written and not used.
+    rejections: list[str] = dataclasses.field(default_factory=list)
+
+    def run(self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None) -> ExportResult:
+        """Write the first file that the check accepts; if there is none, the best."""
+        self.checker.start()
+        best: tuple[TaggedCapture, FileCheck, AttemptReport] | None = None
+        try:
+            for captured in self._captures(request, tried, dynamic):
+                tagged = self.tagging.tag(captured, self.pipeline)
+                with self._staged(tagged) as staged:
+                    with self.pipeline.step("run") as step:
+                        found = self.checker.check(staged.path, captured.capture.model, tagged.document)
+                        step.detail = found.outcome.value
+                    if self.checker.accepts(found):
+                        return self._commit(tagged, staged, found)
+                rejected = self.attempts.reject_last(str(found))
+                self.rejections.append(f"the file of {rejected.name} was not used: {found}")
+                if best is None or found.rank < best[1].rank:
+                    best = tagged, found, rejected
+        except ModelExportError:
+            if best is None:
+                raise
+        if best is None:
+            raise ContractError("no attempt was made: please report this")
+        tagged, found, attempt = best
+        self.attempts.choose(attempt)
+        self.rejections.remove(f"the file of {attempt.name} was not used: {found}")
+        with self._staged(tagged) as staged:
+            if found.outcome is CheckOutcome.DIFFERENT:
+                with self.pipeline.step("run"):
+                    found = self.checker.with_origin(found, staged.path, tagged.document, _ORIGIN_SECONDS)
+            return self._commit(tagged, staged, found)
+
+    def _captures(
+        self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None
+    ) -> Iterator[Captured]:
+        """The captures of all attempts, without those in which an output has the name of another tensor."""
+        captures = capture_model(request, tried, dynamic, self.attempts)
+        while True:
+            with self.pipeline.step("capture") as step:
+                captured = next(captures, None)
+                if captured is None:
+                    return
+                taken = _taken_names(captured.capture.model.graph).intersection(request.result_names)
+                if taken:
+                    # torch gives an output its name even if another tensor has it already: such a file is invalid.
+                    names = ", ".join(sorted(taken))
+                    self.attempts.reject_last(f"other tensors have the names of its outputs: {names}")
+                    request = dataclasses.replace(request, result_names=prefixed(request.result_names, taken))
+                    captures = capture_model(request, tried, dynamic, self.attempts)
+                    continue
+                capture = captured.capture
+                step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
+                _check_graph_kinds(self.graph_files, capture, captured.attempt)
+            yield captured
+
+    @contextlib.contextmanager
+    def _staged(self, tagged: TaggedCapture) -> Iterator[StagedExport]:
+        with contextlib.ExitStack() as stack:
+            with self.pipeline.step("write"):
+                staged = stack.enter_context(staged_export(tagged.model, tagged.file, self.target, **self.writing))
+            yield staged
+
+    def _commit(self, tagged: TaggedCapture, staged: StagedExport, check: FileCheck) -> ExportResult:
+        # The reason can contain paths of this machine.
+        shown = msgspec.structs.replace(check, reason="") if self.tagging.private else check
+        rejections = () if self.tagging.private else self.rejections
+        recorded = None if self.checker.is_off else shown
+        document = msgspec.structs.replace(tagged.document, check=recorded, notes=(*tagged.document.notes, *rejections))
+        staged.write_sidecar(document)
+        with contextlib.ExitStack() as stack:
+            for path in self.graph_files.values():
+                stack.enter_context(staged_text(path, tagged.captured.capture.graph_text()))
+            files = staged.commit()
+        return ExportResult(
+            onnx_path=self.target,
+            sidecar_path=sidecar_path(self.target),
+            files=(*files, *self.graph_files.values()),
+            document=document,
+            attempts=tuple(self.attempts.reports),
+            steps=tuple(self.pipeline.reports),
+            dynamic_axes=tagged.captured.dynamic_axes,
+            notes=(*tagged.notes, *self.rejections),
+            check=check,
+        )
+
+
+def prefixed(names: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:
+    """The names of the outputs, with ``output.`` in front where another tensor has that name."""
+    return tuple(f"output.{name}" if name in taken else name for name in names)
+
+
+def _taken_names(graph: ir.Graph) -> set[str]:
+    """The names of all tensors of the main graph that are not its outputs."""
+    outputs = {id(value) for value in graph.outputs}
+    produced = (value for node in graph for value in node.outputs)
+    return {
+        value.name or ""
+        for value in (*graph.inputs, *graph.initializers.values(), *produced)
+        if id(value) not in outputs
+    }
+
+
+def _check_graph_kinds(kinds: Iterable[str], capture: Capture, attempt: AttemptReport) -> None:
+    for kind in kinds:
+        if kind != capture.graph_kind:
+            raise InputError(
+                f"there is no {kind} graph to write: strategy {attempt.strategy!r} does not trace one; "
+                f"choose strategy {'htp' if kind == 'jit' else 'fx'!r}, or omit {kind}_graph_path"
+            )
