@@ -297,9 +297,7 @@ def _text(found: ProfileReport, rows: list[ProfileRow], by: By, source: bool, li
     left = len(rows) - len(shown)
     more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
     if source and not any(row.source for row in rows):
-        more.append(
-            "note: the file has no source lines: its exporter did not record them, or it was exported --private"
-        )
+        more.append("note: the file has no source lines: not recorded by its exporter, or exported with --private")
     body = [table, Section("", (*more, "", *_tail(found, limit)))]
     head = as_text("", [Section("", (*_head(found), ""))], width)
     return f"{head}{flame_graph(found, width)}\n{as_text('', body, width)}"

@@ -56,8 +56,7 @@ def test_load_of_the_machine_is_no_change_of_calls_that_were_not_measured_in_tur
 
 def test_few_runs_show_no_change(profiled: Profiler) -> None:
     like = profiled()
-    short = msgspec.structs.replace(report(like, 1, 1.0).calls[1].total, seconds=(1e-3, 1.1e-3, 1.2e-3))
-    longer = msgspec.structs.replace(short, seconds=(9e-3, 9.1e-3, 9.2e-3))
+    short, longer = (timing([base, base + 1e-4, base + 2e-4], range(3)) for base in (1e-3, 9e-3))
 
     def with_total(total: Timing) -> ProfileReport:
         calls = tuple(msgspec.structs.replace(call, total=total) for call in like.calls)

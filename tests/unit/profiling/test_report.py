@@ -34,6 +34,12 @@ def test_deeper_modules_count_for_those_around_them(profiled: Profiler, depth: i
     rows = report.rows("module", depth=depth)
     assert max(row.name.count(".") + 1 for row in rows if row.name != "(root)") <= depth if depth else True
     assert sum(row.share for row in rows) + report.overhead_share == pytest.approx(1)
+    assert next(row for row in rows if row.name == "(root)").total == report[""].total
+    if depth == 1:
+        # Its own time is now all of its total, which counts once.
+        encoder = next(row for row in rows if row.name == "encoder")
+        assert encoder.total.seconds == pytest.approx(report["encoder"].total.seconds)
+        assert encoder.own.seconds == pytest.approx(encoder.total.seconds)
     if depth == 0:
         assert [row.name for row in rows] == ["(root)"]
 
