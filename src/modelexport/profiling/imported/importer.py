@@ -43,6 +43,10 @@ def import_profile(
     paths = [Path(text)] if Path(text).is_file() else [Path(part) for part in text.split(",")]
     if len(paths) > _KINDS[kind]:
         raise InputError(f"{source!r} has more than {_KINDS[kind]} files: write {_EXAMPLES}")
+    for part in paths:
+        # Not a device or a pipe, which may have no end.
+        if not part.is_file():
+            raise InputError(f"{part} is not a file: give the path of a profile")
     file = load(path)
     hierarchy = find_hierarchy(file)
     document = hierarchy.document

@@ -19,7 +19,6 @@ from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.limits import RunLimits
 from modelexport.ort import OPTIMIZATION_LEVELS, ProfiledSession
-from modelexport.profiling.imported.limited_file import MOST_EVENT_BYTES, check_size
 from modelexport.profiling.imported.node_names import NodeNames, check_same_file
 from modelexport.profiling.ort_profile import OrtProfile, read_ort_profile
 from modelexport.profiling.owners import UNMATCHED, own_by_graph, own_by_sources
@@ -48,7 +47,6 @@ def read_onnxruntime(
         FileFormatError: It is not a profile of onnxruntime, or is one of another file.
     """
     path = paths[0]
-    check_size(path, MOST_EVENT_BYTES)
     try:
         profile = read_ort_profile(path)
     except (ArithmeticError, RecursionError, ValueError) as error:

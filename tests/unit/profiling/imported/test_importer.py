@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from modelexport.errors import FileFormatError, InputError
-from modelexport.profiling.imported import import_profile, limited_file
+from modelexport.profiling.imported import import_profile
 from modelexport.profiling.records import OwnedKernel
 from modelexport.profiling.report import ProfileReport
 
@@ -196,11 +196,11 @@ def test_file_that_is_not_such_a_profile_is_refused(tmp_path: Path, case: str) -
 
 
 @pytest.mark.parametrize("kind", ["ort", "trt", "openvino"])
-def test_profile_beyond_the_limit_is_refused_without_reading_it(tmp_path: Path, kind: str) -> None:
+def test_profile_beyond_the_limit_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "profile"
     path.touch()
-    os.truncate(path, limited_file.MOST_EVENT_BYTES + 1)
-    with pytest.raises(FileFormatError, match="too large for a profile"):
+    os.truncate(path, 2**30 + 1)
+    with pytest.raises(FileFormatError, match="has more than"):
         import_profile(MODEL, f"{kind}:{path}")
 
 
