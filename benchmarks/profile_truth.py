@@ -98,7 +98,8 @@ class ConvBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Conv2d(16, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, 16, 3, padding=1))
+        inner = nn.Conv2d(width, width, 3, padding=1)
+        self.mlp = nn.Sequential(nn.Conv2d(16, width, 1), nn.ReLU(), inner, nn.ReLU(), nn.Conv2d(width, 16, 1))
         self.norm = nn.BatchNorm2d(16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +111,7 @@ class ConvStack(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(ConvBlock(512 if number == 2 else 16) for number in range(6)))
+        self.layers = nn.Sequential(*(ConvBlock(256 if number == 2 else 16) for number in range(6)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
