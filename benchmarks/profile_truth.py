@@ -93,21 +93,46 @@ class Stack(nn.Module):
         return self.layers(x)
 
 
+class ConvBlock(nn.Module):
+    """A residual block whose width is what makes it slow."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = nn.Conv2d(width, width, 3, padding=1)
+        self.mlp = nn.Sequential(nn.Conv2d(16, width, 1), nn.ReLU(), inner, nn.ReLU(), nn.Conv2d(width, 16, 1))
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.norm(self.mlp(x)))
+
+
+class ConvStack(nn.Module):
+    """Convolutional blocks of which the third is slow: onnxruntime changes their memory layout and renames tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(ConvBlock(256 if number == 2 else 16) for number in range(6)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
 def slow(folder: Path) -> Iterator[tuple[object, ...]]:
     """How often the slow module is named first, among the calls of its depth, by total and by own time."""
-    path = folder / "slow.onnx"
-    inputs = (torch.randn(1, 32, 64),)
-    modelexport.export_model(Stack().eval(), inputs, path)
-    for level in OPTIMIZATION_LEVELS:
-        first = own = 0
-        fused = 0
-        for _ in range(_REPEATS):
-            report = modelexport.profile(path, optimization=level, warmup=1, runs=5)
-            by_total = [row.name for row in report.rows("module", sort="total") if row.name.count(".") == 2]
-            first += by_total[0] == "layers.2.mlp"
-            own += report.rows("module")[0].name.startswith("layers.2.mlp")
-            fused = sum(k.call.startswith("layers.2.mlp") and k.kind != "exact" for k in report.kernels)
-        yield level, f"{first} of {_REPEATS}", f"{own} of {_REPEATS}", fused
+    inputs = {"products": (Stack(), torch.randn(1, 32, 64)), "convolutions": (ConvStack(), torch.randn(1, 16, 16, 16))}
+    for name, (model, example) in inputs.items():
+        path = folder / f"{name}.onnx"
+        modelexport.export_model(model.eval(), (example,), path)
+        for level in OPTIMIZATION_LEVELS:
+            first = own = 0
+            fused = 0
+            for _ in range(_REPEATS):
+                report = modelexport.profile(path, optimization=level, warmup=1, runs=5)
+                by_total = [row.name for row in report.rows("module", sort="total") if row.name.count(".") == 2]
+                first += by_total[0] == "layers.2.mlp"
+                own += report.rows("module")[0].name.startswith("layers.2.mlp")
+                fused = sum(k.call.startswith("layers.2.mlp") and k.kind != "exact" for k in report.kernels)
+            yield name, level, f"{first} of {_REPEATS}", f"{own} of {_REPEATS}", fused
 
 
 def bert(layers: int, hidden: int, tokens: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -206,7 +231,7 @@ def noise(folder: Path) -> Iterator[tuple[object, ...]]:
 
 _PARTS: dict[str, tuple[tuple[str, ...], Callable[[Path], Iterator[tuple[object, ...]]]]] = {
     "owners": (("model", "optimization", "kernels", *_KINDS, "overhead", "violations"), owners),
-    "slow": (("optimization", "named first by total", "named first by own time", "kernels not exact"), slow),
+    "slow": (("model", "optimization", "named first by total", "named first by own time", "kernels not exact"), slow),
     "submodels": (("optimization", "modules", "rank correlation"), submodels),
     "cost": (
         ("model", "kernels", "20 runs, s", "process and loading, s", "reading and owners, s", "rest by runs"),

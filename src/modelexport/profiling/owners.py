@@ -15,6 +15,7 @@ from modelexport.hierarchy import ROOT_CALL, Attribution, HierarchyDocument
 from modelexport.ownership import Projection
 from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.profiling.records import Kernel, OwnedKernel
+from modelexport.profiling.renamed_tensors import original_names
 
 UNMATCHED = "unmatched"
 
@@ -40,7 +41,7 @@ def own_by_graph(profile: OrtProfile, tagged: ir.Model, document: HierarchyDocum
         document: The hierarchy of that graph.
         executed: The graph that onnxruntime saved in the session of the profile.
     """
-    projection = project_owners(tagged, document, executed)
+    projection = project_owners(tagged, document, executed, original_names(tagged, executed))
     ids = {node: identity for identity, node in nodes_with_ids(executed)}
     nodes = _nodes_of(profile, executed)
     found: list[OwnedKernel] = []
