@@ -142,7 +142,7 @@ def _transformers_builders(model_type: str, levels: Sequence[Level]) -> Iterator
             cls = classes[0] if isinstance(classes, tuple) else classes
             return _completed_by(lambda: cls(config), lambda name: _fill(config, name, level))
 
-        yield UNCHANGED if level.size is None else f"level {number}", make
+        yield UNCHANGED if level.changes_nothing else f"level {number}", make
 
 
 # --- timm ---------------------------------------------------------------------------------------------------------
@@ -222,9 +222,10 @@ def _diffusers_builders(name: str, levels: Sequence[Level]) -> Iterator[Builder]
 
         def make(level: Any = level) -> torch.nn.Module:
             cls = getattr(diffusers, name)
-            return _completed(cls, Shrinking(level, related=True).shrink(settings_of(cls)))
+            settings = settings_of(cls)
+            return _completed(cls, Shrinking.of(level, settings, related=True).shrink(settings))
 
-        yield UNCHANGED if level.size is None else f"level {number}", make
+        yield UNCHANGED if level.changes_nothing else f"level {number}", make
 
 
 def _completed(cls: Any, settings: dict[str, Any]) -> Any:

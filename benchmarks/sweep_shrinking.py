@@ -38,7 +38,14 @@ class Level:
     vocabulary: int
     divisor: int | None = None
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether a model has the settings that its library gives it."""
+        return self.size is None and self.layers >= _ALL
 
+
+# More layers than any model has.
+_ALL = 1024
 # For a quick look.
 SMALLEST = Level(layers=1, count=4, small=64, size=32, vocabulary=64)
 
@@ -46,11 +53,13 @@ LEVELS = (
     Level(layers=2, count=4, small=64, size=64, vocabulary=128),
     Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=8),
     Level(layers=2, count=4, small=None, size=256, vocabulary=1024),
-    Level(layers=1024, count=None, small=None, size=None, vocabulary=1 << 24),
+    Level(layers=_ALL, count=None, small=None, size=None, vocabulary=1 << 24),
+    Level(layers=2, count=None, small=None, size=None, vocabulary=1024),
     Level(layers=8, count=4, small=None, size=64, vocabulary=256),
     Level(layers=2, count=8, small=None, size=128, vocabulary=1024),
     Level(layers=2, count=4, small=None, size=512, vocabulary=1024),
     Level(layers=64, count=4, small=64, size=64, vocabulary=128),
+    Level(layers=12, count=4, small=64, size=64, vocabulary=256, divisor=4),
 )
 
 # A model whose layers are of several kinds has more of them at any level, for one of each kind, up to this.
@@ -81,12 +90,12 @@ class Shrinking:
         self._lengths: dict[int, int] = {}
 
     @classmethod
-    def of(cls, level: Level, default: Any) -> Shrinking:
-        """For the level, with a divisor that divides the numbers of heads in all parts of a configuration."""
-        heads = [value for name, value in _numbers(default.to_dict()) if _counts_heads(name) and value > _FEW]
+    def of(cls, level: Level, settings: Mapping[str, Any], related: bool = False) -> Shrinking:
+        """For the level, with a divisor that divides the numbers of heads in all parts of the settings."""
+        heads = [value for name, value in _numbers(settings) if _counts_heads(name) and value > _FEW]
         divisor = math.gcd(*heads, level.divisor) if level.divisor is not None else None
         # Heads without a common divisor are divided all the same.
-        return cls(dataclasses.replace(level, divisor=divisor if divisor != 1 else level.divisor))
+        return cls(dataclasses.replace(level, divisor=divisor if divisor != 1 else level.divisor), related)
 
     def with_layers(self, layers: int) -> Shrinking:
         """The same for a part of the model that needs this many layers."""
@@ -125,7 +134,9 @@ class Shrinking:
         if _LAYERS.match(name):
             return min(value, level.layers) if value <= 256 else _power(value, level.size)
         if _COUNT.search(name):
-            return value if value <= _FEW else self._lessened(name, value, level.count)
+            # Heads of which there are few divide the others once these are divided.
+            few = value <= _FEW and not (level.divisor and _counts_heads(name))
+            return value if few else self._lessened(name, value, level.count)
         if value <= _FEW:
             return value
         # A kernel or a window with a middle keeps one.
@@ -134,9 +145,7 @@ class Shrinking:
             return value
         if has_middle:
             return 3
-        if value <= 64:
-            return _power(value, level.count)
-        return self._lessened(name, value, level.size)
+        return self._lessened(name, value, level.count if value <= 64 else level.size)
 
     def _lessened(self, name: str, value: int, most: int | None) -> int:
         if self._level.divisor is None:
@@ -165,7 +174,7 @@ class Shrinking:
                     for value, small in zip(values, smaller, strict=True)
                 ]
             return smaller
-        return [self._shrink(name, value) if isinstance(value, list | tuple | dict) else value for value in values]
+        return [self._shrink(name, value) for value in values]
 
     def _numbers_layers(self, name: str, values: list[int]) -> bool:
         """Whether a list speaks of certain layers: it has to do with layers, grows, and ends below their number."""
@@ -210,7 +219,7 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
     """
     from transformers import PreTrainedConfig
 
-    shrinking = (shrinking or Shrinking.of(level, default)).with_layers(_layers_for_kinds(default))
+    shrinking = (shrinking or Shrinking.of(level, default.to_dict())).with_layers(_layers_for_kinds(default))
     cls = type(default)
     given: dict[str, Any] = {}
     parts: dict[str, Any] = {}

@@ -20,7 +20,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_products_of_heads_and_their_width_stay_equal(level: object) -> None:
-    small = Shrinking(level, related=True).shrink(SETTINGS)  # type: ignore[arg-type]
+    small = Shrinking.of(level, SETTINGS, related=True).shrink(SETTINGS)  # type: ignore[arg-type]
     product = small["num_attention_heads"] * small["attention_head_dim"]
     assert small["num_cross_attention_heads"] * small["cross_attention_head_dim"] == product
     assert small["cross_attention_dim"] == product
@@ -29,7 +29,7 @@ def test_products_of_heads_and_their_width_stay_equal(level: object) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_number_that_is_the_sum_of_a_list_stays_one(level: object) -> None:
     settings = {"axes_dims": (16, 56, 56), "attention_head_dim": 128, "num_attention_heads": 24, "inner_dim": 3072}
-    small = Shrinking(level, related=True).shrink(settings)  # type: ignore[arg-type]
+    small = Shrinking.of(level, settings, related=True).shrink(settings)  # type: ignore[arg-type]
     assert sum(small["axes_dims"]) == small["attention_head_dim"]
     assert small["attention_head_dim"] * small["num_attention_heads"] == small["inner_dim"]
 

@@ -52,7 +52,9 @@ def may_be_input(parameter: inspect.Parameter) -> bool:
         return False
     if parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation):
         return True
-    return bool(_guess_plain_value(parameter))
+    plain = _guess_plain_value(parameter)
+    # Annotations are wrong now and then: a box is a tensor, whatever they say.
+    return bool(plain) or (plain is None and _words(parameter.name)[-1] in _COUNTS)
 
 
 def channels_of(facts: ModelFacts) -> int | None:

@@ -33,6 +33,14 @@ _MAX_NAMED = 4
 _NEARBY = (0, 1, -1, 2, -2, 3, 4)
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
 _LARGER_SIDES = (64, 256, 512)
+_LONGER_SIGNAL = 4096
+_KINDS_ASKED_FOR = {
+    "indices must": (Kind.BOOLS, Kind.TOKENS),
+    "boolean tensor": (Kind.BOOLS,),
+    "boolean-type": (Kind.BOOLS,),
+    "index tensor": (Kind.TOKENS,),
+    "be either a floating point": (Kind.FLOATS,),
+}
 
 
 def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
@@ -43,9 +51,12 @@ def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
 
 
 def add_any_argument(attempt: Attempt) -> Iterator[Proposal]:
-    """Add an argument that nothing refers to."""
+    """Add an argument that nothing refers to, or switch off an option that is neither on nor off."""
     for name in _addable(attempt, attempt.facts.parameters):
         yield attempt.replace(**{name: _fit(guess(attempt.facts, name), attempt.proposal)})
+    for name, parameter in attempt.facts.parameters.items():
+        if parameter.default is None and guess(attempt.facts, name) is False:
+            yield attempt.replace(**{name: False})
 
 
 def _addable(attempt: Attempt, names: Iterable[str]) -> list[str]:
@@ -152,7 +163,7 @@ def _mismatch(attempt: Attempt) -> _Mismatch | None:
         return None
     found = _Mismatch(given[0][0], *fixed)
     ranks_fit = found.rank in (None, len(found.shape)) and -len(found.shape) <= found.axis < len(found.shape)
-    return found if ranks_fit and found.shape[found.axis] != found.size else None
+    return found if ranks_fit and found.shape[found.axis] not in (0, found.size) else None
 
 
 def _fixed_size(module: torch.nn.Module) -> tuple[int, int, int | None] | None:
@@ -187,13 +198,14 @@ def take_number_from_message(attempt: Attempt) -> Iterator[Proposal]:
             yield from (attempt.replace(**{name: number}) for number in attempt.numbers if number != value)
 
 
-def change_kind_for_index(attempt: Attempt) -> Iterator[Proposal]:
-    """Give bools or tokens where the operation wants indices and got floats."""
-    floats = [operand for operand in attempt.failure.operands if operand.dtype.is_floating_point]
-    for name in dict.fromkeys(name for operand in floats for name in operand.origins):
-        if name in attempt.tensors and "indices must" in attempt.failure.words:
-            for kind in (Kind.BOOLS, Kind.TOKENS):
-                yield attempt.replace(**{name: dataclasses.replace(attempt.tensors[name], kind=kind)})
+def change_kind_for_operation(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an operation the kind of values that its error asks for."""
+    words = attempt.failure.words.lower()
+    kinds = next((kinds for asked, kinds in _KINDS_ASKED_FOR.items() if asked in words), ())
+    for name in attempt.failure.suspects if kinds else ():
+        spec = attempt.tensors.get(name)
+        if spec is not None and spec.kind not in kinds:
+            yield from (attempt.replace(**{name: dataclasses.replace(spec, kind=kind)}) for kind in kinds)
 
 
 def insert_length_axis(attempt: Attempt) -> Iterator[Proposal]:
@@ -215,7 +227,7 @@ def change_length(attempt: Attempt) -> Iterator[Proposal]:
 
 
 def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
-    """Try images, or volumes, with larger sides."""
+    """Try images, or volumes, with larger sides, and longer signals."""
     for side in _LARGER_SIDES:
         images = {
             name: spec.resized(dict.fromkeys((-2 % len(spec.shape), -1 % len(spec.shape)), side))
@@ -224,6 +236,20 @@ def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
         }
         if images:
             yield attempt.replace(**images)
+    for name, spec in attempt.tensors.items():
+        if (
+            spec.kind is Kind.FLOATS
+            and len(spec.shape) == 3
+            and spec.shape[-1] < _LONGER_SIGNAL
+            and _is_signal(attempt)
+        ):
+            yield attempt.replace(**{name: spec.resized({2: _LONGER_SIGNAL})})
+
+
+def _is_signal(attempt: Attempt) -> bool:
+    """Whether the first convolution has one dimension."""
+    first = next((module for module in attempt.facts.modules if isinstance(module, CONVOLUTIONS)), None)
+    return first is not None and first.weight.dim() == 3
 
 
 # In the order in which they are applied. The number is the distance of a proposal from the one that failed: 0 is what
@@ -232,7 +258,7 @@ def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
 REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (0, extrapolate_size),
     (1, change_kind_for_module),
-    (1, change_kind_for_index),
+    (1, change_kind_for_operation),
     (1, flatten_for_module),
     (1, change_size_for_module),
     (1, scale_for_module),

@@ -33,6 +33,7 @@ _MISSING_AXES = (
 _SHAPE = re.compile(r"[\[(](?P<parts>[\w\s]+(?:,[\w\s]+)+)[\])]")
 _TARGETS = re.compile(r"^\s*\(?(?P<targets>[\w\s,*]+?)\)?\s*=[^=]")
 _CHANNELS = re.compile(r"^(?:c|ch|.*channels?.*|.*_dim)$", re.IGNORECASE)
+_AXIS = re.compile(r"^(?:b|c|h|l|n|s|t|w|batch_size|num_channels|channels|height|width|seq_len)$", re.IGNORECASE)
 _MAX_ORIGINS = 2
 _MAX_SUSPECTS = 4
 _MAX_SIZE = 1 << 12
@@ -56,7 +57,8 @@ def take_shape_from_message(attempt: Attempt) -> Iterator[Proposal]:
     for match in _SHAPE.finditer(attempt.failure.words):
         parts = [part.strip() for part in match["parts"].split(",") if part.strip()]
         numbers = [int(part) if part.isdigit() else None for part in parts]
-        if len(parts) < 2 or None not in numbers or not any(numbers):
+        # Words alone are a shape where each stands for an axis.
+        if len(parts) < 2 or None not in numbers or not (any(numbers) or all(map(_AXIS.match, parts))):
             continue
         for name in attempt.failure.suspects[:2]:
             spec = attempt.tensors.get(name)
@@ -175,7 +177,7 @@ def _disagreements(place: int, operands: tuple[Operand, ...], numbers: list[int]
     own = [size for size in operands[place].shape if size in numbers]
     theirs = [size for other, operand in enumerate(operands) if other != place for size in operand.shape]
     likely = [size for size in theirs if size in numbers and size not in operands[place].shape]
-    pairs = [(found, wanted) for found in reversed(own) for wanted in likely if found != wanted and wanted > 1]
+    pairs = [(found, wanted) for found in reversed(own) for wanted in likely if found and wanted > 1]
     return list(dict.fromkeys(pairs))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,7 +106,10 @@ def try_call(
             with calls.watching(dict(model.named_modules())), origins:
                 result = model(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  whatever a forward raises at inputs it was not made for
-            return failure(error)
+            failed = failure(error)
+            # The frames refer to the error by way of `origins`: without this, their tensors would stay for long.
+            traceback.clear_frames(error.__traceback__)
+            return failed
         if any(True for _ in named_results(result)):
             return None
         return failure(ValueError(f"it returned a {type(result).__name__} without a tensor"))
