@@ -27,8 +27,8 @@ class Level:
         small: Numbers up to this are taken for counts; None leaves them as they are.
         size: Sizes become a power of two that is at most this; None leaves them as they are.
         vocabulary: At most so many tokens.
-        divisor: Divide sizes and counts by this, or by less where it does not divide the numbers of heads, and leave
-            the width of a head: what is a product of others stays one.
+        divisor: Divide sizes and counts by this, and what is a product of others stays one. With `small`, the number
+            of heads stays; without, the width of a head, and the divisor is less where it does not divide their number.
     """
 
     layers: int
@@ -37,6 +37,11 @@ class Level:
     size: int | None
     vocabulary: int
     divisor: int | None = None
+
+    @property
+    def divides_widths(self) -> bool:
+        """Whether heads become narrower, and not fewer."""
+        return self.small is not None
 
     @property
     def changes_nothing(self) -> bool:
@@ -52,6 +57,7 @@ SMALLEST = Level(layers=1, count=4, small=64, size=32, vocabulary=64)
 LEVELS = (
     Level(layers=2, count=4, small=64, size=64, vocabulary=128),
     Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=8),
+    Level(layers=12, count=4, small=64, size=64, vocabulary=256, divisor=8),
     Level(layers=2, count=4, small=None, size=256, vocabulary=1024),
     Level(layers=_ALL, count=None, small=None, size=None, vocabulary=1 << 24),
     Level(layers=2, count=None, small=None, size=None, vocabulary=1024),
@@ -59,7 +65,6 @@ LEVELS = (
     Level(layers=2, count=8, small=None, size=128, vocabulary=1024),
     Level(layers=2, count=4, small=None, size=512, vocabulary=1024),
     Level(layers=64, count=4, small=64, size=64, vocabulary=128),
-    Level(layers=12, count=4, small=64, size=64, vocabulary=256, divisor=4),
 )
 
 # A model whose layers are of several kinds has more of them at any level, for one of each kind, up to this.
@@ -74,6 +79,8 @@ _PLACES = re.compile(r"(?:^|_)(?:ind(?:ex|exes|ices)|layer_ids?|layers?_idx)(?:_
 _LAYERS = re.compile(r"(?!.*channels$)(?:.*_)?(?:layers?|depths?|blocks?)(?:_|$)|^depth(?!.*channels$)")
 _HEADS = re.compile(r"(?:^|_)heads?(?:_|$)")
 _COUNT = re.compile(r"^(?:num|number)_|(?:^|_)experts$")
+# Positions cost next to nothing, and a model may begin to count them anywhere.
+_POSITIONS = re.compile(r"(?:^|_)lens$")
 _VOCABULARY = re.compile(r"(?:^|_)vocab")
 
 
@@ -92,8 +99,10 @@ class Shrinking:
     @classmethod
     def of(cls, level: Level, settings: Mapping[str, Any], related: bool = False) -> Shrinking:
         """For the level, with a divisor that divides the numbers of heads in all parts of the settings."""
+        if level.divisor is None or level.divides_widths:
+            return cls(level, related)
         heads = [value for name, value in _numbers(settings) if _counts_heads(name) and value > _FEW]
-        divisor = math.gcd(*heads, level.divisor) if level.divisor is not None else None
+        divisor = math.gcd(*heads, level.divisor)
         # Heads without a common divisor are divided all the same.
         return cls(dataclasses.replace(level, divisor=divisor if divisor != 1 else level.divisor), related)
 
@@ -125,7 +134,7 @@ class Shrinking:
 
     def _number(self, name: str, value: int) -> int:
         level = self._level
-        if value <= 1:
+        if value <= 1 or _POSITIONS.search(name):
             return value
         if _ID.search(name) and not _PLACES.search(name):
             return self._id(value)
@@ -133,7 +142,7 @@ class Shrinking:
             return min(value, level.vocabulary) if value > _FEW else value
         if _LAYERS.match(name):
             return min(value, level.layers) if value <= 256 else _power(value, level.size)
-        if _COUNT.search(name):
+        if _COUNT.search(name) or _counts_heads(name):
             # Heads of which there are few divide the others once these are divided.
             few = value <= _FEW and not (level.divisor and _counts_heads(name))
             return value if few else self._lessened(name, value, level.count)
@@ -148,10 +157,14 @@ class Shrinking:
         return self._lessened(name, value, level.count if value <= 64 else level.size)
 
     def _lessened(self, name: str, value: int, most: int | None) -> int:
-        if self._level.divisor is None:
+        level = self._level
+        if level.divisor is None:
             return _power(value, most)
-        is_width_of_head = _HEADS.search(name) and not _counts_heads(name)
-        return value if is_width_of_head else max(1, value // self._level.divisor)
+        if _HEADS.search(name) and _counts_heads(name) is level.divides_widths:
+            return value
+        # Of other things there stay a few: one expert is no mixture.
+        least = _FEW if _COUNT.search(name) and not _counts_heads(name) else 1
+        return max(least, value // level.divisor)
 
     def _id(self, value: int) -> int:
         """The number of a token: one of the small vocabulary, another for each."""
@@ -174,7 +187,7 @@ class Shrinking:
                     for value, small in zip(values, smaller, strict=True)
                 ]
             return smaller
-        return [self._shrink(name, value) for value in values]
+        return [self._shrink(name, value) if isinstance(value, list | tuple | dict) else value for value in values]
 
     def _numbers_layers(self, name: str, values: list[int]) -> bool:
         """Whether a list speaks of certain layers: it has to do with layers, grows, and ends below their number."""

@@ -125,3 +125,26 @@ def test_error_of_a_model_too_large_to_build_is_the_one_that_it_has_without_memo
 
     with pytest.raises(KeyError):
         build(make)
+
+
+def test_numbers_of_positions_stay() -> None:
+    assert Shrinking(LEVELS[0]).shrink({"axes_lens": [1024, 512, 512]}) == {"axes_lens": [1024, 512, 512]}
+
+
+def test_few_heads_divide_the_others_when_these_are_divided() -> None:
+    settings = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_experts": 8}
+    small = Shrinking.of(LEVELS[1], settings).shrink(settings)
+    assert small == {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 896, "num_experts": 4}
+
+
+def test_level_that_divides_widths_keeps_every_proportion() -> None:
+    level = next(level for level in LEVELS if level.divisor and level.divides_widths)
+    settings = {"dim": 3840, "n_heads": 30, "axes_dims": [32, 48, 48], "head_dim": 128, "channels": 64}
+    small = Shrinking.of(level, settings).shrink(settings)
+    assert small == {"dim": 480, "n_heads": 30, "axes_dims": [4, 6, 6], "head_dim": 16, "channels": 8}
+
+
+def test_level_with_fewer_layers_alone_keeps_all_sizes() -> None:
+    level = next(level for level in LEVELS if level.size is None and not level.changes_nothing)
+    settings = {"num_layers": 24, "hidden_size": 1008, "num_heads": 12, "kernel": 7}
+    assert Shrinking(level).shrink(settings) == {**settings, "num_layers": 2}

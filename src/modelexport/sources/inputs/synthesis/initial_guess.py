@@ -84,8 +84,11 @@ def _guess_plain_value(parameter: inspect.Parameter | None) -> Any:
     if text in ("bool", "int", "float"):
         return {"bool": False, "int": 1, "float": 1.0}[text]
     # Lists of sizes in each direction, whose product is the length of a sequence.
-    sizes = re.search(r"list(?:list)?tuple(?P<ints>int(?:,int)+)", text)
-    return [(*(1,) * sizes["ints"].count(","), LENGTH)] * BATCH if sizes is not None else None
+    sizes = re.search(r"(?P<nested>list)?listtuple(?P<ints>int(?:,int)+)", text)
+    if sizes is None:
+        return None
+    size = (*(1,) * sizes["ints"].count(","), LENGTH)
+    return [[size] if sizes["nested"] else size] * BATCH
 
 
 def _guess_kind(name: str, annotation: str) -> Kind:

@@ -51,12 +51,12 @@ def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
 
 
 def add_any_argument(attempt: Attempt) -> Iterator[Proposal]:
-    """Add an argument that nothing refers to, or switch off an option that is neither on nor off."""
-    for name in _addable(attempt, attempt.facts.parameters):
-        yield attempt.replace(**{name: _fit(guess(attempt.facts, name), attempt.proposal)})
+    """Switch off an option that is neither on nor off, or add an argument that nothing refers to."""
     for name, parameter in attempt.facts.parameters.items():
         if parameter.default is None and guess(attempt.facts, name) is False:
             yield attempt.replace(**{name: False})
+    for name in _addable(attempt, attempt.facts.parameters):
+        yield attempt.replace(**{name: _fit(guess(attempt.facts, name), attempt.proposal)})
 
 
 def _addable(attempt: Attempt, names: Iterable[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,8 +106,8 @@ def try_call(
                 result = model(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  whatever a forward raises at inputs it was not made for
             failed = failure(error)
-            # The frames refer to the error by way of `origins`: without this, their tensors would stay for long.
-            traceback.clear_frames(error.__traceback__)
+            # Its frames refer to it by way of `origins`: their tensors would stay until the next garbage collection.
+            error.__traceback__ = None
             return failed
         if any(True for _ in named_results(result)):
             return None

@@ -60,6 +60,19 @@ def test_sizes_and_numbers_are_guessed_by_their_annotations() -> None:
     assert inputs["width"] == 1
 
 
+class ListedForEach(nn.Module):
+    """Takes a list of sizes for each batch element."""
+
+    def forward(self, states: torch.Tensor, sizes: list[list[tuple[int, int]]]) -> torch.Tensor:
+        return states.reshape(len(sizes), sum(height * width for height, width in sizes[0]), -1)
+
+
+def test_sizes_are_nested_as_their_annotation_says() -> None:
+    inputs = make_example_inputs(ListedForEach())
+    assert isinstance(inputs, dict)
+    assert inputs["sizes"] == [[(1, 7)]] * 2
+
+
 class PackedPatches(nn.Module):
     """Takes images as lists of patches, and a mask of the patches."""
 
