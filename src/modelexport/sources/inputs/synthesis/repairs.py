@@ -198,8 +198,8 @@ def take_number_from_message(attempt: Attempt) -> Iterator[Proposal]:
             yield from (attempt.replace(**{name: number}) for number in attempt.numbers if number != value)
 
 
-def change_kind_for_operation(attempt: Attempt) -> Iterator[Proposal]:
-    """Give an operation the kind of values that its error asks for."""
+def change_kind_for_index(attempt: Attempt) -> Iterator[Proposal]:
+    """Give an operation the kind of values that its error asks for: indices, bools or floats."""
     words = attempt.failure.words.lower()
     kinds = next((kinds for asked, kinds in _KINDS_ASKED_FOR.items() if asked in words), ())
     for name in attempt.failure.suspects if kinds else ():
@@ -258,7 +258,7 @@ def _is_signal(attempt: Attempt) -> bool:
 REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (0, extrapolate_size),
     (1, change_kind_for_module),
-    (1, change_kind_for_operation),
+    (1, change_kind_for_index),
     (1, flatten_for_module),
     (1, change_size_for_module),
     (1, scale_for_module),
