@@ -33,7 +33,6 @@ _MAX_NAMED = 4
 _NEARBY = (0, 1, -1, 2, -2, 3, 4)
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
 _LARGER_SIDES = (64, 256, 512)
-_LONGER_SIGNAL = 4096
 _KINDS_ASKED_FOR = {
     "indices must": (Kind.BOOLS, Kind.TOKENS),
     "boolean tensor": (Kind.BOOLS,),
@@ -227,7 +226,7 @@ def change_length(attempt: Attempt) -> Iterator[Proposal]:
 
 
 def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
-    """Try images, or volumes, with larger sides, and longer signals."""
+    """Try images, or volumes, with larger sides."""
     for side in _LARGER_SIDES:
         images = {
             name: spec.resized(dict.fromkeys((-2 % len(spec.shape), -1 % len(spec.shape)), side))
@@ -236,20 +235,6 @@ def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
         }
         if images:
             yield attempt.replace(**images)
-    for name, spec in attempt.tensors.items():
-        if (
-            spec.kind is Kind.FLOATS
-            and len(spec.shape) == 3
-            and spec.shape[-1] < _LONGER_SIGNAL
-            and _is_signal(attempt)
-        ):
-            yield attempt.replace(**{name: spec.resized({2: _LONGER_SIGNAL})})
-
-
-def _is_signal(attempt: Attempt) -> bool:
-    """Whether the first convolution has one dimension."""
-    first = next((module for module in attempt.facts.modules if isinstance(module, CONVOLUTIONS)), None)
-    return first is not None and first.weight.dim() == 3
 
 
 # In the order in which they are applied. The number is the distance of a proposal from the one that failed: 0 is what

@@ -33,7 +33,6 @@ _MISSING_AXES = (
 _SHAPE = re.compile(r"[\[(](?P<parts>[\w\s]+(?:,[\w\s]+)+)[\])]")
 _TARGETS = re.compile(r"^\s*\(?(?P<targets>[\w\s,*]+?)\)?\s*=[^=]")
 _CHANNELS = re.compile(r"^(?:c|ch|.*channels?.*|.*_dim)$", re.IGNORECASE)
-_AXIS = re.compile(r"^(?:b|c|h|l|n|s|t|w|batch_size|num_channels|channels|height|width|seq_len)$", re.IGNORECASE)
 _MAX_ORIGINS = 2
 _MAX_SUSPECTS = 4
 _MAX_SIZE = 1 << 12
@@ -57,8 +56,7 @@ def take_shape_from_message(attempt: Attempt) -> Iterator[Proposal]:
     for match in _SHAPE.finditer(attempt.failure.words):
         parts = [part.strip() for part in match["parts"].split(",") if part.strip()]
         numbers = [int(part) if part.isdigit() else None for part in parts]
-        # Words alone are a shape where each stands for an axis.
-        if len(parts) < 2 or None not in numbers or not (any(numbers) or all(map(_AXIS.match, parts))):
+        if len(parts) < 2 or None not in numbers or not any(numbers):
             continue
         for name in attempt.failure.suspects[:2]:
             spec = attempt.tensors.get(name)

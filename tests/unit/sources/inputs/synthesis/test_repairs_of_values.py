@@ -1,4 +1,4 @@
-"""Repairs of what an argument contains, of options and of lengths; and what a failed call leaves behind."""
+"""Repairs of what an argument contains, and of options; and what a failed call leaves behind."""
 
 from __future__ import annotations
 
@@ -65,25 +65,6 @@ class Cached(nn.Module):
 
 def test_option_is_switched_off_where_nothing_else_helps() -> None:
     assert inputs_of(Cached())["keep"] is False
-
-
-class Signal(nn.Module):
-    """Names the axes of its argument, and needs a long one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(2, 4, 5)
-
-    def forward(self, sample: torch.Tensor) -> torch.Tensor:
-        if sample.ndim != 3:
-            raise ValueError(f"`sample` must have shape [B, C, T], got {tuple(sample.shape)}")
-        if sample.shape[-1] < 2048:
-            raise ValueError("too short")
-        return self.conv(sample)
-
-
-def test_shape_of_words_is_taken_from_the_message_and_a_signal_is_made_longer() -> None:
-    assert tuple(inputs_of(Signal())["sample"].shape) == (2, 2, 4096)
 
 
 class Boxes(nn.Module):
