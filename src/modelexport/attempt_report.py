@@ -12,6 +12,9 @@ class Variant:
     Attributes:
         unwatched: The exporter runs without the parts of the recorder that can change how it behaves: hooks on modules
             (`fx`), or questions to the tracer (`htp`).
+        constant_values: The trace computes values that depend on no input, so that Python code of the model can read
+            them.
+        constants_folded: With `constant_values`, the graph has these values, and not the operators that compute them.
         tensors_only: The model is exported as a function from tensors to tensors.
         unoptimized: torch does not optimize the graph, because onnxruntime rejects the optimized one or its results are
             wrong.
@@ -19,12 +22,16 @@ class Variant:
     """
 
     unwatched: bool = False
+    constant_values: bool = False
+    constants_folded: bool = False
     tensors_only: bool = False
     unoptimized: bool = False
     decomposed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = ["unwatched"] if self.unwatched else []
+        if self.constant_values:
+            parts.append("with constants computed" if self.constants_folded else "with the values of constants")
         parts += ["as a function of tensors"] if self.tensors_only else []
         parts += ["not optimized by torch"] if self.unoptimized else []
         parts += [f"with substitutes for {', '.join(self.decomposed)}"] if self.decomposed else []

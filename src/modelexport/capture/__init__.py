@@ -47,4 +47,5 @@ from modelexport.capture.program_modules import (
     program_of,
     refuse_program,
 )
+from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
 from modelexport.capture.tracer_warnings import Specialization, recorded_warnings

@@ -2,19 +2,19 @@
 
 A value that a node inside a call produces and a node outside consumes leaves the call; one that a node outside produces
 and a node inside consumes enters it. A tensor is matched with an argument or result only where shape and type leave one
-possibility.
+possibility. The inputs and outputs of the graph have the order of the root's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.graph import consumed_values
-from modelexport.hierarchy import BoundaryTensor, CallId, CallTree, TensorInfo
+from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, TensorInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,18 +34,16 @@ def find_boundaries(
 ) -> CallTree:
     """Return `calls` with their boundary tensors; `infos` has shape and type of the graph's tensors, where known."""
     entering, leaving = find_crossing_tensors(graph, owners, calls)
-    return CallTree(
-        {
-            call.id: msgspec.structs.replace(
-                call,
-                inputs=_assign(tensors[call.id].inputs, entering.get(call.id, []), infos),
-                outputs=_assign(tensors[call.id].outputs, leaving.get(call.id, []), infos),
-            )
-            if call.id in tensors
-            else call
-            for call in calls
-        }
-    )
+    found: dict[CallId, ModuleCall] = {}
+    for call in calls:
+        known = tensors.get(call.id, CallTensors([], []))
+        inputs = _assign(known.inputs, entering.get(call.id, []), infos)
+        outputs = _assign(known.outputs, leaving.get(call.id, []), infos)
+        if call.id == ROOT_CALL:
+            inputs = _in_order(known.inputs, graph.inputs, infos) or inputs
+            outputs = _in_order(known.outputs, graph.outputs, infos) or outputs
+        found[call.id] = msgspec.structs.replace(call, inputs=inputs, outputs=outputs) if call.id in tensors else call
+    return CallTree(found)
 
 
 def find_crossing_tensors(
@@ -80,6 +78,18 @@ def find_crossing_tensors(
             for call in chains[owners[node]] - around:
                 entering.setdefault(call, {})[value.name] = None
     return {call: list(names) for call, names in entering.items()}, {c: list(names) for c, names in leaving.items()}
+
+
+def _in_order(
+    named: list[tuple[str, TensorInfo]], values: Sequence[ir.Value], infos: Mapping[str, TensorInfo]
+) -> tuple[BoundaryTensor, ...]:
+    """Match tensors with values by their order; nothing where their number, a shape or a type differs."""
+    if len(named) != len(values):
+        return ()
+    pairs = [(name, info, value.name or "") for (name, info), value in zip(named, values, strict=True)]
+    if any(infos.get(tensor, info) != info for _, info, tensor in pairs):
+        return ()
+    return tuple(BoundaryTensor(name, tensor, info) for name, info, tensor in pairs)
 
 
 def _assign(

@@ -11,10 +11,11 @@ import typer
 
 from modelexport.cli.flame_graph import flame_graph
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
-from modelexport.cli.options import LimitOption, SelectOption, given_options, option
+from modelexport.cli.options import LimitOption, SelectOption, given_options, option, refuse_other_options
 from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.cli.profile_changes import changes_text
+from modelexport.cli.static_profile import static_output
 from modelexport.display import Cell, counted
 from modelexport.errors import InputError
 
@@ -65,11 +66,19 @@ _LONG_RUN = 0.1
 _THOUSAND = 1000
 _MOST_DIGITS = 12
 _RUN = "Run"
+_INSTEAD = "Instead of a run"
 _REPORT = "Report"
+# The options that do not say how to run the file.
+_OF_EVERY_REPORT = frozenset({"file", "by", "select", "depth", "sort", "limit"}) | frozenset(
+    {"output_format", "output", "force", "quiet", "verbose", "debug"}
+)
+_OF_STATIC_REPORTS = _OF_EVERY_REPORT | {"static", "axis"}
+_OF_IMPORTS = _OF_EVERY_REPORT | {"imported", "compare", "source", "timeout", "memory_limit"}
 
 
 def profile(
     *,
+    context: typer.Context,
     file: Annotated[
         Path, typer.Argument(help="An ONNX file of modelexport, or of torch's exporters.", show_default=False)
     ],
@@ -92,6 +101,20 @@ def profile(
     threads: Annotated[int, option(_RUN, "Threads of one operator; 0 for onnxruntime's default.")] = 0,
     optimization: Annotated[Optimization, option(_RUN, "onnxruntime's graph optimization.")] = Optimization.ALL,
     limits: RunLimitOptions,
+    static: Annotated[
+        bool,
+        option(_INSTEAD, "FLOPs, parameters and memory traffic from shapes, without a run.", "--static"),
+    ] = False,
+    imported: Annotated[
+        str | None,
+        option(
+            _INSTEAD,
+            "Take the times from a profile of another tool: ort:profile.json, trt:profile.json,layers.json or "
+            "openvino:exec_graph.xml.",
+            "--import",
+            metavar="SOURCE",
+        ),
+    ] = None,
     by: Annotated[By, option(_REPORT, "What a row is.")] = By.CALL,
     select: SelectOption = None,
     depth: Annotated[
@@ -127,7 +150,7 @@ def profile(
 
     Runs the file in onnxruntime with its profiler, and gives each node of the graph that it executes, fused nodes
     included, to the module call that owns it. Without inputs, they are synthesized from the types and shapes in the
-    file. Times are medians over runs.
+    file. Times are medians over runs. --static counts instead of running, --import reads another tool's profile.
 
     Exits with 1 if modules do not run on the requested provider, or with
     --compare if some became slower.
@@ -143,10 +166,25 @@ def profile(
         modelexport profile model.onnx --format speedscope -o profile.speedscope.json
 
         modelexport profile quantized.onnx --compare model-profile.json
+
+        modelexport profile model.onnx --static --by class
+
+        modelexport profile cnn.onnx --import openvino:exec_graph.xml
     """
     inputs.check()
     form = report.form(output_format, ProfileFormat)
     report.check(file)
+    if static:
+        refuse_other_options(context, "--static does not run the file", _OF_STATIC_REPORTS)
+        from modelexport.profiling.static_cost import profile_statically
+
+        with out.working(f"counting {file}"):
+            costs = profile_statically(file, axes=_sizes(axis or []), select=select)
+        costed = costs.rows(by.value, depth=depth, sort=sort.value)
+        report.write(static_output(costs, costed, by.value, form.value, report.rows(limit), report.width), out)
+        return
+    if imported is not None:
+        refuse_other_options(context, "--import takes the times from a profile", _OF_IMPORTS)
     if compare is not None and form not in (ProfileFormat.HUMAN, ProfileFormat.TABLE, ProfileFormat.JSON):
         raise InputError(f"a comparison has the formats human and json, not {form.value}")
     axes = _sizes(axis or [])
@@ -154,27 +192,31 @@ def profile(
         raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
     from modelexport.profiling import as_collapsed, as_speedscope, as_trace, compare_profiles, read_profile
     from modelexport.profiling import profile as profile_file
+    from modelexport.profiling.imported import import_profile
 
     earlier = None if compare is None else read_profile(compare)
 
     with out.running_model() as activity:
         given, shapes = _inputs(file, model, loading, inputs, out)
         activity.show(f"loading {file}")
-        found = profile_file(
-            file,
-            given,
-            shapes=shapes,
-            axes=axes,
-            runs=runs,
-            warmup=warmup,
-            providers=provider or (),
-            threads=threads,
-            optimization=optimization.value,
-            select=select,
-            split_fused=split_fused,
-            limits=limits.limits,
-            progress=lambda done, total: activity.show(f"run {done} of {total}"),
-        )
+        if imported is not None:
+            found = import_profile(file, imported, select=select, limits=limits.limits)
+        else:
+            found = profile_file(
+                file,
+                given,
+                shapes=shapes,
+                axes=axes,
+                runs=runs,
+                warmup=warmup,
+                providers=provider or (),
+                threads=threads,
+                optimization=optimization.value,
+                select=select,
+                split_fused=split_fused,
+                limits=limits.limits,
+                progress=lambda done, total: activity.show(f"run {done} of {total}"),
+            )
     if earlier is not None:
         changes = compare_profiles(earlier, found)
         is_json = form is ProfileFormat.JSON
@@ -266,7 +308,8 @@ def _head(found: ProfileReport) -> list[str]:
     median, p90 = (f"{seconds * 1e3:.3g}" for seconds in (found.session.median, found.session.p90))
     times = f"{median} ms a run (median of {counted(settings.runs, 'run')}, p90 {p90})"
     inputs = ", ".join(f"{name} {shape}" for name, shape in settings.inputs.items())
-    lines = [f"{found.file}", f"{times}, {found.runtime}, optimization {settings.optimization}"]
+    level = f", optimization {settings.optimization}" if settings.optimization else ""
+    lines = [f"{found.file}", f"{times}, {found.runtime}{level}"]
     if inputs:
         lines.append(f"inputs: {inputs}{' (synthesized)' if settings.synthesized else ''}")
     return lines

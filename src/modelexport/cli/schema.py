@@ -20,6 +20,7 @@ _SCHEMAS = {
     "inspect": "strategies:overview_schema",
     "profile": "profiling:profile_schema",
     "profile-comparison": "profiling:profile_comparison_schema",
+    "profile-static": "profiling.static_cost:static_schema",
     "repair": "analysis.validation:repair_schema",
     "retag": "analysis.retagging:retagging_schema",
     "select": "analysis.query:selection_schema",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.ort.model_checks import ModelChecks, check_file, infer_types
+from modelexport.ort.model_checks import ModelChecks, check_file, infer_types, type_inference
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
 from modelexport.ort.profiled_session import OPTIMIZATION_LEVELS, ProfiledSession
 from modelexport.ort.runner import FileRun, Runner, require_onnxruntime
@@ -24,4 +24,5 @@ __all__ = [
     "prepared",
     "require_onnxruntime",
     "run_subgraphs",
+    "type_inference",
 ]

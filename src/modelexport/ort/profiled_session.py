@@ -78,17 +78,9 @@ class ProfiledSession:
             InputError: onnxruntime is not installed, or does not have a provider.
             OnnxRunError: It cannot load or run the file, crashed or exceeded a limit.
         """
-        require_onnxruntime()
         problem: OnnxRunError | None = None
         for feeds in candidates:
-            header = {**self._header, "feeds": list(feeds)}
-            answer = self._ask("load", "profile_open", header, list(feeds.values()))
-            if "no_provider" in answer:
-                raise InputError(
-                    f"onnxruntime has no provider {answer['no_provider']!r} here: it has "
-                    f"{', '.join(answer['available'])}"
-                )
-            self.version, self.feeds = answer["version"], feeds
+            self.load(feeds)
             try:
                 self.run()
             except RunLimitError:
@@ -98,6 +90,24 @@ class ProfiledSession:
             else:
                 return
         raise problem or InputError(f"there are no inputs to run {self._path} on")
+
+    def load(self, feeds: Mapping[str, np.ndarray]) -> None:
+        """Load the file, which saves the graph that it executes, without running it.
+
+        Args:
+            feeds: The inputs of later runs.
+
+        Raises:
+            InputError: onnxruntime is not installed, or does not have a provider.
+            OnnxRunError: It cannot load the file, crashed or exceeded a limit.
+        """
+        require_onnxruntime()
+        answer = self._ask("load", "profile_open", {**self._header, "feeds": list(feeds)}, list(feeds.values()))
+        if "no_provider" in answer:
+            raise InputError(
+                f"onnxruntime has no provider {answer['no_provider']!r} here: it has {', '.join(answer['available'])}"
+            )
+        self.version, self.feeds = answer["version"], feeds
 
     def run(self) -> None:
         """Run the file once more.

@@ -210,12 +210,14 @@ def _infer_strictly(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answ
 
 
 def _infer_types(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Infer types. Returns a serialized graph without nodes and weights."""
+    """Infer types. Returns a serialized graph without weights, and of its nodes those that own subgraphs."""
     import onnx.shape_inference
 
     graph = onnx.shape_inference.infer_shapes(arrays[0].tobytes(), data_prop=True).graph
+    owning = onnx.GraphProto(node=[n for n in graph.node if any(a.HasField("g") or a.graphs for a in n.attribute)])
     for field in ("node", "initializer", "sparse_initializer", "metadata_props"):
         graph.ClearField(field)
+    graph.MergeFrom(owning)
     return {}, [np.frombuffer(graph.SerializeToString(), np.uint8)]
 
 

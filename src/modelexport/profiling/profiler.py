@@ -149,7 +149,7 @@ class _ProfiledFile:
         self._options, self._stack = options, stack
         self.file = load(path)
         self._hierarchy = find_hierarchy(self.file)
-        self._selected = None if options.select is None else _selected(self._hierarchy.document, options.select)
+        self._selected = None if options.select is None else selected_calls(self._hierarchy.document, options.select)
         self._session = self._opened(options.optimization)
 
     def _opened(self, optimization: str, feeds: Arrays | None = None) -> ProfiledSession:
@@ -288,7 +288,7 @@ def build_report(
     )
 
 
-def _selected(document: HierarchyDocument, selector: str) -> tuple[str, ...]:
+def selected_calls(document: HierarchyDocument, selector: str) -> tuple[str, ...]:
     """The ids of the selected calls and of all calls inside of them."""
     found = dict.fromkeys(call.id for call in select_calls(document, selector))
     for call in document.calls:

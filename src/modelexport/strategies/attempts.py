@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
+import torch
+
 from modelexport.attempt_report import PLAIN, AttemptReport, Variant
 from modelexport.capture import (
     DYNAMO,
@@ -41,6 +43,7 @@ _MAX_PLACES = 3
 class _Failure(NamedTuple):
     report: AttemptReport
     error: ModelExportError
+    is_last: bool = False
 
 
 class Attempts:
@@ -90,16 +93,18 @@ class Attempts:
         """
         failures: list[_Failure] = []
         refused: Specialization | None = None
-        # The exporters whose graph the caller rejected, and whether torch had not optimized it: another strategy would
-        # export the same graph again.
-        rejected: set[tuple[str, bool]] = set()
-        pending = [(candidate, PLAIN) for candidate in candidates][::-1]
+        # The exporters whose graph the caller rejected, with the variant: another strategy would export the same graph.
+        rejected: set[tuple[str, Variant]] = set()
+        pending, last = _in_order(list(candidates), request.model)
         while pending:
             candidate, variant = pending.pop()
+            is_last = (candidate, variant) in last
+            if is_last and _is_hopeless(candidate, failures):
+                continue
             described = _joined(str(variant), axes)
             obstacle = self._obstacle(candidate, variant, refused, rejected)
             if obstacle is not None:
-                failures.append(_Failure(self.record(candidate, described, obstacle, tried=False), obstacle))
+                failures.append(_Failure(self.record(candidate, described, obstacle, tried=False), obstacle, is_last))
                 continue
             started = time.perf_counter()
             options = {**request.options, "optimize": False} if variant.unoptimized else request.options
@@ -115,7 +120,7 @@ class Attempts:
                     used = dataclasses.replace(candidate, exporter=capture.exporter)
                     self.record(used, _joined(described, capture.variant), None, seconds)
                     yield dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
-                    rejected.add((candidate.exporter, variant.unoptimized))
+                    rejected.add((candidate.exporter, _of_graph(variant)))
                     if candidate.exporter != TORCHSCRIPT and options.get("optimize", True):
                         pending.append((candidate, dataclasses.replace(variant, unoptimized=True)))
                     report = self.reports[-1]
@@ -123,12 +128,13 @@ class Attempts:
                     failures.append(_Failure(report, why))
                     continue
                 refused, error = fixed, _refusal(candidate, fixed)
-            failures.append(_Failure(self.record(candidate, described, error, seconds), error))
+            failures.append(_Failure(self.record(candidate, described, error, seconds), error, is_last))
             if isinstance(error, StrategyIncompatibleError) and error.retry is not None:
                 pending.append((candidate, error.retry))
         if rejected:
             return
-        found = _combined_error(failures, refused)
+        # What a last resort failed with says less about the model.
+        found = _combined_error([one for one in failures if not one.is_last] or failures, refused)
         if isinstance(found, ExportError):
             found.attempts = tuple(self.reports)
         raise found from failures[0].error.__cause__
@@ -168,12 +174,12 @@ class Attempts:
         candidate: Candidate,
         variant: Variant,
         refused: Specialization | None,
-        rejected: AbstractSet[tuple[str, bool]],
+        rejected: AbstractSet[tuple[str, Variant]],
     ) -> ModelExportError | None:
         """Why a candidate is not tried at all; None if it is."""
         # Torch's exporter did not need to know the caches, so knowing them changes nothing.
         same = DYNAMO if candidate.exporter == DYNAMO_WITH_CACHES else candidate.exporter
-        if not rejected.isdisjoint([(same, variant.unoptimized), (candidate.exporter, variant.unoptimized)]):
+        if not rejected.isdisjoint((exporter, _of_graph(variant)) for exporter in (same, candidate.exporter)):
             reason = f"not tried: the {candidate.exporter} exporter would write the file again that was rejected."
             return StrategyIncompatibleError(candidate.strategy.name, reason, "")
         if refused is not None and candidate.exporter == TORCHSCRIPT:
@@ -186,6 +192,37 @@ class Attempts:
             f"not tried, because the {self._timeout:g} s for all attempts (timeout, --timeout) were used up.",
             "",
         )
+
+
+def _in_order(
+    candidates: Sequence[Candidate], model: torch.nn.Module
+) -> tuple[list[tuple[Candidate, Variant]], list[tuple[Candidate, Variant]]]:
+    """Return the attempts to make, the first one at the end, and those of them that are a last resort.
+
+    A candidate with the exporter of an earlier one comes after them: it would probably fail as that one did.
+    """
+    first = [one for i, one in enumerate(candidates) if one.exporter not in {c.exporter for c in candidates[:i]}]
+    last = [(one, v) for one in candidates for v in one.strategy.last_variants(model, one.exporter)]
+    repeated = [candidate for candidate in candidates if candidate not in first]
+    return [*((one, PLAIN) for one in first), *last, *((one, PLAIN) for one in repeated)][::-1], last
+
+
+def _is_hopeless(candidate: Candidate, failures: Sequence[_Failure]) -> bool:
+    """Whether a last resort would fail, too: this package failed, or the model depends on values of its inputs."""
+    return any(
+        not isinstance(failure.error, StrategyIncompatibleError)
+        or (
+            isinstance(failure.error, DataDependentError)
+            and failure.error.retry is None
+            and failure.report.exporter == candidate.exporter
+        )
+        for failure in failures
+    )
+
+
+def _of_graph(variant: Variant) -> Variant:
+    """The variant without what does not change the graph."""
+    return dataclasses.replace(variant, unwatched=False)
 
 
 def _joined(*parts: str) -> str:
@@ -251,7 +288,7 @@ def _combined_error(failures: Sequence[_Failure], refused: Specialization | None
         return SpecializationError(named, message, places)
     if len({failure.report.strategy for failure in failures}) > 1:
         return AllStrategiesFailedError(named)
-    if len(failures) == 1:
+    if len(failures) == 1 or all(isinstance(failure.error, DataDependentError) for failure in failures):
         return failures[0].error
     # One strategy that was requested by name, with each of its exporters and variants.
     reasons = dict.fromkeys(_reason(failure.error) for failure in failures)

@@ -57,6 +57,10 @@ class Strategy(ABC):
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """The exporters that can create the graph of this model, the preferred one first."""
 
+    def last_variants(self, model: torch.nn.Module, exporter: str) -> tuple[Variant, ...]:
+        """The variants to try with an exporter after all candidates failed, or gave files that are wrong."""
+        return ()
+
     @abstractmethod
     def capture(self, request: CaptureRequest) -> Capture:
         """Export the graph once and record the evidence for its nodes.

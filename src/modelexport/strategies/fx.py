@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 import torch
 
+from modelexport.attempt_report import Variant
 from modelexport.capture import (
     DYNAMO,
     DYNAMO_WITH_CACHES,
@@ -33,6 +34,14 @@ class FxStrategy(Strategy):
             return (DYNAMO, TRANSFORMERS, DYNAMO_WITH_CACHES)
         return (DYNAMO,)
 
+    def last_variants(self, model: torch.nn.Module, exporter: str) -> tuple[Variant, ...]:
+        """See `Strategy.last_variants`."""
+        # With caches registered, torch's exporter can do all that it can do without.
+        is_repeated = exporter == DYNAMO and can_export(model)
+        if is_repeated or isinstance(model, ExportedProgramModule):
+            return ()
+        return (Variant(constant_values=True, constants_folded=True),)
+
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""
         # Imported here so that the other strategies load faster.
@@ -47,4 +56,4 @@ class FxStrategy(Strategy):
                 capture, options = fx.capture_with_transformers, request.options
             else:
                 capture = fx.capture_with_caches if request.exporter == DYNAMO_WITH_CACHES else fx.capture_with_dynamo
-            return capture(model, args, kwargs, options, unwatched=request.variant.unwatched)
+            return capture(model, args, kwargs, options, request.variant)

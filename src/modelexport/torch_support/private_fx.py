@@ -28,15 +28,36 @@ _MODULE_STACK = Part(
     "torch.fx.experimental.proxy_tensor._ModuleStackTracer.module_stack", "matches a call with torch's own record of it"
 )
 
+_TRACE_OPERATOR = Part("torch.fx.experimental.proxy_tensor.proxy_call", "computes values that depend on no input")
+_NO_MODES = Part("torch.utils._python_dispatch._disable_current_modes", "computes values that depend on no input")
+
+
+def tracing_through(around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Within the context, operators are traced through `around`, which is called with the original and its arguments.
+
+    These are the mode, the operator, whether it is traced before autograd, and the operator's arguments as tuple and
+    dict.
+    """
+    return _TRACE_OPERATOR.called_through(around, required=True)
+
+
+def not_traced() -> contextlib.AbstractContextManager[object]:
+    """Within the context, operators run as they do outside of a trace."""
+    context: contextlib.AbstractContextManager[object] = _NO_MODES.having(_NO_MODES.call(object), "__enter__")
+    return context
+
+
+def tracer_of(mode: object) -> Tracer:
+    """The tracer of a tracing mode."""
+    tracer: Tracer = _TRACER.of(mode)
+    _TRACER.check(getattr(tracer, "graph", None), torch.fx.Graph)
+    return tracer
+
 
 def active_tracer() -> Tracer | None:
     """The tracer that records the operators that run now; None outside of a trace."""
     mode = _PROXY_MODE.call(object)
-    if mode is None:
-        return None
-    tracer: Tracer = _TRACER.of(mode)
-    _TRACER.check(getattr(tracer, "graph", None), torch.fx.Graph)
-    return tracer
+    return None if mode is None else tracer_of(mode)
 
 
 def node_of(tensor: torch.Tensor, tracer: Tracer) -> torch.fx.Node | None:

@@ -29,6 +29,7 @@ import modelexport
 from modelexport import torch_support
 from modelexport.capture.by_value.eager_recording import run_eagerly
 from modelexport.capture.diagnosis import failures_explained
+from modelexport.capture.fx.constant_values import ConstantValues
 from modelexport.capture.fx.stage_decomposition import decompose
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import ModelExportError, StrategyIncompatibleError
@@ -207,6 +208,22 @@ def use_diagnosis(folder: Path) -> Outcome:
     return Outcome()
 
 
+class ByBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("size", torch.tensor(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(self.size.item())
+
+
+def use_constant_values(folder: Path) -> Outcome:
+    model = ByBuffer()
+    with failures_explained("fx", "dynamo", model), ConstantValues(model).known():
+        program = torch.export.export(model, (X,), strict=False)
+    return Outcome(boundaries=[str(node.target) for node in program.graph.nodes])
+
+
 def use_program(folder: Path) -> Outcome:
     # Another test of this process may have read the operators already.
     text_rules._size_operators.cache_clear()
@@ -280,6 +297,7 @@ OTHERS = (
     use_eager_control_flow,
     use_control_flow_depth,
     use_diagnosis,
+    use_constant_values,
     use_program,
     use_folder,
     use_stages,

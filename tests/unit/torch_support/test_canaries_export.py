@@ -54,6 +54,44 @@ def test_active_tracer() -> None:
     assert private_fx.active_tracer() is None
 
 
+def test_tracer_of() -> None:
+    tracers: list[Any] = []
+
+    def see(original: Any, mode: Any, *args: Any) -> Any:
+        tracers.append(private_fx.tracer_of(mode))
+        return original(mode, *args)
+
+    with private_fx.tracing_through(see):
+        seen, _ = traced()
+    assert seen[0][0] in tracers
+
+
+def test_tracing_through() -> None:
+    operators: list[Any] = []
+
+    def see(original: Any, mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        operators.append((func, [type(arg) for arg in args], kwargs))
+        return original(mode, func, pre_dispatch, args, kwargs)
+
+    with private_fx.tracing_through(see):
+        traced()
+    assert any(func is torch.ops.aten.add.Tensor and kinds[1] is int for func, kinds, _ in operators)
+
+
+def test_not_traced() -> None:
+    found: list[Any] = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with private_fx.not_traced():
+                found.append(int(torch.ones(3).sum()))
+            return x + 1
+
+    program = torch.export.export(Looking(), (torch.ones(2),), strict=False)
+    assert found[0] == 3
+    assert torch.ops.aten.ones.default not in {node.target for node in program.graph.nodes}
+
+
 def test_node_of() -> None:
     seen, _ = traced()
     assert isinstance(seen[1], torch.fx.Node)

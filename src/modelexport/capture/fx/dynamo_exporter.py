@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from modelexport.attempt_report import Variant
+from modelexport.attempt_report import PLAIN, Variant
 from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, in_one_line, read_module_tree
+from modelexport.capture.fx.constant_values import ConstantValues
 from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.original_graph import Export, dynamic_sizes, export_graphs, onnx_values
@@ -31,57 +33,56 @@ def capture_with_dynamo(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
-    *,
-    unwatched: bool = False,
+    variant: Variant = PLAIN,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=True)` and record the module call of each node.
 
-    `unwatched` does not watch the module calls with hooks.
-
     Raises:
-        VariantError: The exporter failed, and may succeed unwatched.
+        VariantError: The exporter failed, and may succeed in another variant.
     """
 
     def export() -> torch.onnx.ONNXProgram | None:
         given, named = exporter_arguments(args, kwargs)
         return torch.onnx.export(model, given, None, kwargs=named, dynamo=True, **{"verbose": False, **options})
 
-    return capture_export(model, export, DYNAMO, optimize=bool(options.get("optimize", True)), unwatched=unwatched)
+    return capture_export(model, export, DYNAMO, optimize=bool(options.get("optimize", True)), variant=variant)
 
 
 def capture_export(
-    model: torch.nn.Module, export: Export, exporter: str, *, optimize: bool, unwatched: bool = False
+    model: torch.nn.Module, export: Export, exporter: str, *, optimize: bool, variant: Variant = PLAIN
 ) -> Capture:
     """Run `export`, which uses `torch.export` and `torch.onnx`, and record the module call of each node.
 
     `optimize` says whether it asks torch to optimize the graph.
 
     Raises:
-        VariantError: The exporter failed, and may succeed unwatched.
+        VariantError: The exporter failed, and may succeed in another variant.
     """
     tree = read_module_tree(model)
     recorder = TraceRecorder(model, tree)
+    constants = ConstantValues(model, folded=variant.constants_folded) if variant.constant_values else None
     try:
-        with fake_constants_refused(model), contextlib.nullcontext() if unwatched else recorder.watching():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(fake_constants_refused(model))
+            if not variant.unwatched:
+                stack.enter_context(recorder.watching())
+            if constants is not None:
+                stack.enter_context(constants.known())
             graphs = export_graphs(export, exporter, optimize=optimize)
     except Exception as error:
-        own = find_own_error(error)
-        lacks_part = isinstance(own, UnsupportedLibraryError)
-        # Hooks can be the reason only where the model's own code failed while torch traced it.
-        if unwatched or (own is not None and not lacks_part):
+        following = _next_variant(variant, error, recorder)
+        if following is None:
             raise
-        if not lacks_part and (recorder.completed or find_data_dependence(error)):
-            raise
-        raise VariantError(Variant(unwatched=True)) from error
+        raise VariantError(following) from error
     failure, strict = recorder.failure, recorder.strict
     if failure is not None:
         recorder = TraceRecorder(model, tree)
     program, original = graphs.program, graphs.original
     found = find_calls(program, recorder, tree)
     recorded = graphs.attributions(found)
-    notes = (*found.notes, *graphs.notes)
+    notes = (*found.notes, *graphs.notes, *(() if constants is None else constants.notes()))
     if recorder.last_pass is None:
-        why = _NOT_WATCHED if unwatched else _STRICT if strict else _NOT_SEEN
+        why = _NOT_WATCHED if variant.unwatched else _STRICT if strict else _NOT_SEEN
         if failure is not None:
             why = f"{_NOT_SEEN} ({in_one_line(failure)})"
         notes = (f"{why}: {_EVIDENCE}", *notes)
@@ -102,3 +103,17 @@ def capture_export(
         notes=notes,
         variant="strict" if strict else "",
     )
+
+
+def _next_variant(variant: Variant, error: Exception, recorder: TraceRecorder) -> Variant | None:
+    """Return the variant that may succeed where this one failed; None where there is none."""
+    own = find_own_error(error)
+    lacks_part = isinstance(own, UnsupportedLibraryError)
+    if own is not None and not lacks_part:
+        return None
+    if not lacks_part and find_data_dependence(error):
+        return None if variant.constant_values else dataclasses.replace(variant, constant_values=True)
+    # Hooks can be the reason only where the model's own code failed while torch traced it.
+    if variant.unwatched or (recorder.completed and not lacks_part):
+        return None
+    return dataclasses.replace(variant, unwatched=True)

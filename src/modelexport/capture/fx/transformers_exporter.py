@@ -17,6 +17,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from modelexport.attempt_report import PLAIN, Variant
 from modelexport.capture import BATCH, DYNAMO_WITH_CACHES, SEQUENCE, TRANSFORMERS, Capture, in_one_line
 from modelexport.capture.fx.dynamo_exporter import capture_export, capture_with_dynamo
 from modelexport.errors import UnusableOptionError
@@ -37,8 +38,7 @@ def capture_with_transformers(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
-    *,
-    unwatched: bool = False,
+    variant: Variant = PLAIN,
 ) -> Capture:
     """Export a `PreTrainedModel` with `transformers.exporters` and record the module call of each node.
 
@@ -90,7 +90,7 @@ def capture_with_transformers(
         inputs.update(prepared)
 
     optimize = bool(settings.get("optimize", True))
-    capture = capture_export(model, export, TRANSFORMERS, optimize=optimize, unwatched=unwatched)
+    capture = capture_export(model, export, TRANSFORMERS, optimize=optimize, variant=variant)
     return dataclasses.replace(capture, notes=(*capture.notes, *dict.fromkeys(notes)))
 
 
@@ -99,8 +99,7 @@ def capture_with_caches(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
-    *,
-    unwatched: bool = False,
+    variant: Variant = PLAIN,
 ) -> Capture:
     """Export with `torch.onnx.export(dynamo=True)` after registering transformers' caches as pytree nodes.
 
@@ -108,7 +107,7 @@ def capture_with_caches(
     fails where it cannot. torch has no way to undo the registration.
     """
     register_caches(model)
-    capture = capture_with_dynamo(model, args, kwargs, options, unwatched=unwatched)
+    capture = capture_with_dynamo(model, args, kwargs, options, variant)
     return dataclasses.replace(capture, exporter=DYNAMO_WITH_CACHES)
 
 

@@ -46,16 +46,21 @@ class PassesOwnTensor(nn.Module):
         self.sum = Sum()
         self.table = torch.ones(2, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.sum(x, self.table)
-        return found
+        return found / y
 
 
 def test_tracer_that_cannot_be_asked_is_an_attempt_of_its_own_with_a_note(tmp_path: Path) -> None:
-    result = modelexport.export_model(PassesOwnTensor(), torch.ones(2, 4), tmp_path / "m.onnx", strategy="htp")
+    inputs = (torch.ones(2, 4), 2 * torch.ones(2, 4))
+    result = modelexport.export_model(PassesOwnTensor(), inputs, tmp_path / "m.onnx", strategy="htp", check="run")
     assert [attempt.variant for attempt in result.attempts] == ["", "unwatched"]
     assert "would change the graph" in str(result.attempts[0].error)
     assert [note for note in result.notes if note.startswith("inputs and outputs of module calls come from data flow")]
+    # Shape and type do not distinguish the inputs, but their order does.
+    (root,) = (call for call in result.document.calls if call.id == "")
+    assert [tensor.tensor for tensor in root.inputs] == ["onnx::Relu_0", "onnx::Div_1"]
+    assert result.check.outcome == "equal"
 
 
 @torch.jit.script_if_tracing
