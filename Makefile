@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag profile-truth conformance breakage sweep compatibility clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -92,6 +92,9 @@ durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in th
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python -m benchmarks.retag_table --write docs/measurements/retag.md
+
+profile-truth: $(DEV_STAMP)  ## Measure whether profile tells the truth: owners, slow modules, submodels, cost and noise
+	$(BIN)/python -m benchmarks.profile_truth --write docs/measurements/profile.md
 
 conformance: $(DEV_STAMP)  ## Score every known cause of wrong owners, for us and for torch's own metadata
 	$(BIN)/python -m tests.conformance.report --write docs/measurements/conformance.md

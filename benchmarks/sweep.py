@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sweep_causes import works
 from benchmarks.sweep_options import chosen, set_environment, sweep_parser
-from benchmarks.sweep_page import page, works
+from benchmarks.sweep_page import page
 from benchmarks.sweep_process import Running
 from benchmarks.sweep_records import current_setup, known_exports, longest_first, read_records, still_valid
 

@@ -27,8 +27,10 @@ from modelexport.sources.inputs.synthesis.failure_hints import mentioned
 Builder = tuple[str, Callable[[], torch.nn.Module]]
 
 SEED = 0
+# How a model is built with the settings that its library gives it.
+UNCHANGED = "unchanged"
 # A model with more parameters than this is not small.
-MOST_PARAMETERS = 100_000_000
+MOST_PARAMETERS = 150_000_000
 # So many models of a timm family are looked at to find its smallest.
 _MOST_LOOKED_AT = 16
 # So many settings that a class says nothing of by default are made up, and what they are.
@@ -83,15 +85,21 @@ def build(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         NotSmallError: It has too many parameters.
     """
     torch.manual_seed(SEED)
+    without_memory: Exception | None = None
     try:
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in make().parameters())
-    except Exception:  # noqa: BLE001  some models compute with their weights while they are built
-        size = 0
+    except Exception as error:  # noqa: BLE001  some models compute with their weights while they are built
+        size, without_memory = 0, error
     if size > MOST_PARAMETERS:
         raise NotSmallError(f"{size / 1e6:.0f} M parameters")
     torch.manual_seed(SEED)
-    model = make().eval()
+    try:
+        model = make().eval()
+    except RuntimeError as error:
+        if without_memory is not None and "can't allocate memory" in str(error):
+            raise without_memory from None
+        raise
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         raise NotSmallError("too many parameters")
     return _with_telling_weights(model.float())
@@ -126,11 +134,15 @@ def _transformers_builders(model_type: str, levels: Sequence[Level]) -> Iterator
 
         def make(level: Any = level) -> torch.nn.Module:
             config = shrink_configuration(CONFIG_MAPPING[model_type](), level)
+            for name in type(config).__dataclass_fields__:
+                if "experts" in name.split("_"):
+                    # A mixture of experts that is not told how many there are fails far from its configuration.
+                    _fill(config, name, level)
             classes = MODEL_MAPPING[type(config)]
             cls = classes[0] if isinstance(classes, tuple) else classes
             return _completed_by(lambda: cls(config), lambda name: _fill(config, name, level))
 
-        yield f"level {number}", make
+        yield UNCHANGED if level.size is None else f"level {number}", make
 
 
 # --- timm ---------------------------------------------------------------------------------------------------------
@@ -212,7 +224,7 @@ def _diffusers_builders(name: str, levels: Sequence[Level]) -> Iterator[Builder]
             cls = getattr(diffusers, name)
             return _completed(cls, Shrinking(level, related=True).shrink(settings_of(cls)))
 
-        yield f"level {number}", make
+        yield UNCHANGED if level.size is None else f"level {number}", make
 
 
 def _completed(cls: Any, settings: dict[str, Any]) -> Any:
@@ -234,20 +246,25 @@ def _completed_by(make: Callable[[], Any], fill: Callable[[str], bool]) -> Any:
     for _ in range(_MOST_MISSING):
         try:
             return make()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             if not any(fill(name) for name in mentioned(error)):
                 raise
     return make()
 
 
 def _fill(config: Any, name: str, level: Level) -> bool:
-    """Give a number of this name that a configuration, or a part of it, has none for."""
+    """Give a value of this name that a configuration, or a part of it, has none for."""
     from transformers import PreTrainedConfig
 
     for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
         field = getattr(type(part), "__dataclass_fields__", {}).get(name)
-        if field is not None and getattr(part, name, name) is None and _INT.search(str(field.type)):
-            setattr(part, name, level.vocabulary if name.startswith("vocab") else _SMALL_NUMBER)
+        if field is None or getattr(part, name, name) is not None:
+            continue
+        number = level.vocabulary if name.startswith("vocab") else _SMALL_NUMBER
+        made_up = {"dict": {}, "list": [], "int": number}
+        kind = next((kind for kind in made_up if re.search(rf"\b{kind}\b", str(field.type))), None)
+        if kind is not None:
+            setattr(part, name, made_up[kind])
             return True
     return False
 

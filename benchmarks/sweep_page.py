@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-Record = Mapping[str, Any]
+from benchmarks.sweep_causes import MISSING, Record, cause, whose, whose_wrong_file, works
+from benchmarks.sweep_records import PLAIN_WAYS
 
 _INTRODUCTION = """# The sweep
 
 Every model type of transformers that has a base model, every family of timm and every model class of diffusers, as
 installed. Each is built small from its configuration (sizes are capped by rules that know no architecture), gets
 inputs that `modelexport` synthesizes, and is exported with each exporter. `make sweep` runs it and writes this page. A
-run resumes where the last one stopped; the order is shuffled, so a part is a fair sample of the whole.
+run resumes where the last one stopped; `--count` chooses a fair sample of the whole.
 """
 
 _NOTES = """
@@ -22,10 +22,15 @@ _NOTES = """
   if it has that field; it is tried only where plain fails, and counts as good where plain succeeds.
 - *transformers.exporters*: `OnnxExporter` with its defaults. *TorchScript*: `torch.onnx.export(dynamo=False)`; if it
   does not support the arguments, the same for a wrapper with only tensors as inputs and outputs.
-- *ours*: `modelexport.export_model` with its defaults, which tries several exporters in order.
+- *ours*: `modelexport.export_model` with its defaults, which tries several exporters in order. Where only tracing could
+  export a model whose code depends on values of its inputs, it asks for consent; the next row counts these files too.
+- A share is of the models that were measured for it. {reused}
 - Each export runs in its own process, limited to {limits} s of CPU time and to a few GiB of memory. A process that
   crashes or exceeds a limit counts as failed.
 """
+
+
+_NOT_MEASURED = "not measured"
 
 
 def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
@@ -36,15 +41,31 @@ def page(records: Sequence[Record], exist: Mapping[str, int]) -> str:
         exist: How many models each source has.
     """
     limits = sorted({record["limit"] for record in records if "limit" in record})
-    notes = _NOTES.format(limits=" or ".join(map(str, limits)))
-    parts = [_INTRODUCTION, *_shares(records, exist), notes, *_written(records), *_rules(records)]
+    notes = _NOTES.format(limits=" or ".join(map(str, limits)), reused=_reused(records))
+    parts = [_INTRODUCTION, *_setups(records), *_shares(records, exist), notes, *_written(records), *_rules(records)]
     parts += [*_failures(records), *_cases(records)]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def works(record: Record, step: str) -> bool:
-    """Whether a step ran and succeeded."""
-    return step in record and "error" not in record[step]
+def _setups(records: Sequence[Record]) -> list[str]:
+    """With what the models were measured: the newest date, and how many models at each commit."""
+    setups = [record["setup"] for record in records if "setup" in record]
+    if not setups:
+        return []
+    versions = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in setup["versions"].items()) for setup in setups
+    )
+    commits = Counter(setup["commit"] for setup in setups)
+    shown = ", ".join(f"{commit} ({count} models)" for commit, count in commits.most_common())
+    return [f"Measured until {max(s['date'] for s in setups)} with {'; '.join(versions)}. Commits: {shown}.", ""]
+
+
+def _reused(records: Sequence[Record]) -> str:
+    days = Counter(r[way]["measured"] for r in records for way in PLAIN_WAYS if "measured" in r.get(way, {}))
+    if not days:
+        return "Each export was made for this page."
+    shown = ", ".join(f"{count} on {day}" for day, count in sorted(days.items()))
+    return f"Exports of other exporters made with the same libraries for an earlier page: {shown}."
 
 
 def _caches_off(record: Record) -> bool:
@@ -60,29 +81,27 @@ def _shares(records: Sequence[Record], exist: Mapping[str, int]) -> list[str]:
     def row(title: str, cell: Callable[[list[Record], int], str]) -> str:
         return f"| {title} | {' | '.join(cell(found, count) for _, found, count in columns)} |"
 
-    def share(good: Callable[[Record], bool]) -> Callable[[list[Record], int], str]:
+    def share(good: Callable[[Record], bool], step: str) -> Callable[[list[Record], int], str]:
         def cell(found: list[Record], _: int) -> str:
-            running = [record for record in found if works(record, "forward")]
-            return _share(sum(map(good, running)), len(running))
+            measured = [record for record in found if works(record, "forward") and step in record]
+            return _share(sum(map(good, measured)), len(measured))
 
         return cell
-
-    def share_of_transformers(found: list[Record], _: int) -> str:
-        running = [r for r in found if works(r, "forward") and r["source"] == "transformers"]
-        return _share(sum(works(r, "transformers") for r in running), len(running))
 
     lines = [
         f"| | {' | '.join(name for name, _, _ in columns)} |",
         f"|---|{'---|' * len(columns)}",
         row("tried, of those that exist", lambda found, count: f"{len(found)} of {count}"),
-        row("built small", lambda found, _: _share(sum(works(r, "built") for r in found), len(found))),
+        row("need a library that is not installed", lambda found, _: str(sum(map(_needs_library, found)))),
+        row("built small, of the others", _built_share),
         row("run a forward pass, of those built", _running_share),
-        row("plain `torch.onnx.export`", share(lambda r: works(r, "plain"))),
-        row("plain, caches off", share(_caches_off)),
-        row("`transformers.exporters`", share_of_transformers),
-        row("TorchScript", share(lambda r: works(r, "torchscript"))),
-        row("**ours**", share(lambda r: works(r, "ours"))),
-        row("**ours, runs in onnxruntime and equals PyTorch**", share(_is_right)),
+        row("plain `torch.onnx.export`", share(lambda r: works(r, "plain"), "plain")),
+        row("plain, caches off", share(_caches_off, "plain")),
+        row("`transformers.exporters`", share(lambda r: works(r, "transformers"), "transformers")),
+        row("TorchScript", share(lambda r: works(r, "torchscript"), "torchscript")),
+        row("**ours**", share(lambda r: works(r, "ours") and not _is_specialized(r), "ours")),
+        row("ours, with `allow_specialization` where it asks for it", share(lambda r: works(r, "ours"), "ours")),
+        row("**ours, runs in onnxruntime and equals PyTorch**", share(_is_right, "ours")),
         row("the same, without nondeterministic models", _right_share),
     ]
     return ["Exports are shares of the models that run a forward pass.", "", *lines]
@@ -90,6 +109,10 @@ def _shares(records: Sequence[Record], exist: Mapping[str, int]) -> list[str]:
 
 def _outcome(record: Record) -> str | None:
     return record["ours"]["value"].get("check", {}).get("outcome") if works(record, "ours") else None
+
+
+def _is_specialized(record: Record) -> bool:
+    return bool(record["ours"]["value"].get("specialized"))
 
 
 def _is_right(record: Record) -> bool:
@@ -101,14 +124,23 @@ def _right_share(found: list[Record], _: int) -> str:
     return _share(sum(map(_is_right, comparable)), len(comparable))
 
 
+def _needs_library(record: Record) -> bool:
+    return any(whose(record, step) == MISSING for step in ("built", "forward") if "error" in record.get(step, {}))
+
+
+def _built_share(found: list[Record], _: int) -> str:
+    possible = [record for record in found if not _needs_library(record)]
+    return _share(sum(works(record, "built") for record in possible), len(possible))
+
+
 def _running_share(found: list[Record], _: int) -> str:
-    built = [record for record in found if works(record, "built")]
+    built = [record for record in found if works(record, "built") and not _needs_library(record)]
     return _share(sum(works(record, "forward") for record in built), len(built))
 
 
 def _share(good: int, of: int) -> str:
     # Rounded down: 100% is all of them.
-    return f"{good} of {of} ({100 * good // of}%)" if of else "-"
+    return f"{good} of {of} ({100 * good // of}%)" if of else _NOT_MEASURED
 
 
 def _checked(records: Iterable[Record], check: str) -> list[tuple[Record, Any]]:
@@ -154,13 +186,16 @@ def _written(records: Sequence[Record]) -> list[str]:
         ("Same bytes as the exporter that ours used, where that exporter works alone", _good(good for _, good in same)),
         ("Every node has an owner", _good(r["ours"]["value"]["coverage"] == 1 for r in ours)),
         ("No contaminated node, by the value check of the tests", clean(by_value)),
-        ("Tensors it checked", f"{sum(outcome['judged'] for _, outcome in by_value):,}"),
+        ("Tensors it checked", f"{sum(o['judged'] for _, o in by_value):,}" if by_value else _NOT_MEASURED),
         ("No contaminated node, by `validate --check-contamination` with the model", clean(by_us)),
         (
             "onnxruntime equals PyTorch (rtol 1e-3, atol 1e-4)",
             _good(outcome["equal"] for _, outcome in _checked(records, "runtime")),
         ),
-        ("Randomly chosen calls, extracted and compared with PyTorch's module", told_of_calls),
+        (
+            "Randomly chosen calls, extracted and compared with PyTorch's module",
+            told_of_calls if extracted else _NOT_MEASURED,
+        ),
     )
     return ["\n## Files written by ours\n", *(f"- {title}: {text}." for title, text in told)]
 
@@ -200,13 +235,13 @@ def _failures(records: Sequence[Record]) -> list[str]:
         ("No forward pass on synthesized inputs, by cause", "forward"),
         ("Not built small, by cause", "built"),
     ):
-        causes: dict[str, list[Record]] = defaultdict(list)
+        causes: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in records:
-            if step in record and "error" in record[step]:
-                causes[cause(record[step]["error"])].append(record)
+            if "error" in record.get(step, {}):
+                causes[whose(record, step), cause(record[step]["error"])].append(record)
         lines += [f"\n## {title}\n"]
-        for text, found in sorted(causes.items(), key=lambda entry: (-len(entry[1]), entry[0])):
-            lines.append(f"- {len(found)} of: {text}: {_names(found)}")
+        for (owner, text), found in sorted(causes.items(), key=lambda entry: (-len(entry[1]), entry[0])):
+            lines.append(f"- {len(found)} of ({owner}): {text}: {_names(found)}")
         lines += [] if causes else ["None."]
     return lines
 
@@ -215,28 +250,6 @@ def _names(records: Iterable[Record]) -> str:
     names = sorted(record["name"] for record in records)
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(f"`{name}`" for name in names[:8]) + more
-
-
-def cause(error: str) -> str:
-    """The common text of errors with one cause: class and message of the innermost error, without names and numbers.
-
-    If several exporters were tried, the error of transformers' exporter counts, otherwise the first.
-    """
-    attempts = [attempt.partition(": ") for attempt in error.partition(": ")[2].split(" || ")]
-    if len(attempts) > 1:
-        chosen = next((attempt for attempt in attempts if "(transformers)" in attempt[0]), attempts[0])
-        error = chosen[2]
-    text = error.rpartition(" << ")[2]
-    # If synthesized inputs failed, the answer of the model to the first attempt.
-    answered = re.search(r"forward answered to .*?: (\w+: .*?)(?:; to |$)", text)
-    if answered is not None:
-        text = answered.group(1)
-    text = re.sub(r"0x[0-9a-f]+", "…", text)
-    text = re.sub(r"'[^']{1,80}'|\"[^\"]{1,80}\"|`[^`]{1,80}`", "'…'", text)
-    text = re.sub(r"[\[(][^\[\]()]*\d[^\[\]()]*[\])]", "(…)", text)
-    text = re.sub(r"-?\d+(?:\.\d+)?", "#", text)
-    text = re.sub(r"([|<>*_])", r"\\\1", text)
-    return text[:160].strip() + ("…" if len(text) > 160 else "")
 
 
 def _cases(records: Sequence[Record]) -> list[str]:
@@ -258,7 +271,8 @@ def _cases(records: Sequence[Record]) -> list[str]:
     section(
         "Exported, and not shown to be right",
         [
-            f"- `{r['name']}` ({r['ours']['value']['exporter']}): {_code(r['ours']['value']['check']['says'])}"
+            f"- `{r['name']}` ({r['ours']['value']['exporter']}; {whose_wrong_file(r)}): "
+            f"{_code(r['ours']['value']['check']['says'])}"
             for r in records
             if _outcome(r) not in (None, "equal", "nondeterministic")
         ],

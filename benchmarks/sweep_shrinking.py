@@ -11,8 +11,9 @@ import copy
 import dataclasses
 import inspect
 import itertools
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -26,7 +27,8 @@ class Level:
         small: Numbers up to this are taken for counts; None leaves them as they are.
         size: Sizes become a power of two that is at most this; None leaves them as they are.
         vocabulary: At most so many tokens.
-        divisor: Divide by this instead: what is a product of others stays one.
+        divisor: Divide sizes and counts by this, or by less where it does not divide the numbers of heads, and leave
+            the width of a head: what is a product of others stays one.
     """
 
     layers: int
@@ -43,10 +45,12 @@ SMALLEST = Level(layers=1, count=4, small=64, size=32, vocabulary=64)
 LEVELS = (
     Level(layers=2, count=4, small=64, size=64, vocabulary=128),
     Level(layers=2, count=4, small=None, size=64, vocabulary=256, divisor=8),
+    Level(layers=2, count=4, small=None, size=256, vocabulary=1024),
+    Level(layers=1024, count=None, small=None, size=None, vocabulary=1 << 24),
     Level(layers=8, count=4, small=None, size=64, vocabulary=256),
     Level(layers=2, count=8, small=None, size=128, vocabulary=1024),
+    Level(layers=2, count=4, small=None, size=512, vocabulary=1024),
     Level(layers=64, count=4, small=64, size=64, vocabulary=128),
-    Level(layers=1024, count=None, small=None, size=None, vocabulary=1 << 24),
 )
 
 # A model whose layers are of several kinds has more of them at any level, for one of each kind, up to this.
@@ -60,7 +64,7 @@ _PLACES = re.compile(r"(?:^|_)(?:ind(?:ex|exes|ices)|layer_ids?|layers?_idx)(?:_
 # What ends with channels is no number of layers, though it be that of each block.
 _LAYERS = re.compile(r"(?!.*channels$)(?:.*_)?(?:layers?|depths?|blocks?)(?:_|$)|^depth(?!.*channels$)")
 _HEADS = re.compile(r"(?:^|_)heads?(?:_|$)")
-_COUNT = re.compile(r"^(?:num|number)_")
+_COUNT = re.compile(r"^(?:num|number)_|(?:^|_)experts$")
 _VOCABULARY = re.compile(r"(?:^|_)vocab")
 
 
@@ -75,6 +79,14 @@ class Shrinking:
         self._vocabulary = level.vocabulary
         # Lists that have an entry for each layer are as long as there were layers.
         self._lengths: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, level: Level, default: Any) -> Shrinking:
+        """For the level, with a divisor that divides the numbers of heads in all parts of a configuration."""
+        heads = [value for name, value in _numbers(default.to_dict()) if _counts_heads(name) and value > _FEW]
+        divisor = math.gcd(*heads, level.divisor) if level.divisor is not None else None
+        # Heads without a common divisor are divided all the same.
+        return cls(dataclasses.replace(level, divisor=divisor if divisor != 1 else level.divisor))
 
     def with_layers(self, layers: int) -> Shrinking:
         """The same for a part of the model that needs this many layers."""
@@ -113,20 +125,24 @@ class Shrinking:
         if _LAYERS.match(name):
             return min(value, level.layers) if value <= 256 else _power(value, level.size)
         if _COUNT.search(name):
-            return value if value <= _FEW else self._lessened(value, level.count)
+            return value if value <= _FEW else self._lessened(name, value, level.count)
         if value <= _FEW:
             return value
+        # A kernel or a window with a middle keeps one.
+        has_middle = value % 2 == 1 and (value < 32 or "kernel" in name)
+        if (value <= 64 and level.small is None) or (has_middle and level.size is None):
+            return value
+        if has_middle:
+            return 3
         if value <= 64:
-            if level.small is None:
-                return value
-            # A kernel or a window with a middle keeps one.
-            return 3 if value % 2 and value < 32 else _power(value, level.count)
-        return self._lessened(value, level.size)
+            return _power(value, level.count)
+        return self._lessened(name, value, level.size)
 
-    def _lessened(self, value: int, most: int | None) -> int:
-        if self._level.divisor is not None:
-            return max(1, value // self._level.divisor)
-        return _power(value, most)
+    def _lessened(self, name: str, value: int, most: int | None) -> int:
+        if self._level.divisor is None:
+            return _power(value, most)
+        is_width_of_head = _HEADS.search(name) and not _counts_heads(name)
+        return value if is_width_of_head else max(1, value // self._level.divisor)
 
     def _id(self, value: int) -> int:
         """The number of a token: one of the small vocabulary, another for each."""
@@ -140,11 +156,12 @@ class Shrinking:
             if _PLACES.search(name) or self._numbers_layers(name, values):
                 return self._places(values)
             smaller = [self._number(name, value) for value in values]
-            if max(values) > _FEW and self._level.divisor is None and not _PLACES.search(name):
-                # Numbers that grow together are small together: a three among them would divide no other. A few in a
-                # list that does not grow by multiples (the colours of an image) stay.
+            if smaller != values and len(set(values)) > 1 and self._level.divisor is None:
+                # Numbers that grow together are small together: a three among them would divide no other. A few that
+                # do not count anything (the colours of an image) stay.
+                counts = bool(_COUNT.search(name) or _HEADS.search(name))
                 return [
-                    _power(small, small) if small > 1 and small % 2 and _grows(value, values) else small
+                    _power(small, small) if small > 1 and small % 2 and (counts or value > _FEW) else small
                     for value, small in zip(values, smaller, strict=True)
                 ]
             return smaller
@@ -193,7 +210,7 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
     """
     from transformers import PreTrainedConfig
 
-    shrinking = (shrinking or Shrinking(level)).with_layers(_layers_for_kinds(default))
+    shrinking = (shrinking or Shrinking.of(level, default)).with_layers(_layers_for_kinds(default))
     cls = type(default)
     given: dict[str, Any] = {}
     parts: dict[str, Any] = {}
@@ -206,6 +223,10 @@ def shrink_configuration(default: Any, level: Level, shrinking: Shrinking | None
         value = _value(default, name, preset)
         if isinstance(value, PreTrainedConfig):
             parts[name] = shrink_configuration(value, level, shrinking)
+        elif name.startswith("_"):
+            # The outputs of a backbone, which it takes by their public name and as text or as numbers.
+            if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
+                given[name.lstrip("_")] = value
         elif name in own and value is not None and (preset is not None or _was_given(cls, name, value)):
             given[name] = value
         elif name in own and value is None and _TOKEN.search(name):
@@ -250,7 +271,7 @@ def _with_relations(settings: Mapping[str, Any], small: dict[str, Any]) -> dict[
     sums = {sum(value): sum(small[name]) for name, value in settings.items() if _is_list_of_sizes(value)}
     changed = _replaced(settings, small, sums)
     heads = [name for name, value in settings.items() if _is_number(value) and _HEADS.search(name) and value > 1]
-    counts = [name for name in heads if _COUNT.search(name) or name.endswith("heads")]
+    counts = [name for name in heads if _counts_heads(name)]
     products: dict[int, int] = {}
     for count, width in itertools.product(counts, [name for name in heads if name not in counts]):
         product = settings[count] * settings[width]
@@ -268,8 +289,17 @@ def _replaced(settings: Mapping[str, Any], small: dict[str, Any], numbers: Mappi
     }
 
 
-def _grows(value: int, values: list[int]) -> bool:
-    return value > _FEW or all(one and other % one == 0 for one, other in itertools.pairwise(values))
+def _counts_heads(name: str) -> bool:
+    return bool(_HEADS.search(name)) and (bool(_COUNT.search(name)) or name.endswith("heads"))
+
+
+def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers in nested settings, with their names."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif _is_number(value):
+            yield str(name), value
 
 
 def _is_list_of_sizes(value: object) -> bool:

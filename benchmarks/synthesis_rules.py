@@ -18,8 +18,9 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.quiet import quiet
+from benchmarks.sweep_causes import works
 from benchmarks.sweep_options import chosen, set_environment, sweep_parser
-from benchmarks.sweep_page import rule_table, works
+from benchmarks.sweep_page import rule_table
 from benchmarks.sweep_process import run_limited
 from benchmarks.sweep_records import read_records
 

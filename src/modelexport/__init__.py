@@ -64,6 +64,15 @@ if TYPE_CHECKING:
     from modelexport.hierarchy.document_codec import document_schema as document_schema
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
+    from modelexport.profiling.comparison import ProfileComparison as ProfileComparison
+    from modelexport.profiling.comparison import compare_profiles as compare_profiles
+    from modelexport.profiling.imported.importer import import_profile as import_profile
+    from modelexport.profiling.profiler import profile as profile
+    from modelexport.profiling.profiler import profile_both as profile_both
+    from modelexport.profiling.report import ProfileReport as ProfileReport
+    from modelexport.profiling.report import read_profile as read_profile
+    from modelexport.profiling.static_cost.static_report import StaticReport as StaticReport
+    from modelexport.profiling.static_cost.static_report import profile_statically as profile_statically
     from modelexport.sources.inputs.choose import ChosenInputs as ChosenInputs
     from modelexport.sources.inputs.choose import choose_inputs as choose_inputs
     from modelexport.sources.inputs.synthesis.search import make_example_inputs as make_example_inputs
@@ -123,6 +132,8 @@ _HOMES = {
     "ModuleSubgraph": "analysis.extraction.extractor",
     "OnnxRunError": "errors",
     "RunLimitError": "errors",
+    "ProfileComparison": "profiling.comparison",
+    "ProfileReport": "profiling.report",
     "ProgressEvent": "exporting.result",
     "ReadLimits": "limits",
     "RepairReport": "analysis.validation.store_repair",
@@ -132,6 +143,7 @@ _HOMES = {
     "SelectorError": "errors",
     "SpecializationError": "errors",
     "SourcedModel": "sources.loaders.sourced_model",
+    "StaticReport": "profiling.static_cost.static_report",
     "StorageError": "errors",
     "Strategy": "strategies.base",
     "StrategyIncompatibleError": "errors",
@@ -148,16 +160,22 @@ _HOMES = {
     "analyze": "analysis.query.analysis_report",
     "choose_inputs": "sources.inputs.choose",
     "compare_models": "analysis.comparison.model_comparison",
+    "compare_profiles": "profiling.comparison",
     "document_schema": "hierarchy.document_codec",
     "export_model": "exporting.export",
     "export_stages": "exporting.generation_stages",
     "extract_module": "analysis.extraction.extractor",
     "extract_module_subgraph": "analysis.extraction.extractor",
     "extract_modules": "analysis.extraction.submodel_files",
+    "import_profile": "profiling.imported.importer",
     "load": "storage.opened_file",
     "load_model": "sources.loaders.model_reference",
     "make_example_inputs": "sources.inputs.synthesis.search",
+    "profile": "profiling.profiler",
+    "profile_both": "profiling.profiler",
+    "profile_statically": "profiling.static_cost.static_report",
     "read_model": "storage.opened_file",
+    "read_profile": "profiling.report",
     "register_strategy": "strategies.registry",
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",

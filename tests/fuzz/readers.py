@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -31,7 +32,9 @@ from modelexport.cli import select as select_command
 from modelexport.cli import tree as tree_command
 from modelexport.cli import validate as validate_command
 from modelexport.cli.output import Format, Output, ReportFile
+from modelexport.cli.static_profile import static_output
 from modelexport.ort.model_checks import ModelChecks
+from modelexport.profiling.static_cost import graph_cost, profile_statically
 from modelexport.sources.inputs.from_files import read_inputs
 from modelexport.storage.metadata_stores import read_sidecar, strip_hierarchy
 from modelexport.storage.recovery import recover_document
@@ -46,6 +49,7 @@ CONFINED = frozenset({"onnx-checker", "shape-inference"})
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _SAFE_NAME = re.compile(r"(?!(?i:con|nul|aux|prn)\b)[\w@-][\w.@-]{0,199}")
 _MOST_CALLS = 3
+_SHARE_WITH_INFERENCE = 0.02
 _RUN_LIMITS = modelexport.RunLimits(seconds=20)
 
 
@@ -112,6 +116,28 @@ def _analyze(case: Case, workspace: Workspace, draw: Random) -> str:
     json.loads(text("json"))
     _safe_cells(text("csv"))
     return _harmless(text("human") + text("human", 10_000, detailed=True) + repr(report) + report._repr_html_())
+
+
+def _static_cost(case: Case, workspace: Workspace, draw: Random) -> str:
+    # Shape inference runs in a child process, which takes half a second.
+    if draw.random() < _SHARE_WITH_INFERENCE:
+        report = profile_statically(case.path)
+    else:
+        with mock.patch.object(graph_cost, "type_inference", _no_inference):
+            report = profile_statically(case.path)
+    rows = report.rows(draw.choice(("call", "module", "class", "op")), depth=draw.choice((None, 0, 2)))
+
+    def text(form: str) -> str:
+        return static_output(report, rows, "call", form, 8, 80)
+
+    json.loads(text("json"))
+    _safe_cells(text("csv"))
+    return _harmless(text("table") + repr(report) + report._repr_html_())
+
+
+@contextlib.contextmanager
+def _no_inference(size: int, *, declared: bool) -> Iterator[Callable[[object], None]]:
+    yield lambda model: None
 
 
 def _select(case: Case, workspace: Workspace, draw: Random) -> str:
@@ -237,6 +263,7 @@ READERS: dict[str, Reader] = {
     "recover": _recover,
     "tree": _tree,
     "analyze": _analyze,
+    "static cost": _static_cost,
     "select": _select,
     "validate": _validate,
     "extract": _extract,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -32,8 +33,8 @@ importlib.import_module("onnxruntime.transformers")
 
 ROOT = Path(__file__).parent.parent.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-# Commands that find something end with 1; it is what the example is about.
-_FINDS = ("compare",)
+# Commands that find something end with 1; it is what the example is about. Times differ on a busy machine.
+_FINDS = ("compare", "profile")
 
 
 def run(line: str) -> None:
@@ -162,6 +163,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/commands/export.md": lambda: {"make_net": own_package().make_net},
     "docs/commands/extract.md": dict,
     "docs/commands/inspect.md": dict,
+    "docs/commands/profile.md": dict,
     "docs/commands/repair.md": dict,
     "docs/commands/retag.md": dict,
     "docs/commands/schema.md": dict,
@@ -178,6 +180,18 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
 }
 # Those that a test of their own runs.
 _APART = {"docs/guide.md", "docs/models.md", "docs/commands/verify.md"}
+
+
+# Profiles that other tools wrote, by the name that the pages give them.
+_SAMPLES = {
+    "cnn.onnx": "cnn.onnx",
+    "cnn_hierarchy.json": "cnn_hierarchy.json",
+    "openvino_exec_graph.xml": "exec_graph.xml",
+    "tensorrt_profile.json": "profile.json",
+    "tensorrt_layers.json": "layers.json",
+    "onnxruntime_profile.json": "ort-profile.json",
+    "onnxruntime_optimized.onnx": "optimized.onnx",
+}
 
 
 def own_package() -> Any:
@@ -275,6 +289,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     sourced = load_model("builtin:bert-tiny")
     modelexport.export_model(sourced.model, sourced.example_inputs, folder / "bert.onnx", strategy="fx")
+    profile = modelexport.profile(folder / "bert.onnx", runs=2, warmup=1).as_dict()
+    (folder / "model-profile.json").write_text(json.dumps(profile), encoding="utf-8")
     plain = modelexport.strip_hierarchy(onnx.load(folder / "bert.onnx"))
     for name in ("plain", "optimized", "quantized"):
         onnx.save(plain, folder / f"{name}.onnx")
@@ -295,6 +311,9 @@ def prepare(here: Path, material: Path, text: str, *, exports: bool) -> None:
     """Put the files into the folder that an example reads; one that exports writes them itself."""
     for path in () if exports else material.iterdir():
         (here / path.name).symlink_to(path) if path.suffix == ".data" else shutil.copy(path, here / path.name)
+    if "cnn.onnx" in text:
+        for sample, name in _SAMPLES.items():
+            shutil.copy(ROOT / "tests" / "data" / "profiles" / sample, here / name)
     if "net.pt2" in text:
         model, inputs = own_package().make_net()
         torch.export.save(torch.export.export(model, (inputs,)), here / "net.pt2")

@@ -13,7 +13,9 @@ import typer
 from modelexport.cli.options import LimitOption
 from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_html, as_markdown, as_text, limited
+from modelexport.cli.profile_changes import changes_text
 from modelexport.display import Cell, counted
+from modelexport.errors import InputError
 
 if TYPE_CHECKING:
     from modelexport.analysis.comparison import Comparison, FieldChange, NodeAt, NodeChange
@@ -37,6 +39,15 @@ def compare(
     contents: Annotated[
         bool, typer.Option("--weights", help="Also read and compare the values of the weights.")
     ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Run both files, and compare the time of each module instead; see the profile command."
+        ),
+    ] = False,
+    runs: Annotated[
+        int | None, typer.Option(help="For --profile, the measured runs of each file; 20 by default.")
+    ] = None,
     limit: LimitOption = None,
     output_format: Annotated[
         ComparisonFormat | None,
@@ -57,9 +68,18 @@ def compare(
         modelexport compare model.onnx quantized.onnx -o quantized.html
 
         modelexport compare old.onnx new.onnx --weights --format json
+
+        modelexport compare old.onnx new.onnx --profile
     """
     form = report.form(output_format, ComparisonFormat)
     report.check(before, after)
+    if runs is not None and not profile:
+        raise InputError("--runs is only for --profile: give it too")
+    if profile and contents:
+        raise InputError("--weights compares the files and --profile their times: give one of them")
+    if profile:
+        _compare_profiles(before, after, 20 if runs is None else runs, form, limit, report, out)
+        return
     from modelexport.analysis.comparison import compare_models
 
     with out.working(f"comparing {before} with {after}"):
@@ -68,6 +88,32 @@ def compare(
     if report.output is not None:
         out.note("\n".join(_verdict(found)[:3]))
     if not found.same:
+        raise typer.Exit(FINDINGS)
+
+
+def _compare_profiles(
+    before: Path,
+    after: Path,
+    runs: int,
+    form: ComparisonFormat,
+    limit: int | None,
+    report: ReportFile,
+    out: Output,
+) -> None:
+    """Compare the times of two files, measured in turns. Exits with 1 if a module became slower."""
+    if form not in (ComparisonFormat.HUMAN, ComparisonFormat.JSON):
+        raise InputError(f"a comparison of profiles has the formats human and json, not {form.value}")
+    from modelexport.profiling import compare_profiles, profile_both
+
+    with out.running_model() as activity:
+        activity.show(f"loading {before} and {after}")
+        reports = profile_both(
+            before, after, runs=runs, progress=lambda done, total: activity.show(f"run {done} of {total}")
+        )
+    found = compare_profiles(*reports, in_turns=True)
+    is_json = form is ComparisonFormat.JSON
+    report.write(json_text(found.as_dict()) if is_json else changes_text(found, report, limit), out)
+    if found.slower:
         raise typer.Exit(FINDINGS)
 
 

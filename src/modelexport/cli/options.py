@@ -12,6 +12,8 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from modelexport.errors import InputError
+
 
 def option(panel: str | None, text: str, *names: str, **limits: Any) -> Any:
     """An option of a command, in a panel of its help."""
@@ -94,6 +96,23 @@ def given_options(*groups: Any) -> list[str]:
         for field in _options(group)
         if getattr(group, field.name) not in (field.default, [])
     ]
+
+
+def refuse_other_options(context: typer.Context, why: str, allowed: frozenset[str]) -> None:
+    """Refuse options on the command line that would have no effect.
+
+    Args:
+        context: What typer parsed.
+        why: Why they would have none.
+        allowed: The names of the parameters that may be given.
+
+    Raises:
+        InputError: Names the option.
+    """
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in allowed:
+            raise InputError(f"{why}: leave out {parameter.opts[0]}")
 
 
 def parse_exceptions(text: str | None) -> list[str] | str | None:

@@ -18,6 +18,9 @@ _SCHEMAS = {
     "export": "exporting:export_schema",
     "extract": "analysis.extraction:extraction_schema",
     "inspect": "strategies:overview_schema",
+    "profile": "profiling:profile_schema",
+    "profile-comparison": "profiling:profile_comparison_schema",
+    "profile-static": "profiling.static_cost:static_schema",
     "repair": "analysis.validation:repair_schema",
     "retag": "analysis.retagging:retagging_schema",
     "select": "analysis.query:selection_schema",
@@ -26,7 +29,7 @@ _SCHEMAS = {
     "validate": "analysis:validation_schema",
     "verify": "verification:verification_schema",
 }
-SchemaName = enum.StrEnum("SchemaName", {name.upper(): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
+SchemaName = enum.StrEnum("SchemaName", {name.upper().replace("-", "_"): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
 
 
 def schema(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from modelexport.ort.model_checks import ModelChecks, check_file, infer_types
+from modelexport.ort.model_checks import ModelChecks, check_file, infer_types, type_inference
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
+from modelexport.ort.profiled_session import OPTIMIZATION_LEVELS, ProfiledSession
 from modelexport.ort.runner import FileRun, Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
 
 __all__ = [
+    "OPTIMIZATION_LEVELS",
     "Array",
     "FileRun",
     "ModelChecks",
     "PreparedModel",
+    "ProfiledSession",
     "Runner",
     "SubgraphReceiver",
     "check_file",
@@ -21,4 +24,5 @@ __all__ = [
     "prepared",
     "require_onnxruntime",
     "run_subgraphs",
+    "type_inference",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -61,14 +63,31 @@ def check_file(path: Path, model: onnx.ModelProto) -> ModelChecks:
 
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto | None:
     """The graph's tensors with the types that shape inference finds without `value_info`; None if it fails."""
-    try:
-        light = without_large_weights(model)
-        del light.graph.value_info[:]
-        graph = np.frombuffer(light.SerializeToString(), np.uint8)
-    except ValueError:  # larger than protobuf can write, or a text that is not UTF-8
-        return None
-    with Runner(_limits(graph.size)) as runner:
-        return _types(runner, graph)
+    with type_inference(model.ByteSize(), declared=False) as infer:
+        return infer(model)
+
+
+@contextlib.contextmanager
+def type_inference(size: int, *, declared: bool) -> Iterator[Callable[[onnx.ModelProto], onnx.GraphProto | None]]:
+    """Shape inference of one or more models of about `size` bytes, in one child process.
+
+    With `declared`, it starts from the types in `value_info`, which it needs behind operators that ONNX does not know.
+    Yields a function that returns the tensors of a model's graph with inferred types, and the nodes that own subgraphs,
+    which have theirs; None if inference fails.
+    """
+    with Runner(_limits(size)) as runner:
+
+        def infer(model: onnx.ModelProto) -> onnx.GraphProto | None:
+            try:
+                light = without_large_weights(model)
+                if not declared:
+                    del light.graph.value_info[:]
+                graph = np.frombuffer(light.SerializeToString(), np.uint8)
+            except ValueError:  # larger than protobuf can write, or a text that is not UTF-8
+                return None
+            return _types(runner, graph)
+
+        yield infer
 
 
 def _limits(size: int) -> RunLimits:

@@ -153,6 +153,47 @@ def _run_session(session: Any, header: Mapping[str, Any], arrays: Sequence[np.nd
     return {"outputs": list(tensors)}, list(tensors.values())
 
 
+# The session that is profiled, and its inputs. It is opened, run and closed by separate requests: each run has the time
+# limit of one request, and the parent knows how many runs are done.
+_profiled: dict[str, Any] = {}
+
+
+def _profile_open(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """Load a file in a session that records a profile and saves the graph that it executes."""
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    known = {name.lower().removesuffix("executionprovider"): name for name in available}
+    providers = [known.get(name.lower().removesuffix("executionprovider")) for name in header["providers"]]
+    if None in providers:
+        return {"no_provider": header["providers"][providers.index(None)], "available": available}, ()
+    options = _session_options(header)
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, header["level"])
+    options.enable_profiling = True
+    options.profile_file_prefix = header["profile"]
+    options.optimized_model_filepath = header["executed"]
+    # The graph is read without its weights.
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    session = onnxruntime.InferenceSession(header["path"], options, providers or ["CPUExecutionProvider"])
+    _profiled["session"], _profiled["feeds"] = session, dict(zip(header["feeds"], arrays, strict=True))
+    missing = [name for name in providers if name not in session.get_providers()]
+    if missing:
+        return {"no_provider": missing[0], "available": session.get_providers()}, ()
+    return {"version": onnxruntime.__version__}, ()
+
+
+def _profile_run(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """Run the profiled session once; its results are dropped."""
+    _profiled["session"].run(None, _profiled["feeds"])
+    return {}, ()
+
+
+def _profile_close(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
+    """End the profile. Returns its path."""
+    return {"profile": _profiled.pop("session").end_profiling()}, ()
+
+
 def _check(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
     """Run the ONNX checker on a file, by its path: the checker looks for external data beside it."""
     import onnx.checker
@@ -169,12 +210,14 @@ def _infer_strictly(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answ
 
 
 def _infer_types(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
-    """Infer types. Returns a serialized graph without nodes and weights."""
+    """Infer types. Returns a serialized graph without weights, and of its nodes those that own subgraphs."""
     import onnx.shape_inference
 
     graph = onnx.shape_inference.infer_shapes(arrays[0].tobytes(), data_prop=True).graph
+    owning = onnx.GraphProto(node=[n for n in graph.node if any(a.HasField("g") or a.graphs for a in n.attribute)])
     for field in ("node", "initializer", "sparse_initializer", "metadata_props"):
         graph.ClearField(field)
+    graph.MergeFrom(owning)
     return {}, [np.frombuffer(graph.SerializeToString(), np.uint8)]
 
 
@@ -189,6 +232,9 @@ def _problem(work: Callable[..., Any], *args: Any, **options: Any) -> dict[str, 
 _TASKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any], list[np.ndarray]], Answer]]] = {
     "run": ("onnxruntime", _run),
     "run_file": ("onnxruntime", _run_file),
+    "profile_open": ("onnxruntime", _profile_open),
+    "profile_run": ("onnxruntime", _profile_run),
+    "profile_close": ("onnxruntime", _profile_close),
     "check": ("onnx", _check),
     "infer_strictly": ("onnx", _infer_strictly),
     "infer_types": ("onnx", _infer_types),

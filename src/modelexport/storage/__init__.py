@@ -14,6 +14,7 @@ from modelexport.storage.metadata_stores import (
     read_sidecar,
     remove_hierarchy,
     remove_source_references,
+    source_lines,
     strip_hierarchy,
     write_stores,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "remove_source_references",
     "save_inline",
     "sidecar_path",
+    "source_lines",
     "stage_files",
     "staged_text",
     "strip_hierarchy",

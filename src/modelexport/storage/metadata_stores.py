@@ -42,6 +42,13 @@ _HEAD_BYTES = 4096
 _SOURCE_REFERENCE = re.compile(r'File "|<eval_with_key>|\.py\b')
 
 
+# Where torch's exporter says which code made a node: the outermost frame first.
+_STACK_TRACE_KEY = "pkg.torch.onnx.stack_trace"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+# torch's own code is not what a user can change.
+_OF_TORCH = re.compile(r"(^|[\\/])torch[\\/]")
+
+
 class StoredHierarchy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of a node's `doc_string`; its own `doc_string` field keeps the exporter's text.
 
@@ -293,3 +300,18 @@ def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:
     for properties in graphs:
         for key in [key for key, text in properties.items() if _SOURCE_REFERENCE.search(text)]:
             del properties[key]
+
+
+def source_lines(nodes: Iterable[tuple[str, onnx.NodeProto]]) -> dict[str, str]:
+    """File and line of the code behind each node, by node id, where torch recorded it.
+
+    That is the innermost frame outside of torch, or the innermost of all.
+    """
+    found: dict[str, str] = {}
+    for node_id, node in nodes:
+        text = next((entry.value for entry in node.metadata_props if entry.key == _STACK_TRACE_KEY), "")
+        frames: list[tuple[str, str]] = _FRAME.findall(text)
+        if frames:
+            own = [frame for frame in frames if not _OF_TORCH.search(frame[0])]
+            found[node_id] = ":".join((own or frames)[-1])
+    return found

@@ -6,6 +6,7 @@ from modelexport.verification.contamination_by_value import validate_owners_by_v
 from modelexport.verification.difference import Difference
 from modelexport.verification.file_check import FileChecker
 from modelexport.verification.module_verification import verify_modules
+from modelexport.verification.onnx_run import feeds_of_file
 from modelexport.verification.report import CallVerification, VerificationReport, verification_schema
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Difference",
     "FileChecker",
     "VerificationReport",
+    "feeds_of_file",
     "validate_owners_by_value",
     "verification_schema",
     "verify_modules",

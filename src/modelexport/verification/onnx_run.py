@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from modelexport.errors import InputError, OnnxRunError
 from modelexport.graph import named_values, shapes_compatible
 from modelexport.hierarchy import ROOT_CALL, HierarchyDocument
 from modelexport.ort import PreparedModel, Runner
-from modelexport.torch_support import copied_inputs, named_arguments, tensors_in
+from modelexport.storage import find_hierarchy, read_model
+from modelexport.torch_support import copied_inputs, named_arguments, normalize_inputs, tensors_in
 from modelexport.torch_support.transformers_private import prepared_inputs
 from modelexport.verification.pytorch_run import array_of, reference_run
 
@@ -57,6 +59,24 @@ class GraphInputs:
         if self.why:
             problem += f", which the exporter of transformers computes from the other inputs; that failed ({self.why})"
         return f"{problem}: give the inputs that the file was exported with, by name"
+
+
+def feeds_of_file(path: str | Path, model: torch.nn.Module, example_inputs: Any) -> dict[str, np.ndarray]:
+    """The inputs of a file by name, from example inputs of the model that it was exported from.
+
+    Raises:
+        InputError: The example inputs do not have a tensor for an input of the file.
+        FileFormatError: The file is not an ONNX model, or has no hierarchy.
+    """
+    file = read_model(path)
+    graph = file.proto.graph
+    weights = {weight.name for weight in graph.initializer}
+    wanted = [value.name for value in graph.input if value.name not in weights]
+    args, kwargs = normalize_inputs(example_inputs, None, model)
+    found = GraphInputs(find_hierarchy(file).document, model, args, kwargs, wanted)
+    if found.missing:
+        raise InputError(f"{file.path}: {found.explain()}")
+    return {name: array_of(tensor) for name, tensor in found.tensors.items()}
 
 
 def _prepared(model: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str, torch.Tensor], str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.sweep_candidates import Candidate, _completed, builders
+import torch
+from benchmarks.sweep_candidates import Candidate, _completed, build, builders
 from benchmarks.sweep_shrinking import LEVELS, Shrinking, shrink_configuration
 
 SETTINGS = {
@@ -83,3 +84,44 @@ def test_heads_that_double_from_stage_to_stage_are_small_together() -> None:
     small = Shrinking(LEVELS[0]).shrink({"num_heads": [3, 6, 12, 24], "channels": [3, 64, 128]})
     assert all(64 % heads == 0 for heads in small["num_heads"])
     assert small["channels"][0] == 3
+
+
+def test_number_of_heads_is_divided_with_the_sizes_that_it_divides() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = shrink_configuration(transformers.HeliumConfig(), LEVELS[1])
+    assert config.num_attention_heads * config.head_dim == config.hidden_size
+    assert config.head_dim == transformers.HeliumConfig().head_dim
+
+
+def test_configuration_is_unchanged_at_the_level_without_sizes() -> None:
+    transformers = pytest.importorskip("transformers")
+    unchanged = next(level for level in LEVELS if level.size is None)
+    assert tuple(shrink_configuration(transformers.HieraConfig(), unchanged).patch_size) == (7, 7)
+    nested = shrink_configuration(transformers.DFineConfig(), unchanged).backbone_config
+    assert nested.out_features == transformers.DFineConfig().backbone_config.out_features
+
+
+def test_kernel_with_a_middle_keeps_one() -> None:
+    assert Shrinking(LEVELS[0]).shrink({"conv_kernel_size": 65, "kernels": [7, 7], "window": 7, "length": 77}) == {
+        "conv_kernel_size": 3,
+        "kernels": [3, 3],
+        "window": 3,
+        "length": 64,
+    }
+
+
+@pytest.mark.parametrize(("name", "field"), [("dots1", "n_routed_experts"), ("chameleon", "vocabulary_map")])
+def test_value_that_a_default_configuration_does_not_have_is_made_up(name: str, field: str) -> None:
+    pytest.importorskip("transformers")
+    _, make = next(builders(Candidate("transformers", name)))
+    assert getattr(make().config, field) is not None
+
+
+def test_error_of_a_model_too_large_to_build_is_the_one_that_it_has_without_memory() -> None:
+    def make() -> torch.nn.Module:
+        if torch.get_default_device().type == "meta":
+            raise KeyError("full_attention")
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with pytest.raises(KeyError):
+        build(make)

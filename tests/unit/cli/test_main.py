@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from tests.support.command import Outcome
 from tests.support.command_process import COMMAND, FACTORIES, Exported, files_in, in_process
 
@@ -45,7 +46,8 @@ for name in [name for commands in _COMMANDS.values() for name in commands]:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     function = getattr(importlib.import_module(f"modelexport.cli.{name}"), name)
-    return dict(inspect.signature(with_options(function)).parameters)
+    parameters = inspect.signature(with_options(function)).parameters
+    return {key: value for key, value in parameters.items() if value.annotation is not typer.Context}
 
 
 def flags(parameter: inspect.Parameter) -> tuple[str, ...]:

@@ -226,7 +226,6 @@ def retag(
         )
     original_document = original.document
     given, notes = correct(read_untagged(rewritten, target, overwrite=overwrite), original.model)
-    owners = _owners(original, original_document)
     outputs = _node_outputs(original.model)
     names = _names_by_value(original, original_document, given, inputs, limits) if by_value else None
     if names is None and outputs and outputs.isdisjoint(_node_outputs(given.graph)):
@@ -234,16 +233,26 @@ def retag(
             f"{given.path} has no tensor of {original.path}: it was created from another model, or by a tool that "
             "renames all tensors; --by-value (by_value=True in Python) matches tensors by value"
         )
-    projection = project(original.model, owners, given.graph, original_document.call_tree(), names=names)
+    projection = project_owners(original.model, original_document, given.graph, names)
     document = _document(given, original_document, projection)
     files = write_tagged(given, document, target, overwrite=overwrite)
     kept = outputs.intersection(projection.values.surviving) if projection.values is not None else outputs
     return RetagReport(files, document, len(kept), len(outputs), by_value, notes)
 
 
-def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node, Attribution]:
+def project_owners(
+    tagged: ir.Model, document: HierarchyDocument, rewritten: ir.Model, names: Mapping[ir.Value, str] | None = None
+) -> Projection:
+    """Project the owners in a document onto a rewritten graph; `names` are those of matched tensors, if not their own.
+
+    Args:
+        tagged: The graph that the document describes.
+        document: The hierarchy of that graph.
+        rewritten: The rewritten graph.
+        names: For tensors of `rewritten` the names of the same tensors in `tagged`; None where they are the same.
+    """
     known = {node.id: node for node in document.nodes}
-    return {
+    owners = {
         node: Attribution(
             CallId.parse(record.module),
             Kind(record.kind),
@@ -251,9 +260,10 @@ def _owners(tagged: LoadedModel, document: HierarchyDocument) -> Mapping[ir.Node
             record.reason,
             tuple(CallId.parse(call) for call in record.contributors),
         )
-        for identity, node in nodes_with_ids(tagged.model)
+        for identity, node in nodes_with_ids(tagged)
         if (record := known.get(identity)) is not None
     }
+    return project(tagged, owners, rewritten, document.call_tree(), names=names)
 
 
 def _node_outputs(model: ir.Model) -> set[str]:

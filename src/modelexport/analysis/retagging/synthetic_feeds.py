@@ -119,12 +119,67 @@ def feeds_from_arrays(pairs: Sequence[InputPair], given: Mapping[str, Array]) ->
     return list(used.values())
 
 
-def synthesize_feeds(pairs: Sequence[InputPair]) -> Iterator[list[Array]]:
-    """Synthesize arrays from the types and shapes of the inputs, several times with larger dynamic axes."""
-    has_dynamic_axes = any(not isinstance(size, int) for pair in pairs for size in pair.original.shape or ())
+def synthesize_feeds(
+    pairs: Sequence[InputPair],
+    axes: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Iterator[list[Array]]:
+    """Synthesize arrays from the types and shapes of the inputs, several times with larger dynamic axes.
+
+    `axes` are sizes of dynamic axes, `shapes` those of inputs, both by name.
+    """
+    given = shapes or {}
+    wanted = [(pair, given[pair.names[0]] if pair.names[0] in given else _shape(pair, axes or {})) for pair in pairs]
+    has_dynamic_axes = any(size is None for _, shape in wanted for size in shape)
     for dynamic_size in _AXIS_SIZES if has_dynamic_axes else _AXIS_SIZES[:1]:
         random = np.random.default_rng(_SEED)
-        yield [_synthesize(pair, dynamic_size, random) for pair in pairs]
+        yield [
+            _fill(
+                [dynamic_size if size is None else size for size in shape],
+                _type_of(pair.original),
+                random,
+                f"input {pair.names[0]!r}",
+            )
+            for pair, shape in wanted
+        ]
+
+
+def feeds_of_model(
+    model: ir.Model,
+    given: Mapping[str, Array] | None,
+    arguments: Mapping[str, str],
+    *,
+    axes: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Iterator[dict[str, Array]]:
+    """The inputs of one model by name: the given arrays, or synthesized ones with several sizes of dynamic axes.
+
+    Args:
+        model: The model.
+        given: Arrays by name of the input or of the forward argument; None synthesizes them.
+        arguments: The names of forward arguments, by input.
+        axes: Sizes of dynamic axes by name, for synthesized inputs.
+        shapes: Shapes of inputs by name, for synthesized inputs.
+
+    Raises:
+        InputError: An array or a shape does not match its input, or a name is unknown.
+    """
+    pairs = pair_inputs(model, model, arguments)
+    inputs = [pair.original for pair in pairs]
+    names = {str(size.value) for value in inputs for size in value.shape or () if not isinstance(size, int)}
+    for axis in axes:
+        if axis not in names:
+            known = f"it has {', '.join(sorted(names))}" if names else "it has none"
+            raise InputError(f"there is no dynamic axis {axis!r}: {known}")
+    for name, shape in shapes.items():
+        value = next((value for value in inputs if value.name == name), None)
+        if value is None:
+            raise InputError(f"there is no input {name!r}: the file takes {_listed(pairs)}")
+        if not shapes_compatible(value.shape, shape):
+            raise InputError(f"input {name!r} was given as {list(shape)}, but the file takes {value.shape}")
+    candidates = synthesize_feeds(pairs, axes, shapes) if given is None else [feeds_from_arrays(pairs, given)]
+    for arrays in candidates:
+        yield feeds_of_graph(inputs, arrays)
 
 
 def feeds_of_graph(values: Sequence[ir.Value], arrays: Sequence[Array]) -> dict[str, Array]:
@@ -134,12 +189,12 @@ def feeds_of_graph(values: Sequence[ir.Value], arrays: Sequence[Array]) -> dict[
     }
 
 
-def _synthesize(pair: InputPair, dynamic_size: int, random: np.random.Generator) -> Array:
+def _shape(pair: InputPair, axes: Mapping[str, int]) -> tuple[int | None, ...]:
+    """The shape of an input; None for a dynamic axis of unknown size."""
     shape = pair.original.shape if pair.original.shape is not None else pair.rewritten.shape
     if shape is None:
         raise InputError(f"input {pair.names[0]!r} has no known shape: give it with --inputs or --input-shape")
-    sizes = [size if isinstance(size, int) else dynamic_size for size in shape]
-    return _fill(sizes, _type_of(pair.original), random, f"input {pair.names[0]!r}")
+    return tuple(size if isinstance(size, int) else axes.get(str(size.value)) for size in shape)
 
 
 def _fill(shape: Sequence[int], dtype: np.dtype[Any], random: np.random.Generator, what: str) -> Array:

@@ -24,7 +24,7 @@ _GRID = 4
 _VIDEO = frozenset(["video", "videos"])
 _IMAGE = frozenset(["pixel", "pixels", "image", "images", "img", "sample"]) | _VIDEO
 _FEATURES = frozenset(["features", "mel", "spectrogram"])
-_STATES = frozenset(["embeds", "states", "embeddings", "hidden"])
+_STATES = frozenset(["embeds", "states", "embeddings", "hidden", "feats"])
 _SIGNAL = frozenset(["values", "audio", "waveform", "wav", "speech"])
 _TIME = frozenset(["timestep", "timesteps"])
 _FLOATS = _IMAGE | _FEATURES | _STATES | _SIGNAL
@@ -111,8 +111,11 @@ def _guess_integers(facts: ModelFacts, name: str, kind: Kind) -> TensorSpec:
     patches = _patch_shape(facts) if "pixel" in words else None
     if patches is not None and kind is not Kind.POSITIONS:
         return TensorSpec(patches[:-1], kind, rule="mask_of_patches")
-    if _TIME & set(words):
-        return TensorSpec((BATCH,), kind, rule="timestep")
+    if _TIME & set(words) or words[-2:] == ["class", "labels"]:
+        return TensorSpec((BATCH,), kind, rule="timestep" if _TIME & set(words) else "label")
+    grid = _required_grid(facts)
+    if grid is not None and words[-1] == "sizes":
+        return TensorSpec(grid.shape[:1], kind, rule="sizes_of_grids")
     upper_bound = facts.vocabulary if kind is Kind.TOKENS else 2
     return TensorSpec((BATCH, LENGTH), kind, upper_bound, rule=kind.value)
 
@@ -155,10 +158,14 @@ def _guess_grid(name: str) -> TensorSpec | None:
     return None
 
 
+def _required_grid(facts: ModelFacts) -> TensorSpec | None:
+    grids = [_guess_grid(name) for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
+    return next((spec for spec in grids if spec is not None), None)
+
+
 def _patch_shape(facts: ModelFacts) -> tuple[int, ...] | None:
     """The shape of images as lists of patches, where a required argument tells how the patches lie."""
-    grids = [_guess_grid(name) for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
-    grid = next((spec for spec in grids if spec is not None), None)
+    grid = _required_grid(facts)
     if grid is None:
         return None
     channels = facts.number("in_channels", "num_channels", "in_chans") or 3

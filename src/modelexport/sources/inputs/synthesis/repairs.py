@@ -32,6 +32,7 @@ _MAX_NAMED = 4
 # Rounding inside the model hides the exact size: sizes near the computed one are tried too.
 _NEARBY = (0, 1, -1, 2, -2, 3, 4)
 _OTHER_LENGTHS = (8, 16, 64, 128, 1)
+_LARGER_SIDES = (64, 256, 512)
 
 
 def add_named_arguments(attempt: Attempt) -> Iterator[Proposal]:
@@ -213,6 +214,18 @@ def change_length(attempt: Attempt) -> Iterator[Proposal]:
         )
 
 
+def enlarge_images(attempt: Attempt) -> Iterator[Proposal]:
+    """Try images, or volumes, with larger sides."""
+    for side in _LARGER_SIDES:
+        images = {
+            name: spec.resized(dict.fromkeys((-2 % len(spec.shape), -1 % len(spec.shape)), side))
+            for name, spec in attempt.tensors.items()
+            if spec.kind is Kind.FLOATS and len(spec.shape) > 3 and max(spec.shape[-2:]) < side
+        }
+        if images:
+            yield attempt.replace(**images)
+
+
 # In the order in which they are applied. The number is the distance of a proposal from the one that failed: 0 is what
 # the error asks for, 4 what nothing suggests. Every rule has found inputs for a model of the sweep or for a module of
 # the tests: see docs/decisions/014-synthesis-rules-that-earn-their-lines.md before adding one.
@@ -230,6 +243,7 @@ REPAIRS: tuple[tuple[int, Callable[[Attempt], Iterator[Proposal]]], ...] = (
     (2, take_size_from_message),
     (2, take_number_from_message),
     (2, probe_sizes),
+    (2, enlarge_images),
     (3, insert_length_axis),
     (4, change_length),
     (4, add_any_argument),

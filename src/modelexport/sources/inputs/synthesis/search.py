@@ -72,7 +72,10 @@ def make_example_inputs(model: torch.nn.Module, processor: object | None = None)
 
 
 def synthesize_inputs(
-    model: torch.nn.Module, processor: object | None = None, without: Collection[str] = ()
+    model: torch.nn.Module,
+    processor: object | None = None,
+    without: Collection[str] = (),
+    most_calls: int = _MAX_CALLS,
 ) -> SynthesizedInputs:
     """Synthesize inputs as `make_example_inputs` does, and say which rules found them.
 
@@ -82,7 +85,8 @@ def synthesize_inputs(
         raise InputError(f"{type(model).__name__} has no forward, so it cannot be called: choose one of its modules")
     facts = ModelFacts.read(model)
     with TORCH_LOCK:
-        found, attempts = _search(model, facts, _first_proposals(model, facts, processor), max_calls(model), without)
+        budget = min(most_calls, max_calls(model))
+        found, attempts = _search(model, facts, _first_proposals(model, facts, processor), budget, without)
     if found is None:
         raise InputError(_report(model, attempts))
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.sources.inputs.synthesis import make_example_inputs
+from modelexport.sources.inputs.synthesis import make_example_inputs, synthesize_inputs
 
 
 def shapes(model: nn.Module) -> dict[str, Any]:
@@ -77,3 +77,35 @@ class PackedPatches(nn.Module):
 def test_mask_of_patches_has_an_element_for_each_patch() -> None:
     found = shapes(PackedPatches())
     assert found["pixel_attention_mask"] == found["pixel_values"][:2] == (2, 16)
+
+
+class SizedGrids(nn.Module):
+    """Takes a size for each of its grids of patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+
+    def forward(self, pixel_values: torch.Tensor, grid_thw: torch.Tensor, merge_sizes: torch.Tensor) -> torch.Tensor:
+        merged = sum(int(grid.prod()) // size for grid, size in zip(grid_thw, merge_sizes.tolist(), strict=True))
+        return self.embed(pixel_values)[:merged]
+
+
+def test_there_is_a_size_for_each_grid() -> None:
+    guesses = synthesize_inputs(SizedGrids()).guesses
+    assert guesses["merge_sizes"] == "sizes_of_grids"
+
+
+class Labelled(nn.Module):
+    """Has one class for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.classes = nn.Linear(5, 5), nn.Embedding(3, 5)
+
+    def forward(self, hidden_states: torch.Tensor, class_labels: torch.LongTensor) -> torch.Tensor:
+        return self.layer(hidden_states) + self.classes(class_labels)[:, None, None].mean(1)
+
+
+def test_batch_element_has_one_label() -> None:
+    assert shapes(Labelled())["class_labels"] == (2,)

@@ -289,6 +289,23 @@ def test_rank_is_taken_from_the_number_of_indices() -> None:
     assert len(shapes(Indexed())["sample"]) == 5
 
 
+class Blocks(nn.Module):
+    """Divides images into blocks, and says nothing of small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] < 200:
+            raise AssertionError
+        return self.conv(x)
+
+
+def test_image_is_enlarged_where_a_small_one_fails() -> None:
+    assert shapes(Blocks()) == {"x": (2, 3, 256, 256)}
+
+
 class Grumbling(nn.Module):
     """Finds something wrong with whatever it is given."""
 

@@ -1,0 +1,14 @@
+"""The cost of a file without running it: FLOPs, parameters, activations and memory traffic by module call."""
+
+from __future__ import annotations
+
+from modelexport.profiling.static_cost.static_report import (
+    CallCost,
+    StaticCost,
+    StaticReport,
+    StaticRow,
+    profile_statically,
+    static_schema,
+)
+
+__all__ = ["CallCost", "StaticCost", "StaticReport", "StaticRow", "profile_statically", "static_schema"]
