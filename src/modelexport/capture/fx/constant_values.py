@@ -70,7 +70,7 @@ class ConstantValues:
 
         It raises `UnusableOptionError` for a model that they make no difference to.
         """
-        return export_through(self._export)
+        return export_through(self._export, required=True)
 
     def _export(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Not while torch decomposes the program: it traces that, too, and cannot add constants there.
