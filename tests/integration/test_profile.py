@@ -171,6 +171,15 @@ def test_profiles_are_compared_with_a_saved_one_and_in_turns(cnn: Path, tmp_path
     assert '"common_factor": 1.0' in ended.stdout
 
 
+@pytest.mark.parametrize("options", [("--runs", "3"), ("--profile", "--weights"), ("--profile", "-o", "a.html")])
+def test_options_of_compare_that_would_have_no_effect_are_refused(
+    cnn: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = command("compare", cnn, cnn, *options)
+    assert (ended.code, ended.stdout) == (2, "")
+
+
 def test_profile_of_another_model_is_refused(cnn: Path, exported: Exporter, tmp_path: Path, command: Command) -> None:
     saved = tmp_path / "profile.json"
     assert command("profile", exported("cond").path, "--runs", "1", "-o", saved).code == 0

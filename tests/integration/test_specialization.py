@@ -129,7 +129,11 @@ def test_named_strategy_fixes_a_value_and_says_where(tmp_path: Path) -> None:
 def test_fallback_with_consent_is_the_trace_and_says_where_it_fixed_what(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     result = modelexport.export_model(Branching(), torch.ones(1), path, allow_specialization=True)
-    assert [(a.exporter, a.error is None) for a in result.attempts] == [("dynamo", False), ("torchscript", True)]
+    assert [(a.exporter, a.variant, a.error is None) for a in result.attempts] == [
+        ("dynamo", "", False),
+        ("dynamo", "with the values of constants", False),
+        ("torchscript", "", True),
+    ]
     assert place(Gate, "if x.sum() > 0") in str(result.attempts[0].error)
     (note,) = result.notes
     assert place(Gate, "if x.sum() > 0") in note

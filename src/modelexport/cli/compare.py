@@ -45,7 +45,9 @@ def compare(
             "--profile", help="Run both files, and compare the time of each module instead; see the profile command."
         ),
     ] = False,
-    runs: Annotated[int, typer.Option(help="For --profile, the measured runs of each file.")] = 20,
+    runs: Annotated[
+        int | None, typer.Option(help="For --profile, the measured runs of each file; 20 by default.")
+    ] = None,
     limit: LimitOption = None,
     output_format: Annotated[
         ComparisonFormat | None,
@@ -71,8 +73,12 @@ def compare(
     """
     form = report.form(output_format, ComparisonFormat)
     report.check(before, after)
+    if runs is not None and not profile:
+        raise InputError("--runs is only for --profile: give it too")
+    if profile and contents:
+        raise InputError("--weights compares the files and --profile their times: give one of them")
     if profile:
-        _compare_profiles(before, after, runs, form, limit, report, out)
+        _compare_profiles(before, after, 20 if runs is None else runs, form, limit, report, out)
         return
     from modelexport.analysis.comparison import compare_models
 

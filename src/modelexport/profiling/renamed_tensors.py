@@ -43,10 +43,10 @@ class _Finder:
     def __init__(self, tagged: ir.Model, executed: ir.Model) -> None:
         self._originals = named_values(tagged.graph)
         self._nodes = {node.name: node for node in tagged.graph if node.name}
-        self._kept = set(named_values(executed.graph))
+        self._kept = named_values(executed.graph)
         self.renamed: dict[ir.Value, str] = {}
         traced = {node: name for node in executed.graph if (name := self._trace(node)) is not None}
-        self._computed = self._kept | set(traced.values())
+        self._computed = {*self._kept, *traced.values()}
         taken: set[str] = set()
         for node, name in traced.items():
             given = self._consumed(node)
@@ -55,7 +55,10 @@ class _Finder:
                 taken |= {name, self.renamed[node.outputs[0]]}
 
     def _trace(self, node: ir.Node) -> str | None:
-        """The tensor that the name of a node refers to, if the executed graph does not have it under its own name."""
+        """The tensor that the name of a node refers to, if no other node computes it.
+
+        A node that only changes the layout back gives the tensor its own name again.
+        """
         name, output = node.name or "", node.outputs[0] if len(node.outputs) == 1 else None
         if output is None or output.name in self._originals:
             return None
@@ -65,7 +68,9 @@ class _Finder:
         while _SEPARATOR in name:
             name = name.rpartition(_SEPARATOR)[0]
             if name in self._originals:
-                return None if name in self._kept else name
+                producer = self._kept[name].producer() if name in self._kept else None
+                is_free = name not in self._kept or (producer is not None and set(producer.inputs) == {output})
+                return name if is_free else None
         return None
 
     def _consumed(self, node: ir.Node) -> set[str]:

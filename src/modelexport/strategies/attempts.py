@@ -73,7 +73,9 @@ class Attempts:
         """Whether no further attempt may begin; the first one always may."""
         return bool(self.reports) and time.perf_counter() - self._started > self._timeout
 
-    def captures(self, candidates: Iterable[Candidate], request: CaptureRequest, axes: str = "") -> Iterator[Capture]:
+    def captures(
+        self, candidates: Iterable[Candidate], request: CaptureRequest, axes: str = "", *, last_resorts: bool = True
+    ) -> Iterator[Capture]:
         """Yield the capture of each candidate that succeeds; the last of `reports` is its attempt.
 
         The caller takes the next one only where it cannot use this one, and says why with `reject_last`. A trace that
@@ -84,6 +86,7 @@ class Attempts:
             candidates: The strategies to try, in order.
             request: The model to capture.
             axes: The dynamic axes of the request, for the description of each attempt.
+            last_resorts: Whether to try the `last_variants` of the strategies.
 
         Raises:
             SpecializationError: Only such a trace succeeded.
@@ -95,7 +98,7 @@ class Attempts:
         refused: Specialization | None = None
         # The exporters whose graph the caller rejected, with the variant: another strategy would export the same graph.
         rejected: set[tuple[str, Variant]] = set()
-        pending, last = _in_order(list(candidates), request.model)
+        pending, last = _in_order(list(candidates), request.model, last_resorts=last_resorts)
         while pending:
             candidate, variant = pending.pop()
             is_last = (candidate, variant) in last
@@ -195,14 +198,15 @@ class Attempts:
 
 
 def _in_order(
-    candidates: Sequence[Candidate], model: torch.nn.Module
+    candidates: Sequence[Candidate], model: torch.nn.Module, *, last_resorts: bool
 ) -> tuple[list[tuple[Candidate, Variant]], list[tuple[Candidate, Variant]]]:
     """Return the attempts to make, the first one at the end, and those of them that are a last resort.
 
     A candidate with the exporter of an earlier one comes after them: it would probably fail as that one did.
     """
     first = [one for i, one in enumerate(candidates) if one.exporter not in {c.exporter for c in candidates[:i]}]
-    last = [(one, v) for one in candidates for v in one.strategy.last_variants(model, one.exporter)]
+    own = candidates if last_resorts else ()
+    last = [(one, v) for one in own for v in one.strategy.last_variants(model, one.exporter)]
     repeated = [candidate for candidate in candidates if candidate not in first]
     return [*((one, PLAIN) for one in first), *last, *((one, PLAIN) for one in repeated)][::-1], last
 

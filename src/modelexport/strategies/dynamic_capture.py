@@ -84,7 +84,9 @@ def capture_model(
         options = {**request.options, **_options(exported, axes, request, by_torchscript)}
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
         try:
-            for capture in attempts.captures(candidates, wanted, _described(axes)):
+            # Fewer axes are tried before a last resort.
+            last_resorts = dynamic != AUTO or not axes
+            for capture in attempts.captures(candidates, wanted, _described(axes), last_resorts=last_resorts):
                 notes = tuple(_notes(call, axes, refused, capture.model.graph))
                 yield Captured(capture, attempts.reports[-1], axes_by_input(axes), notes)
         except ExportError as error:

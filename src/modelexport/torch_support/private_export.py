@@ -50,9 +50,12 @@ def fake_constants_refused(model: torch.nn.Module) -> contextlib.AbstractContext
     return _EXPORT.called_through(export)
 
 
-def export_through(around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Within the context, call `torch.export.export` through `around`; its first argument is the original."""
-    return _EXPORT.called_through(around)
+def export_through(around: Callable[..., Any], *, required: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Within the context, call `torch.export.export` through `around`; its first argument is the original.
+
+    `required` says that the exporter must call it.
+    """
+    return _EXPORT.called_through(around, required=required)
 
 
 def data_dependence_errors() -> tuple[type[BaseException], ...]:

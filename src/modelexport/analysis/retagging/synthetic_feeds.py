@@ -169,8 +169,8 @@ def feeds_of_model(
     names = {str(size.value) for value in inputs for size in value.shape or () if not isinstance(size, int)}
     for axis in axes:
         if axis not in names:
-            known = f"it has {', '.join(sorted(names))}" if names else "it has none"
-            raise InputError(f"there is no dynamic axis {axis!r}: {known}")
+            known = f"it has {', '.join(sorted(names))}" if names else "all its axes have fixed sizes"
+            raise InputError(f"the file has no dynamic axis {axis!r}: {known}")
     for name, shape in shapes.items():
         value = next((value for value in inputs if value.name == name), None)
         if value is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,17 +65,17 @@ class ConstantValues:
         self._values: Any = WeakTensorKeyDictionary()
         self._constants: Any = WeakTensorKeyDictionary()
 
-    @contextlib.contextmanager
-    def known(self) -> Iterator[None]:
+    def known(self) -> contextlib.AbstractContextManager[None]:
         """Within the context, `torch.export` traces with these values known.
 
         It raises `UnusableOptionError` for a model that they make no difference to.
         """
-        with tracing_through(self._trace), export_through(self._export), _DetachedData():
-            yield
+        return export_through(self._export, required=True)
 
     def _export(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        program = original(*args, **kwargs)
+        # Not while torch decomposes the program: it traces that, too, and cannot add constants there.
+        with tracing_through(self._trace), _DetachedData():
+            program = original(*args, **kwargs)
         if not self._is_used:
             raise UnusableOptionError("the model computes nothing that depends on no input.", "")
         return program
