@@ -47,6 +47,11 @@ def not_traced() -> contextlib.AbstractContextManager[object]:
     return context
 
 
+def constant_operator() -> Any:
+    """The operator that torch traces for a constant, such as the result of `torch.tensor`."""
+    return torch.ops.aten.lift_fresh_copy.default
+
+
 def tracer_of(mode: object) -> Tracer:
     """The tracer of a tracing mode."""
     tracer: Tracer = _TRACER.of(mode)

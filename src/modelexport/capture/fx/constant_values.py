@@ -27,7 +27,7 @@ from modelexport.torch_support.private import (
     written_arguments,
 )
 from modelexport.torch_support.private_export import export_through, is_fake
-from modelexport.torch_support.private_fx import Tracer, not_traced, tracer_of, tracing_through
+from modelexport.torch_support.private_fx import Tracer, constant_operator, not_traced, tracer_of, tracing_through
 
 # Larger tensors are traced: the file would have them as constants.
 _MOST_ELEMENTS = 1 << 20
@@ -98,7 +98,7 @@ class ConstantValues:
                 return value
             with not_traced():
                 copied = value.clone()
-            traced = original(mode, torch.ops.aten.lift_fresh_copy.default, pre_dispatch, (copied,), {})
+            traced = original(mode, constant_operator(), pre_dispatch, (copied,), {})
             self._values[traced] = value
             self._is_used = True
             return traced
