@@ -75,8 +75,8 @@ def own_by_sources(document: HierarchyDocument, kernels: Iterable[Kernel]) -> tu
 
 def _owned_as(kernel: Kernel, node: str, attribution: Attribution, weight_bytes: int) -> OwnedKernel:
     contributors = tuple(str(call) for call in attribution.contributors)
-    owned = _owned(kernel, node, str(attribution.owner), attribution.kind.value, contributors)
-    return msgspec.structs.replace(owned, parameter_bytes=weight_bytes)
+    kernel = msgspec.structs.replace(kernel, parameter_bytes=weight_bytes)
+    return _owned(kernel, node, str(attribution.owner), attribution.kind.value, contributors)
 
 
 def _weight_bytes(node: ir.Node) -> int:

@@ -28,7 +28,7 @@ from modelexport.profiling.owners import UNMATCHED, OwnedGraph, own_by_graph
 from modelexport.profiling.records import Measurement, OwnedKernel, middle_runs, timing
 from modelexport.profiling.report import ROOT_NAME, ProfileReport, ProfileSettings
 from modelexport.profiling.split_fused import split_shares
-from modelexport.storage import LoadedModel, ModelFile, find_hierarchy, load, source_lines
+from modelexport.storage import LoadedModel, ModelFile, find_hierarchy
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -147,12 +147,13 @@ class _ProfiledFile:
 
     def __init__(self, path: str | Path, options: _Options, stack: contextlib.ExitStack) -> None:
         self._options, self._stack = options, stack
-        self.file = load(path)
+        self.file = ModelFile(path, weights=True)
+        self._session = self._started(options.optimization)
         self._hierarchy = find_hierarchy(self.file)
         self._selected = None if options.select is None else selected_calls(self._hierarchy.document, options.select)
-        self._session = self._opened(options.optimization)
+        self._session.open(self._candidates())
 
-    def _opened(self, optimization: str, feeds: Arrays | None = None) -> ProfiledSession:
+    def _started(self, optimization: str) -> ProfiledSession:
         options = self._options
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="modelexport-"))
         session = ProfiledSession(
@@ -163,8 +164,7 @@ class _ProfiledFile:
             threads=options.threads,
             limits=options.limits,
         )
-        self._stack.enter_context(session)
-        session.open([feeds] if feeds is not None else self._candidates())
+        self._stack.enter_context(session).start()
         return session
 
     def _candidates(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -216,7 +216,8 @@ class _ProfiledFile:
 
     def _shares(self, owned: OwnedGraph) -> Shares:
         """How fused kernels are split, from a session without optimization."""
-        session = self._opened("off", self._session.feeds)
+        session = self._started("off")
+        session.open([self._session.feeds])
         for _ in range(self._options.warmup + self._options.runs - 1):
             session.run()
         measurement, plain = self._measured(session)
@@ -279,7 +280,7 @@ def build_report(
         settings=settings,
         session=timing(session, middle),
         overhead=timing(overhead, middle),
-        calls=profile_calls(document, kernels, session, shares or {}, source_lines(file.nodes)),
+        calls=profile_calls(document, kernels, session, shares or {}, dict(file.nodes)),
         kernels=tuple(kernels),
         timeline=measurement.timeline,
         selected=selected,

@@ -47,10 +47,7 @@ def read_onnxruntime(
         FileFormatError: It is not a profile of onnxruntime, or is one of another file.
     """
     path = paths[0]
-    try:
-        profile = read_ort_profile(path)
-    except (ArithmeticError, RecursionError, ValueError) as error:
-        raise FileFormatError(f"{path} is not a profile of onnxruntime: {error}") from error
+    profile = read_ort_profile(path)
     measurement = profile.measurement
     best: tuple[OwnedKernel, ...] = ()
     graphs = iter([ModelFile(paths[1], weights=True).model]) if len(paths) > 1 else _graphs(profile, file, limits)
