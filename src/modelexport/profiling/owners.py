@@ -9,13 +9,11 @@ from collections.abc import Iterable
 import msgspec
 import onnx_ir as ir
 
-from modelexport.analysis.retagging import project_owners
 from modelexport.graph import nodes_with_ids, subgraphs_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, HierarchyDocument
 from modelexport.ownership import Projection
 from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.profiling.records import Kernel, OwnedKernel
-from modelexport.profiling.renamed_tensors import original_names
 
 UNMATCHED = "unmatched"
 
@@ -29,19 +27,17 @@ class OwnedGraph:
     projection: Projection
 
 
-def own_by_graph(profile: OrtProfile, tagged: ir.Model, document: HierarchyDocument, executed: ir.Model) -> OwnedGraph:
-    """The owners of the kernels of a profile, from a projection of the file's owners onto the executed graph.
+def own_by_graph(profile: OrtProfile, executed: ir.Model, projection: Projection) -> OwnedGraph:
+    """The owners of the kernels of a profile.
 
     A kernel without a node in the executed graph belongs to the call of the kernel around it, else to the root call,
     and its kind is `UNMATCHED`.
 
     Args:
         profile: The profile.
-        tagged: The graph of the file.
-        document: The hierarchy of that graph.
         executed: The graph that onnxruntime saved in the session of the profile.
+        projection: The owners of the nodes of that graph.
     """
-    projection = project_owners(tagged, document, executed, original_names(tagged, executed))
     ids = {node: identity for identity, node in nodes_with_ids(executed)}
     nodes = _nodes_of(profile, executed)
     found: list[OwnedKernel] = []

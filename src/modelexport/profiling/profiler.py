@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import tempfile
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from modelexport.analysis import Finding, Severity
 from modelexport.analysis.query import select_calls
-from modelexport.analysis.retagging import feeds_of_model
+from modelexport.analysis.retagging import feeds_of_model, project_owners
 from modelexport.display import counted
 from modelexport.errors import InputError, OnnxRunError
 from modelexport.gc_pause import gc_paused
@@ -203,16 +204,20 @@ class _ProfiledFile:
         )
 
     def _measured(self, session: ProfiledSession) -> tuple[Measurement, OwnedGraph]:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            # onnxruntime writes the profile meanwhile, which takes as long as finding the owners.
+            written = pool.submit(session.close)
+            executed = ModelFile(session.executed, weights=True).model
+            projection = project_owners(self.file.model, self._hierarchy.document, executed)
         profile = read_ort_profile(
-            session.close(), warmup=self._options.warmup, runtime=f"onnxruntime {session.version}"
+            written.result(), warmup=self._options.warmup, runtime=f"onnxruntime {session.version}"
         )
         if len(profile.measurement.session) < self._options.runs:
             raise OnnxRunError(
                 f"onnxruntime recorded {len(profile.measurement.session):,} of {self._options.runs:,} runs: its "
                 "profile has at most 1,000,000 kernels; give fewer --runs"
             )
-        executed = ModelFile(session.executed, weights=True).model
-        return profile.measurement, own_by_graph(profile, self.file.model, self._hierarchy.document, executed)
+        return profile.measurement, own_by_graph(profile, executed, projection)
 
     def _shares(self, owned: OwnedGraph) -> Shares:
         """How fused kernels are split, from a session without optimization."""

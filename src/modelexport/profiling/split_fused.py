@@ -62,5 +62,5 @@ def _replaced(node: ir.Node, projection: Projection) -> Iterator[ir.Node]:
             continue
         seen.add(original)
         yield original
-        removed = (value for value in original.inputs if value is not None and value.name not in values.surviving)
+        removed = (value for value in original.inputs if value is not None and not values.is_kept(values.number(value)))
         waiting.extend(map(values.producer, removed))

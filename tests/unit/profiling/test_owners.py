@@ -8,6 +8,7 @@ import onnx_ir as ir
 from tests.conftest import Exporter
 
 from modelexport.profiling.ort_profile import OrtProfile
+from modelexport.analysis.retagging import project_owners
 from modelexport.profiling.owners import UNMATCHED, own_by_graph, own_by_sources
 from modelexport.profiling.records import Kernel, Measurement
 
@@ -40,7 +41,8 @@ def test_unnamed_nodes_are_matched_in_the_order_of_execution_and_unknown_kernels
     kernels = [kernel(f"{node.op_type}_{position}", node.op_type) for position, node in enumerate(executed.graph)]
     kernels.append(kernel("Memcpy_9", "Memcpy"))
     measurement = Measurement(runtime="", kernels=tuple(kernels), session=(1.0,))
-    owned = own_by_graph(OrtProfile(measurement, (None,) * len(kernels)), ir.from_proto(proto), ours.document, executed)
+    projection = project_owners(ir.from_proto(proto), ours.document, executed)
+    owned = own_by_graph(OrtProfile(measurement, (None,) * len(kernels)), executed, projection)
     records = {node.id: node.module for node in ours.document.nodes}
     assert [found.call for found in owned.kernels[:-1]] == [records[found.node] for found in owned.kernels[:-1]]
     assert [found.node for found in owned.kernels[:-1]] == [node.id for node in ours.document.nodes]
@@ -53,6 +55,6 @@ def test_weights_that_onnxruntime_packed_count(exported: Exporter) -> None:
     node = next(node for node in model.graph if any(value and value.is_initializer() for value in node.inputs))
     measured = msgspec.structs.replace(kernel(node.name or "", node.op_type), parameter_bytes=0)
     profile = OrtProfile(Measurement(runtime="", kernels=(measured,), session=(1.0,)), (None,))
-    (found,) = own_by_graph(profile, model, ours.document, model).kernels
+    (found,) = own_by_graph(profile, model, project_owners(model, ours.document, model)).kernels
     weights = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
     assert found.parameter_bytes == sum(weight.nbytes for weight in weights) > 0
