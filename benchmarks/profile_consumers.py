@@ -20,13 +20,14 @@ from typing import Any
 
 from benchmarks.pages import replace_part, table
 from benchmarks.quiet import quiet
-from playwright.sync_api import Page, sync_playwright
 from tests.support import zoo
 
 import modelexport
 from modelexport.profiling import ProfileReport, as_collapsed, as_speedscope, as_trace
 
-_IMPORTER = re.compile(r"async function (\w+)\((\w+),(\w+)\)\{return\(await \w+\)\.importProfileGroupFromText\(\2,\3\)\}")
+_IMPORTER = re.compile(
+    r"async function (\w+)\((\w+),(\w+)\)\{return\(await \w+\)\.importProfileGroupFromText\(\2,\3\)\}"
+)
 _IMPORT = """async ([name, text]) => {
     const group = await window.importProfile(name, text)
     return group && group.profiles.map(profile => {
@@ -46,7 +47,7 @@ def outputs(report: ProfileReport) -> Iterator[tuple[str, str, float]]:
     yield "profile.collapsed.txt", as_collapsed(report), report.session.mean * 1e9
 
 
-def imported(page: Page, name: str, text: str) -> tuple[str, dict[str, Any]]:
+def imported(page: Any, name: str, text: str) -> tuple[str, dict[str, Any]]:
     """What the importer says the format is, and the only profile that it finds."""
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
@@ -61,6 +62,8 @@ def measure(report: ProfileReport, speedscope: Path, chromium: str | None) -> It
     if found is None:
         raise SystemExit(f"{release}: the importer is not where it is in speedscope 1.25")
     visible = bundle.replace(found[0], f"{found[0]};window.importProfile={found[1]};")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, text, total in outputs(report):

@@ -220,7 +220,7 @@ def _cost(path: Path) -> tuple[int, float, float, float]:
 
 def _cpu_of_child() -> float:
     """The CPU seconds of the child process so far."""
-    (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
     # As clock_getcpuclockid of Linux computes it.
     return time.clock_gettime(~int(child) << 3 | 2)
 
@@ -248,7 +248,15 @@ _PARTS: dict[str, tuple[tuple[str, ...], Callable[[Path], Iterator[tuple[object,
     "slow": (("model", "optimization", "named first by total", "named first by own time", "kernels not exact"), slow),
     "submodels": (("optimization", "modules", "rank correlation"), submodels),
     "cost": (
-        ("model", "kernels", "a run, ms", "20 runs, s", "rest of the process, s", "reading and owners, s", "rest by runs"),
+        (
+            "model",
+            "kernels",
+            "a run, ms",
+            "20 runs, s",
+            "rest of the process, s",
+            "reading and owners, s",
+            "rest by runs",
+        ),
         cost,
     ),
     "noise": (("measured", "calls", "changed", "rate"), noise),

@@ -38,7 +38,7 @@ class Projection:
 
     @functools.cached_property
     def calls(self) -> CallTree:
-        """The module calls, with the boundary that each has in the rewritten graph: found when it is first asked for."""
+        """The module calls, with the boundary that each has in the rewritten graph; found when first asked for."""
         if self.boundaries is None:
             return self.original_calls
         return CallTree({call.id: self.boundaries.projected(call) for call in self.original_calls})

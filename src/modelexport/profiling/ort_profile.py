@@ -210,8 +210,8 @@ def _own_times(run: _Run) -> npt.NDArray[np.float64]:
 
 
 def _timeline(run: _Run, positions: npt.NDArray[np.int64]) -> tuple[Slice, ...]:
+    ordered = [(kernel, run.kernels[kernel]) for kernel in _by_start(run)]
     return tuple(
         Slice(int(positions[kernel]), (event.ts - run.event.ts) * _MICROSECOND, event.dur * _MICROSECOND)
-        for kernel in _by_start(run)
-        if (event := run.kernels[kernel])
+        for kernel, event in ordered
     )

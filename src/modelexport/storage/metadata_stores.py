@@ -310,4 +310,4 @@ def source_line(node: onnx.NodeProto) -> str:
     text = next((entry.value for entry in node.metadata_props if entry.key == _STACK_TRACE_KEY), "")
     frames: list[tuple[str, str]] = _FRAME.findall(text)
     own = [frame for frame in frames if not _OF_TORCH.search(frame[0])]
-    return ":".join((own or frames or [()])[-1])
+    return ":".join((own or frames)[-1]) if frames else ""

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 from tests.conftest import Exporter
 
-from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.analysis.retagging import project_owners
+from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.profiling.owners import UNMATCHED, own_by_graph, own_by_sources
 from modelexport.profiling.records import Kernel, Measurement
 

@@ -83,9 +83,9 @@ class GraphCost:
 def graph_cost(model: onnx.ModelProto, nodes: Sequence[tuple[str, onnx.NodeProto]], axes: Axes) -> GraphCost:
     """Count every node of a model.
 
-    Of an If, the branch with the most operations counts. The nodes in a Loop count as often as its constant trip count says,
-    once without one; those in a Scan once for each element of the sequence. A node that calls a local function costs
-    what the function's body costs with the shapes of that call.
+    Of an If, the branch with the most operations counts. The nodes in a Loop count as often as its constant trip count
+    says, once without one; those in a Scan once for each element of the sequence. A node that calls a local function
+    costs what the function's body costs with the shapes of that call.
 
     Args:
         model: The model; the content of its weights is not needed.

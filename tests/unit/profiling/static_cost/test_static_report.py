@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.support.hostile_graphs import function_bomb
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import modelexport
 from modelexport.errors import FileFormatError, InputError
 from modelexport.profiling.static_cost.static_report import CallCost, StaticReport, profile_statically
 
