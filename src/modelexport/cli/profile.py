@@ -14,7 +14,7 @@ from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading
 from modelexport.cli.options import LimitOption, SelectOption, given_options, option, refuse_other_options
 from modelexport.cli.output import FINDINGS, Activity, Output, ReportFile, format_option, json_text
 from modelexport.cli.profile_changes import changes_text
-from modelexport.cli.profile_text import profile_csv, profile_text
+from modelexport.cli.profile_text import ProfileView, profile_csv, profile_text
 from modelexport.cli.static_profile import static_output
 from modelexport.errors import InputError
 
@@ -336,7 +336,6 @@ def _profile_output(found: ProfileReport, shown: RowOptions, form: ProfileFormat
         return as_collapsed(found)
     if form is ProfileFormat.SPEEDSCOPE:
         return json_text(as_speedscope(found))
-    rows = found.rows(shown.by.value, depth=shown.depth, sort=shown.sort.value)
-    if form is ProfileFormat.CSV:
-        return profile_csv(rows)
-    return profile_text(found, rows, shown.by.value, shown.source, report.rows(shown.limit), report.width)
+    limit = report.rows(shown.limit)
+    view = ProfileView(shown.by.value, shown.depth, shown.sort.value, shown.source, limit, report.width)
+    return profile_csv(found, view) if form is ProfileFormat.CSV else profile_text(found, view)

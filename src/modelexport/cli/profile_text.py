@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from modelexport.cli.flame_graph import flame_graph
@@ -24,38 +25,63 @@ _CSV_HEADERS = (
 )
 
 
-def profile_text(found: ProfileReport, rows: list[ProfileRow], by: str, source: bool, limit: int, width: int) -> str:
-    """The flame graph of a profile and its rows.
+@dataclasses.dataclass(frozen=True)
+class ProfileView:
+    """What of a profile is shown.
 
-    Args:
-        found: The profile.
-        rows: Its rows.
+    Attributes:
         by: What a row is.
+        depth: The deepest level of modules with a row of their own; None for all.
+        sort: What rows are sorted by.
         source: Whether to show source lines.
         limit: The number of rows to show; 0 for all.
         width: The width of the terminal.
     """
-    # Short runs in whole microseconds, which is what onnxruntime measures.
-    unit, scale = ("ms", 1e3) if found.session.median >= _LONG_RUN else ("\N{MICRO SIGN}s", 1e6)
-    headers = _headers(by, unit)
-    shown = [_cells(row, scale, source) for row in rows[: limit or None]]
+
+    by: str
+    depth: int | None
+    sort: str
+    source: bool
+    limit: int
+    width: int
+
+
+def profile_text(found: ProfileReport, view: ProfileView) -> str:
+    """The flame graph of a profile and its rows."""
+    rows = found.rows(view.by, depth=view.depth, sort=view.sort)
+    unit, scale = time_unit(found.session.median)
+    headers = _headers(view.by, unit)
+    shown = [_cells(row, scale, view.source) for row in rows[: view.limit or None]]
+    # What rows are sorted by is always shown.
+    kept = {"total": (f"total {unit}", "total %"), "memory": ("outputs", "weights")}.get(view.sort, ("share %",))
     optional = (
         *("fused into", "temporary", "total p90", "provider", "weights", "outputs", "calls", "kernels", "fused with"),
-        *("p90", headers[1], f"total {unit}", "total %"),
+        *("p90", headers[1], f"total {unit}", "total %", "share %"),
     )
-    table = Section("", (), headers, (*shown, _overhead(found, scale, len(headers))), optional=optional)
+    table = Section(
+        "",
+        (),
+        headers,
+        (*shown, _overhead(found, scale, len(headers))),
+        optional=tuple(name for name in optional if name not in kept),
+    )
     left = len(rows) - len(shown)
     more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
-    if source and not any(row.source for row in rows):
+    if view.source and not any(row.source for row in rows):
         more.append("note: the file has no source lines: not recorded by its exporter, or exported with --private")
-    body = [table, Section("", (*more, "", *_tail(found, limit)))]
-    head = as_text("", [Section("", (*_head(found), ""))], width)
-    return f"{head}{flame_graph(found, width)}\n{as_text('', body, width)}"
+    body = [table, Section("", (*more, "", *_tail(found, view.limit)))]
+    head = as_text("", [Section("", (*_head(found), ""))], view.width)
+    return f"{head}{flame_graph(found, view.width)}\n{as_text('', body, view.width)}"
 
 
-def profile_csv(rows: list[ProfileRow]) -> str:
-    """The rows of a profile as CSV, in seconds and bytes."""
-    return as_csv(_CSV_HEADERS, [_csv_row(row) for row in rows])
+def time_unit(session: float) -> tuple[str, float]:
+    """The unit of times, and how many of it a second has: short runs in microseconds, which onnxruntime measures."""
+    return ("ms", _MILLISECONDS) if session >= _LONG_RUN else ("\N{MICRO SIGN}s", 1e6)
+
+
+def profile_csv(found: ProfileReport, view: ProfileView) -> str:
+    """All rows of a profile as CSV, in seconds and bytes."""
+    return as_csv(_CSV_HEADERS, [_csv_row(row) for row in found.rows(view.by, depth=view.depth, sort=view.sort)])
 
 
 def _headers(by: str, unit: str) -> tuple[str, ...]:
@@ -114,8 +140,12 @@ def _overhead(found: ProfileReport, scale: float, columns: int) -> tuple[Cell, .
 
 
 def _times(timing: Timing, scale: float) -> tuple[Cell, Cell]:
-    median, p90 = timing.median * scale, timing.p90 * scale
-    return (median, p90) if scale == _MILLISECONDS else (round(median), round(p90))
+    return shown_time(timing.median, scale), shown_time(timing.p90, scale)
+
+
+def shown_time(seconds: float, scale: float) -> Cell:
+    """A time in milliseconds, or in whole microseconds."""
+    return seconds * scale if scale == _MILLISECONDS else round(seconds * scale)
 
 
 def _size(amount: float | None) -> str | None:
@@ -135,8 +165,8 @@ def _listed(calls: tuple[str, ...]) -> str | None:
 
 
 def _short_path(source: str) -> str:
-    """A source line without the folder that packages are installed in."""
-    return source.rpartition("site-packages/")[2]
+    """A source line with the last folder only, which a terminal has room for; JSON and CSV have all of it."""
+    return "/".join(source.split("/")[-2:])
 
 
 def _csv_row(row: ProfileRow) -> tuple[Cell, ...]:
