@@ -25,7 +25,7 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import OPTIMIZATION_LEVELS, ProfiledSession
 from modelexport.profiling.aggregation import Shares, profile_calls
 from modelexport.profiling.ort_profile import read_ort_profile
-from modelexport.profiling.owners import UNMATCHED, OwnedGraph, own_by_graph
+from modelexport.profiling.owners import UNMATCHED, own_by_graph
 from modelexport.profiling.records import Measurement, OwnedKernel, middle_runs, timing
 from modelexport.profiling.report import ROOT_NAME, ProfileReport, ProfileSettings
 from modelexport.profiling.split_fused import split_shares
@@ -181,7 +181,7 @@ class _ProfiledFile:
     def report(self) -> ProfileReport:
         """The report of all runs so far."""
         options, feeds = self._options, self._session.feeds
-        measurement, owned = self._measured(self._session)
+        measurement, kernels = self._measured(self._session)
         settings = ProfileSettings(
             runs=options.runs,
             warmup=options.warmup,
@@ -196,14 +196,14 @@ class _ProfiledFile:
             self.file,
             self._hierarchy.document,
             measurement,
-            owned.kernels,
+            kernels,
             settings,
-            shares=self._shares(owned) if options.split_fused else None,
+            shares=self._shares(kernels) if options.split_fused else None,
             selected=self._selected,
             notes=self._hierarchy.missing,
         )
 
-    def _measured(self, session: ProfiledSession) -> tuple[Measurement, OwnedGraph]:
+    def _measured(self, session: ProfiledSession) -> tuple[Measurement, tuple[OwnedKernel, ...]]:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             # onnxruntime writes the profile meanwhile, which takes as long as finding the owners.
             written = pool.submit(session.close)
@@ -219,7 +219,7 @@ class _ProfiledFile:
             )
         return profile.measurement, own_by_graph(profile, executed, projection)
 
-    def _shares(self, owned: OwnedGraph) -> Shares:
+    def _shares(self, kernels: Sequence[OwnedKernel]) -> Shares:
         """How fused kernels are split, from a session without optimization."""
         session = self._started("off")
         session.open([self._session.feeds])
@@ -227,8 +227,8 @@ class _ProfiledFile:
             session.run()
         measurement, plain = self._measured(session)
         middle = middle_runs(measurement.session)
-        seconds = {kernel.node: timing(kernel.seconds, middle).mean for kernel in plain.kernels}
-        return split_shares(owned, self.file.model, self._hierarchy.document, seconds)
+        seconds = {kernel.node: timing(kernel.seconds, middle).mean for kernel in plain}
+        return split_shares(kernels, self._hierarchy.document, seconds)
 
 
 def _profile_in_turns(

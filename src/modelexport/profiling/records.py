@@ -23,7 +23,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seconds: Its own time in each run, without kernels of its subgraphs.
         executions: How often it ran in one run: more than once in a loop.
         sources: The ids of the nodes of the profiled file that it executes, the one that computes its output last;
-            empty if the runtime does not name them.
+            empty if that is not known.
         activation_bytes: The size of its inputs that other kernels computed; None if unknown.
         parameter_bytes: The size of its inputs that are weights; None if unknown.
         output_bytes: The size of its outputs; None if unknown.

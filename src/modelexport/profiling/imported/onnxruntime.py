@@ -53,7 +53,7 @@ def read_onnxruntime(
     best: tuple[OwnedKernel, ...] = ()
     graphs = iter([ModelFile(paths[1], weights=True).model]) if len(paths) > 1 else _graphs(profile, file, limits)
     for executed in graphs:
-        found = own_by_graph(profile, executed, project_owners(file.model, document, executed)).kernels
+        found = own_by_graph(profile, executed, project_owners(file.model, document, executed))
         if not best or _unmatched(found) < _unmatched(best):
             best = found
         if not _unmatched(best):
