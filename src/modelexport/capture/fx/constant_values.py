@@ -196,7 +196,7 @@ class ConstantValues:
     def _known_arguments(self, func: Any, args: Any, kwargs: Any) -> Arguments | None:
         """The arguments with values in place of tensors; None where one is not known."""
         leaves = leaves_of((args, kwargs))
-        if torch.Tag.nondeterministic_seeded in func.tags or any(isinstance(leaf, _SYMBOLIC) for leaf in leaves):
+        if any(isinstance(leaf, _SYMBOLIC) for leaf in leaves):
             return None
         if not all(self._is_known(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
             return None
@@ -258,13 +258,20 @@ def _leaves_by_name(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[An
 
 
 def _compute(func: Any, known: Arguments) -> Any:
-    """The result of an operator; None where it fails."""
+    """The result of an operator; None where it fails, or depends on random numbers."""
     args, kwargs = known
     with not_traced():
+        # Dropout that is switched off is such an operator, too.
+        state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except Exception:  # noqa: BLE001  the trace shows whether it matters
             return None
+        if state is None:
+            return result
+        is_random = not torch.equal(state, torch.get_rng_state())
+        torch.set_rng_state(state)
+        return None if is_random or any(tensor.device.type != "cpu" for tensor in tensors_among(result)) else result
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

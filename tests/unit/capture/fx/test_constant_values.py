@@ -89,6 +89,28 @@ def test_values_of_a_mask_into_which_an_input_is_written_are_not_known(tmp_path:
     assert [attempt.variant for attempt in caught.value.attempts if attempt.strategy == "fx"] == _VARIANTS
 
 
+class AfterDropout(nn.Module):
+    """Reads a value that a dropout computed."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.register_buffer("table", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if nn.functional.dropout(self.table, self.p, training=True).sum() > 0 else x
+
+
+def test_values_after_a_dropout_are_known_only_if_it_uses_no_random_numbers(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    result = modelexport.export_model(AfterDropout(0.0), torch.ones(2), tmp_path / "m.onnx", strategy="fx", check="run")
+    assert [attempt.variant for attempt in result.attempts] == _VARIANTS
+    assert result.check.outcome == "equal"
+    with pytest.raises(modelexport.StrategyIncompatibleError):
+        modelexport.export_model(AfterDropout(0.5), torch.ones(2), tmp_path / "n.onnx", strategy="fx")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class Counter(nn.Module):
     """Writes into a buffer whose value it reads."""
 
