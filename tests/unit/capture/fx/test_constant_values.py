@@ -200,6 +200,22 @@ def _inputs() -> dict[str, torch.Tensor]:
     return {"scale": torch.tensor(0.5), "x": x}
 
 
+class Lengths(nn.Module):
+    """Counts different lengths in Python, as models for images of several sizes do."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(set(mask.sum(1).tolist())) == 1 else x
+
+
+def test_value_that_is_hashed_counts_as_code_that_depends_on_values(tmp_path: Path) -> None:
+    inputs, path = (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64)), tmp_path / "m.onnx"
+    with pytest.raises(modelexport.DataDependentError, match=r"set\(mask\.sum\(1\)"):
+        modelexport.export_model(Lengths(), inputs, path, strategy="fx")
+    result = modelexport.export_model(Lengths(), inputs, path, strategy="fx", allow_specialization=True, check="run")
+    assert result.attempts[-1].variant == "with the values of the inputs"
+    assert result.check.outcome == "equal"
+
+
 def test_auto_asks_for_consent_where_only_the_values_of_the_inputs_help(tmp_path: Path) -> None:
     with pytest.raises(modelexport.SpecializationError, match=r"if self\.lin\(x\)") as caught:
         modelexport.export_model(ByValuesOfInputs(), _inputs(), tmp_path / "m.onnx")
