@@ -56,12 +56,11 @@ def take_shape_from_message(attempt: Attempt) -> Iterator[Proposal]:
     for match in _SHAPE.finditer(attempt.failure.words):
         parts = [part.strip() for part in match["parts"].split(",") if part.strip()]
         numbers = [int(part) if part.isdigit() else None for part in parts]
-        if len(parts) < 2 or None not in numbers:
+        if len(parts) < 2 or None not in numbers or not any(numbers):
             continue
         for name in attempt.failure.suspects[:2]:
             spec = attempt.tensors.get(name)
-            # Words alone, such as `[B, C, T]`, tell no more than the rank.
-            if spec is not None and (any(numbers) or len(parts) != len(spec.shape)):
+            if spec is not None:
                 sizes = zip(parts, numbers, (*spec.shape, *(LENGTH,) * len(parts)), strict=False)
                 shape = tuple(number or _usual_size(attempt.facts, spec, part, there) for part, number, there in sizes)
                 yield attempt.replace(**{name: spec.reshaped(shape)})

@@ -112,23 +112,6 @@ def test_name_in_the_shape_of_a_message_stands_for_a_usual_size() -> None:
     assert shapes(SaidInWords()) == {"position_ids": (7, 4)}
 
 
-class SaidInLetters(nn.Module):
-    """Says the rank that it wants, without a number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(5, 2, 3)
-
-    def forward(self, sample: torch.Tensor) -> torch.Tensor:
-        if sample.ndim != 3:
-            raise ValueError(f"`sample` must have shape [B, C, T], got {tuple(sample.shape)}.")
-        return self.conv(sample)
-
-
-def test_rank_is_taken_from_a_shape_of_letters() -> None:
-    assert shapes(SaidInLetters()) == {"sample": (2, 5, 7)}
-
-
 class SaidForImages(nn.Module):
     """Wants two pictures at a time, and has words for the sizes of them."""
 
