@@ -78,6 +78,12 @@ def inputs_of(node: Any) -> list[Any]:
     return [node.inputsAt(index) for index in range(node.inputsSize())]
 
 
+def operation_of(node: Any) -> object:
+    """Return the operator of a node with its attributes: equal for nodes that do the same on any inputs."""
+    attributes = tuple((name, str(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
+    return (node.kind(), attributes)
+
+
 def block_inputs(block: Any) -> list[Any]:
     """Return the inputs of a graph or a block."""
     return outputs_of(block.param_node() if is_graph(block) else block.paramNode())

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modelexport.capture.torchscript.jit_graph import block_inputs, blocks_of, inputs_of, outputs_of, values_of
+from modelexport.capture.torchscript.jit_graph import (
+    block_inputs,
+    blocks_of,
+    inputs_of,
+    operation_of,
+    outputs_of,
+    values_of,
+)
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private_jit import (
     JitPass,
@@ -287,8 +294,7 @@ def _node_key(node: Any, classes: dict[int, int]) -> object:
             return ("constant", tuple(content.shape), str(content.float().tolist()))
     if -1 in inputs or not inputs or list(node.blocks()):
         return ("unique", object())
-    attributes = tuple((name, str(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
-    return (node.kind(), attributes, inputs)
+    return (operation_of(node), inputs)
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
