@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -30,7 +31,7 @@ from modelexport.capture import (
 from modelexport.capture.torchscript.exporter_file import export_file
 from modelexport.capture.torchscript.function_of_tensors import as_function_of_tensors
 from modelexport.capture.torchscript.fused_nodes import FusionWatch
-from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
+from modelexport.capture.torchscript.jit_graph import LARGEST_COMPARED, GraphWatch, JitNode, constant_key, watch_graph
 from modelexport.capture.torchscript.missing_operators import Decomposing, missing_operator
 from modelexport.capture.torchscript.name_scopes import read_name_scopes
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
@@ -218,7 +219,8 @@ def _build_capture(
     if tracker is None or recorder.overwritten:
         by_flow = find_boundaries(original.graph, recorded, calls, _reliable_tensors(recorder, merged, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
-    attributions = with_sharers(original.graph, recorded, calls, merged, infos)
+    constants = {node: _calls_of(recorder, s) for node, s in _lost_constants(original.graph, watch).items()}
+    attributions = with_sharers(original.graph, recorded, calls, merged, constants, infos)
     replaced = {names[n]: _calls_of(recorder, scopes) for n, scopes in fusions.scopes.items() if n in names}
     attributions |= _fused_nodes(attributions, replaced)
     attributions |= _returned_nodes(original.graph, attributions, calls)
@@ -235,6 +237,18 @@ def _build_capture(
         graph_text=lambda: _format_graph(watch, recorder),
         notes=notes,
     )
+
+
+def _lost_constants(graph: ir.Graph, watch: GraphWatch) -> dict[ir.Node, set[str]]:
+    """Return for constants of the graph the scopes that lost a constant of the same value."""
+    found: dict[ir.Node, set[str]] = {}
+    for node in graph:
+        constant = ir.convenience.get_const_tensor(node.outputs[0]) if node.outputs and not node.inputs else None
+        content = constant.numpy() if constant is not None and constant.size <= LARGEST_COMPARED else None
+        if content is not None and content.dtype.kind in "biuf":
+            key = constant_key(torch.from_numpy(content.astype(np.float32)))
+            found[node] = watch.merged_constants.get(key, set())
+    return found
 
 
 def _fused_nodes(

@@ -1,4 +1,4 @@
-"""Owners of nodes that the TorchScript exporter fused before its graph can be serialized."""
+"""Owners of nodes that the TorchScript exporter fused or merged before its graph can be serialized."""
 
 from __future__ import annotations
 
@@ -99,3 +99,34 @@ def test_nodes_of_other_calls_that_cancel_out_are_not_contributors(tmp_path: Pat
 def test_nodes_of_one_call_that_were_fused_are_exact(tmp_path: Path) -> None:
     result = export(tmp_path, (Computed(lambda x: x.transpose(1, 2).permute(1, 2, 0)), nn.ReLU()), CUBE)
     assert {(n.module, n.kind) for n in result.document.nodes} == {("", "exact"), ("a", "exact"), ("b", "exact")}
+
+
+class Picking(nn.Module):
+    """Has the constant 1 in `forward` itself and in its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pick = Computed(lambda x, at=1: x[:, at])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pick(x.transpose(1, 2).relu().transpose(1, 2))
+
+
+class PassingOn(Picking):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pick(x, x.shape[0] - 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        pytest.param(Picking(), ("", "merged", ("pick",), 0.95), id="equal constants of both"),
+        pytest.param(PassingOn(), ("", "exact", (), 1.0), id="number that the caller computed"),
+    ],
+)
+def test_constant_of_a_caller_that_only_its_module_consumes(
+    tmp_path: Path, model: nn.Module, expected: tuple[Any, ...]
+) -> None:
+    result = modelexport.export_model(model, CUBE, tmp_path / "m.onnx", strategy="htp")
+    (found,) = (node for node in result.document.nodes if node.op == "Constant")
+    assert (found.module, found.kind, found.contributors, found.confidence) == expected
