@@ -9,8 +9,9 @@ import { sizesOf, totalsOf, type Size } from "./sizes.ts";
 import type { Overlay } from "./data.ts";
 import type { Selection, State, Store } from "./state.ts";
 
-// At first, levels are opened until the graph has about this many boxes.
-const FIRST_BOXES = 18;
+// At first, calls with at least this share of all nodes are open, while the graph has at most this many boxes.
+const FIRST_SHARE = 0.4;
+const FIRST_BOXES = 24;
 
 export class App {
   readonly levels: Levels;
@@ -155,7 +156,7 @@ export class App {
     }
   }
 
-  /** Open the largest calls, outermost first, while the graph stays small. */
+  /** Open the calls that most of the model is in, outermost first. */
   private openAtFirst(): ReadonlySet<string> {
     const open = new Set<string>();
     let level = [...this.levels.levelOf(this.levels.root).items];
@@ -164,7 +165,7 @@ export class App {
       const next: typeof level = [];
       const calls = level.filter((item) => item.kind === "call").sort((a, b) => b.nodes.length - a.nodes.length);
       for (const item of calls) {
-        if (item.nodes.length < 8) continue;
+        if (item.nodes.length < FIRST_SHARE * this.levels.root.nodes.length) continue;
         const inner = this.levels.levelOf(item).items;
         if (count + inner.length - 1 > FIRST_BOXES) continue;
         count += inner.length - 1;

@@ -277,10 +277,11 @@ export class Details {
         const texts = [total !== null ? format.text(total) : "", own !== null && own !== total ? `${format.text(own)}${total !== null ? " own" : ""}` : ""];
         const lines = overlay.details?.[call] ?? [];
         const value = texts.filter(Boolean).join(", ");
-        const content = value || lines.length ? h("div", {}, value, ...lines.map((line) => h("div", { class: "muted" }, line))) : null;
-        return [overlay.title, content] as [string, Content];
+        if (!value && !lines.length) return null;
+        const row = h("div", { class: "value-row" }, h("span", { class: "value-name" }, overlay.title), h("span", {}, value));
+        return h("div", { class: overlay.id === active ? "value-block active" : "value-block" }, row, ...lines.map((line) => h("div", { class: "muted" }, line)));
       });
-    return section("Values", fields(rows));
+    return section("Values", ...rows);
   }
 
   private overlayNodeValue(node: number): HTMLElement | null {

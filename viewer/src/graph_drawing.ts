@@ -4,7 +4,7 @@ import { ariaLabel } from "./captions.ts";
 import { textOn } from "./colors.ts";
 import { s } from "./dom.ts";
 import type { Item } from "./items.ts";
-import { HEADER, PILL_HEIGHT, type Box, type PillBox, type Scene, type StubMark, type Wire } from "./layout.ts";
+import { HEADER, PILL_HEIGHT, STACK_EDGES, type Box, type PillBox, type Scene, type StubMark, type Wire } from "./layout.ts";
 import { textWidth } from "./measure.ts";
 import type { Model } from "./model.ts";
 import { curve } from "./routes.ts";
@@ -23,17 +23,17 @@ export interface Drawing {
   stubs: Map<SVGGElement, StubMark>;
 }
 
-export function drawScene(model: Model, scene: Scene, look: (item: Item) => Look, into: SVGElement, drawing: Drawing): void {
+export function drawScene(model: Model, scene: Scene, look: (item: Item) => Look, into: SVGElement, drawing: Drawing, depth = 0): void {
   for (const wire of scene.wires) into.append(drawWire(wire, drawing));
   for (const box of scene.boxes) {
     const element = drawBox(model, box, look(box.item));
     drawing.boxes.set(element, box);
     into.append(element);
-    if (box.inner) drawScene(model, box.inner, look, into, drawing);
+    if (box.inner) drawScene(model, box.inner, look, into, drawing, depth + 1);
   }
   for (const stub of scene.stubs) into.append(drawStub(stub, drawing));
   for (const pill of scene.pills) into.append(drawPill(pill, drawing));
-  for (const wire of scene.wires) if (wire.label) into.append(drawLabel(wire));
+  for (const wire of scene.wires) if (wire.label) into.append(drawLabel(wire, depth));
 }
 
 function drawWire(wire: Wire, drawing: Drawing): SVGGElement {
@@ -53,12 +53,12 @@ function drawWire(wire: Wire, drawing: Drawing): SVGGElement {
   return element;
 }
 
-function drawLabel(wire: Wire): SVGGElement {
+function drawLabel(wire: Wire, depth: number): SVGGElement {
   const { text, x, y } = wire.label!;
   const width = textWidth(text, "small") + 8;
   return s(
     "g",
-    { class: "wire-label" },
+    { class: `wire-label on${depth % 2}` },
     s("rect", { x: x - width / 2, y: y - 8, width, height: 16, rx: 3 }),
     s("text", { x, y: y + 4, "text-anchor": "middle" }, text),
   );
@@ -105,11 +105,12 @@ function drawBox(model: Model, box: Box, look: Look): SVGGElement {
     "data-key": item.key,
   });
   const rx = item.kind === "node" ? 4 : 6;
-  if (item.kind === "stack" && !box.inner) {
-    element.append(s("rect", { class: "back", x: x + 8, y: y - 8, width: width - 16, height, rx }));
-    element.append(s("rect", { class: "back", x: x + 4, y: y - 4, width: width - 8, height, rx }));
+  const behind = item.kind === "stack" && !box.inner ? STACK_EDGES : 0;
+  for (const edge of behind ? [2, 1] : []) {
+    const inset = edge * 4;
+    element.append(s("rect", { class: "back", x: x + inset, y: y + behind - inset, width: width - 2 * inset, height: height - behind, rx }));
   }
-  const frame = s("rect", { class: "frame", x, y, width, height, rx });
+  const frame = s("rect", { class: "frame", x, y: y + behind, width, height: height - behind, rx });
   element.append(frame);
   if (box.inner) drawHeading(element, box, look);
   else drawClosed(element, box, look, frame);
@@ -119,7 +120,10 @@ function drawBox(model: Model, box: Box, look: Look): SVGGElement {
 }
 
 function drawClosed(element: SVGGElement, box: Box, look: Look, frame: SVGRectElement): void {
-  const { x, y, width, height, item } = box;
+  const { item, x, width } = box;
+  const behind = item.kind === "stack" ? STACK_EDGES : 0;
+  const y = box.y + behind;
+  const height = box.height - behind;
   const ink = look.fill ? textOn(look.fill) : null;
   if (look.fill) frame.style.fill = look.fill;
   const text = (attributes: Record<string, string | number>, content: string): void => {
@@ -128,7 +132,8 @@ function drawClosed(element: SVGGElement, box: Box, look: Look, frame: SVGRectEl
     element.append(node);
   };
   if (item.kind === "node" || item.kind === "group") {
-    text({ class: "title", x: x + 10, y: y + 18 }, box.title);
+    const centered = !box.value && !box.openable;
+    text({ class: "title", x: centered ? x + width / 2 : x + 10, y: y + 18, "text-anchor": centered ? "middle" : "start" }, box.title);
     if (box.value) text({ class: "value", x: x + width - 10 - (box.openable ? 22 : 0), y: y + 18, "text-anchor": "end" }, box.value);
   } else {
     text({ class: "title", x: x + 12, y: y + (height > 40 ? 20 : 21) }, box.title);
@@ -143,12 +148,12 @@ function drawHeading(element: SVGGElement, box: Box, look: Look): void {
   const band = s("path", { class: "band", d: `M${x + 0.5} ${y + HEADER}v${-HEADER + 6.5}a6 6 0 0 1 6 -6h${width - 13}a6 6 0 0 1 6 6v${HEADER - 6.5}z` });
   const ink = look.fill ? textOn(look.fill) : null;
   if (look.fill) band.style.fill = look.fill;
-  const title = s("text", { class: "title", x: x + 12, y: y + 20 }, box.title);
-  const subtitle = s("text", { class: "subtitle", x: x + 20 + textWidth(box.title, "title"), y: y + 20 }, box.subtitle);
-  const value = s("text", { class: "value", x: x + width - 32, y: y + 20, "text-anchor": "end" }, box.value);
+  const title = s("text", { class: "title", x: x + 12, y: y + 19 }, box.title);
+  const subtitle = s("text", { class: "subtitle", x: x + 20 + textWidth(box.title, "title"), y: y + 19 }, box.subtitle);
+  const value = s("text", { class: "value", x: x + width - 32, y: y + 19, "text-anchor": "end" }, box.value);
   if (ink) for (const node of [title, subtitle, value]) node.style.fill = ink;
   element.append(band, title, subtitle, value);
-  drawChevron(element, x + width - 24, y + 6, true, ink);
+  drawChevron(element, x + width - 26, y + 5, true, ink);
 }
 
 function drawChevron(element: SVGGElement, x: number, y: number, open: boolean, ink: string | null): void {

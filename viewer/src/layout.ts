@@ -58,12 +58,14 @@ export interface LayoutInput {
   valueOf(item: Item): string;
 }
 
-export const HEADER = 32;
+export const HEADER = 36;
 export const PILL_HEIGHT = 20;
+// The edges of the boxes behind the first one of a stack.
+export const STACK_EDGES = 8;
 const PADDING = 16;
 const MAX_TEXT = 200;
 const MAX_PILL_TEXT = 150;
-const MAX_LABEL_TEXT = 170;
+const MAX_LABEL_NAME = 130;
 // Levels with at most this many edges have room for a label on each.
 const MAX_LABELLED_EDGES = 16;
 const MAX_DEPTH = 60;
@@ -109,7 +111,7 @@ function layoutBox(input: LayoutInput, item: Item, path: string, depth: number):
   } else {
     const second = textWidth(subtitle, "small") + (value ? textWidth(value, "small") + 16 : 0);
     box.width = grid(Math.max(titleWidth + chevron + 24, second + 24 + (subtitle ? 0 : chevron), 112));
-    box.height = subtitle || value ? 48 : 32;
+    box.height = (subtitle || value ? 48 : 32) + (item.kind === "stack" ? STACK_EDGES : 0);
   }
   return box;
 }
@@ -161,6 +163,7 @@ function arrange(input: LayoutInput, scene: Scene): void {
   boxes.forEach((box, i) => place(box, `i${i}`));
   pills.forEach((pill, i) => place(pill, `p${i}`));
   alignPills(scene);
+  for (const box of boxes) if (box.inner && crosses(scene, box, box.inner)) mirror(box.inner);
   const at = (end: End): Box | PillBox =>
     end.at === "item" ? boxes[end.index] : pills[end.at === "input" ? end.index : level.inputs.length + end.index];
   const drafts = level.edges.map((edge, i) => {
@@ -202,7 +205,39 @@ function alignPills(scene: Scene): void {
 /** The pill inside an open box at which a tensor enters or leaves. */
 function innerPill(end: Placed, tensor: number, side: "input" | "output"): Placed | null {
   const inner = "inner" in end ? (end as Box).inner : null;
-  return inner?.pills.find((pill) => pill.side === side && pill.pill.tensors.includes(tensor)) ?? null;
+  const pill = inner?.pills.find((candidate) => candidate.side === side && candidate.pill.tensors.includes(tensor));
+  // Inside a box that is wider than its content, the content is in the middle.
+  return pill && inner ? { ...pill, x: pill.x + (end.width - inner.width) / 2 } : null;
+}
+
+/** Whether the wires to the pills of an open box cross more often than they would if its content were mirrored. */
+function crosses(scene: Scene, box: Box, inner: Scene): boolean {
+  const { level, boxes, pills } = scene;
+  const index = boxes.indexOf(box);
+  const ends: { outside: number; inside: number; side: string }[] = [];
+  const add = (end: End, tensor: number, side: "input" | "output"): void => {
+    const pill = inner.pills.find((candidate) => candidate.side === side && candidate.pill.tensors.includes(tensor));
+    const other = end.at === "item" ? boxes[end.index] : pills[end.at === "input" ? end.index : level.inputs.length + end.index];
+    if (pill) ends.push({ outside: other.x + other.width / 2, inside: pill.x, side });
+  };
+  for (const edge of level.edges) {
+    if (edge.to.at === "item" && edge.to.index === index) add(edge.from, edge.tensors[0], "input");
+    if (edge.from.at === "item" && edge.from.index === index) add(edge.to, edge.tensors[0], "output");
+  }
+  let balance = 0;
+  for (const a of ends) for (const b of ends) if (a.side === b.side) balance += Math.sign((a.outside - b.outside) * (a.inside - b.inside));
+  return balance < 0;
+}
+
+function mirror(scene: Scene): void {
+  const { width } = scene;
+  for (const placed of [...scene.boxes, ...scene.pills]) placed.x = width - placed.x - placed.width;
+  for (const stub of scene.stubs) stub.x = width - stub.x;
+  for (const wire of scene.wires) {
+    wire.points = wire.points.map((point) => ({ x: width - point.x, y: point.y }));
+    if (wire.label) wire.label = { ...wire.label, x: width - wire.label.x };
+  }
+  for (const box of scene.boxes) if (box.inner) mirror(box.inner);
 }
 
 function stubMarks(scene: Scene): StubMark[] {
@@ -259,5 +294,5 @@ function edgeLabel(model: Model, level: Level, edge: Edge): string {
   const shape = shapeText(model.text(model.data.tensors.shape[tensor]));
   const name = edge.to.at === "item" ? (portFor(portsOf(model, level.items[edge.to.index]).inputs, tensor)?.name ?? "") : "";
   const isPill = edge.from.at === "input" && level.inputs[edge.from.index].name === name;
-  return fitted([isPill ? "" : name, shape].filter(Boolean).join("  "), "small", MAX_LABEL_TEXT);
+  return [isPill ? "" : fitted(name, "small", MAX_LABEL_NAME), fitted(shape, "small", MAX_LABEL_NAME)].filter(Boolean).join(" ");
 }

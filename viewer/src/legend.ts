@@ -9,8 +9,10 @@ const STEPS = 24;
 export function drawLegend(app: App, into: HTMLElement): void {
   const { view } = app.state;
   const overlay = app.overlay() ?? (view === "map" ? app.overlay("class") : null);
-  into.hidden = !overlay || view === "table";
-  if (!overlay || view === "table") return;
+  const shown = overlay !== null && view !== "table";
+  document.body.classList.toggle("has-legend", shown);
+  into.hidden = !shown;
+  if (!shown) return;
   const { title, description, categories, unit, notes } = overlay.overlay;
   const heading = h("div", { class: "legend-title", title: description }, title);
   if (overlay.isCategory) {
@@ -28,9 +30,10 @@ export function drawLegend(app: App, into: HTMLElement): void {
       ramp.append(step);
     }
     const ends = [0, 0.5, 1].map((fraction) => h("span", {}, measured(valueAt(overlay, fraction), unit)));
-    replaceChildren(into, heading, ramp, h("div", { class: "ramp-ends" }, ...ends));
+    replaceChildren(into, heading, h("div", { class: "ramp-box" }, ramp, h("div", { class: "ramp-ends" }, ...ends)));
   }
-  into.append(h("div", { class: "legend-about" }, description, ...(notes ?? []).map((note) => h("div", {}, note))));
+  const about = [description, ...(notes ?? [])].join(" ");
+  into.append(h("div", { class: "legend-about", title: about }, about));
 }
 
 function valueAt(overlay: { low: number; high: number; logarithmic: boolean }, fraction: number): number {

@@ -128,7 +128,8 @@ export class Levels {
     const links = linksOf(model, item.graph, raw);
     const targets: Set<number>[] = raw.map(() => new Set());
     for (const link of links) if (link.from >= 0) for (const to of link.to) targets[link.from].add(to);
-    const items = groupedItems(model, raw, targets.map((set) => [...set]), item.kind !== "stack");
+    // The members of a stack or a group are shown one by one.
+    const items = groupedItems(model, raw, targets.map((set) => [...set]), !item.members.length);
     const empty = item.kind === "call" ? model.childCalls(item.call).filter((call) => model.call(call).nodes === 0) : [];
     return { key: item.key, items, empty, ...connections(model, item, items, raw, links) };
   }

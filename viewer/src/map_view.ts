@@ -13,6 +13,8 @@ import { hideTooltip, showTooltip } from "./tooltip.ts";
 const HEAD = 20; // the heading of a cell with cells inside, in the treemap
 const MIN_TEXT = 28;
 const MIN_SIDE = 2;
+// A name that does not fit is shortened to no less than this, or left out.
+const MIN_LETTERS = 10;
 // At most this many ranks of the hierarchy at once; a click shows those below.
 const MAX_COLUMNS = 6;
 const MIN_COLUMN = 96;
@@ -112,7 +114,10 @@ export class MapView {
     const { call, own } = node.data;
     const { model } = app;
     const overlay = app.overlay() ?? app.overlay("class")!;
-    const fill = own ? null : overlay.color(overlay.ofCall(call));
+    const shown = own ? (overlay.overlay.id === "class" ? null : (overlay.overlay.calls[call] ?? null)) : overlay.ofCall(call);
+    // What encloses the others in a treemap has the largest amounts, and would only be a dark frame.
+    const isFrame = node.children !== undefined && !columns && !overlay.isCategory;
+    const fill = isFrame ? null : overlay.color(shown);
     const selected = app.selectedCall() === call && !own;
     const name = own ? "own nodes" : model.localName(call);
     const value = sizeText(app.size(), node.value ?? 0);
@@ -130,8 +135,8 @@ export class MapView {
       frame,
     );
     const ink = fill ? textOn(fill) : null;
-    const overlayText = app.overlay() && app.overlay()!.overlay.id !== "class" ? overlay.text(overlay.ofCall(call)) : "";
-    const second = overlayText && !own ? overlayText : value;
+    const overlayText = app.overlay() && app.overlay()!.overlay.id !== "class" ? overlay.text(shown) : "";
+    const second = overlayText || value;
     this.writeText(element, { x, y, width, height: node.children && !columns ? HEAD : height }, name, own ? "" : model.moduleOf(call).class, second, ink);
     return element;
   }
@@ -146,7 +151,7 @@ export class MapView {
       element.append(node);
     };
     const title = fitted(name, "body", room);
-    if (Array.from(title).length < Math.min(Array.from(name).length, 4)) return;
+    if (title !== name && Array.from(title).length < MIN_LETTERS) return;
     if (area.height < 34) {
       const both = textWidth(title, "body") + textWidth(value, "small") + 10 <= room;
       text("title", area.y + area.height / 2 + 4, title);

@@ -63,6 +63,11 @@ export class ActiveOverlay {
     if (item.kind === "node") return this.ofNode(item.node);
     if (item.kind === "call") return this.ofCall(item.call);
     const parts = item.members.length ? item.members.map((member) => this.ofItem(member)) : item.nodes.map((n) => this.ofNode(n));
+    return this.combined(parts);
+  }
+
+  /** One value for several: their sum where values add up, or else the worst. */
+  combined(parts: (number | null)[]): number | null {
     const values = parts.filter((value) => value !== null);
     if (!values.length) return null;
     if (this.isCategory) return values.every((value) => value === values[0]) ? values[0] : null;
@@ -79,7 +84,7 @@ export class ActiveOverlay {
 
   color(value: number | null): string | null {
     if (value === null) return null;
-    if (this.isCategory) return categoryColor(value);
+    if (this.isCategory) return categoryColor(value, this.theme);
     if (this.overlay.scale === "diverging") return differenceColor(this.fraction(value), this.theme);
     return amountColor(this.fraction(value), this.theme);
   }
@@ -97,7 +102,7 @@ export function classOverlay(model: Model): Overlay {
   const weight = new Map<string, number>();
   for (const call of model.data.calls.slice(1)) {
     const name = model.data.modules[call.module].class;
-    weight.set(name, (weight.get(name) ?? 0) + call.ownNodes + 1);
+    if (call.nodes) weight.set(name, (weight.get(name) ?? 0) + call.nodes);
   }
   const names = [...weight.keys()].sort((a, b) => weight.get(b)! - weight.get(a)!);
   const shown = names.slice(0, UNKNOWN_CATEGORY);

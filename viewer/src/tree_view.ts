@@ -2,11 +2,14 @@
 
 import type { App } from "./app.ts";
 import { h } from "./dom.ts";
+import type { ActiveOverlay } from "./overlays.ts";
 import { sizeText } from "./sizes.ts";
 import type { Selection, State } from "./state.ts";
 import { VirtualList } from "./virtual_list.ts";
 
 const ROW = 28;
+// Bars shorter than this share would be dots.
+const MIN_BAR = 0.008;
 
 export class TreeView {
   readonly element: HTMLElement;
@@ -92,7 +95,7 @@ export class TreeView {
     const hit = calls.some((call) => app.found.calls.has(call));
     const inside = calls.reduce((sum, call) => sum + (app.foundInCalls.get(call) ?? 0), 0);
     const bar = h("span", { class: "bar" });
-    bar.style.setProperty("--share", String(values.share[module]));
+    bar.style.setProperty("--share", String(values.share[module] < MIN_BAR ? 0 : values.share[module]));
     if (values.color[module]) bar.style.setProperty("--bar", values.color[module]!);
     const element = h(
       "div",
@@ -133,12 +136,22 @@ export class TreeView {
     model.data.modules.forEach((_, module) => {
       const calls = model.callsOfModule(module);
       const amount = calls.length ? calls.reduce((sum, call) => sum + totals[call], 0) : this.sumBelow(module, totals);
-      const own = overlay && calls.length ? overlay.ofCall(calls[0]) : null;
+      const own = overlay ? this.overlayValue(overlay, module) : null;
       text.push(overlay && overlay.overlay.id !== "class" ? overlay.text(own) : amount ? sizeText(size, amount) : "");
       share.push(Math.min(amount / whole, 1));
       color.push(overlay?.color(own) ?? null);
     });
     return (this.values = { text, share, color });
+  }
+
+  /** The value of the module's calls; for a module that is never called, of the calls in it. */
+  private overlayValue(overlay: ActiveOverlay, module: number): number | null {
+    const { model } = this.app;
+    const calls = model.callsOfModule(module);
+    const values = calls.length
+      ? calls.map((call) => overlay.ofCall(call))
+      : model.childModules(module).map((child) => this.overlayValue(overlay, child));
+    return overlay.combined(values);
   }
 
   /** For a module that is never called: the sum of the calls in it. */
