@@ -277,9 +277,7 @@ export class Details {
         const texts = [total !== null ? format.text(total) : "", own !== null && own !== total ? `${format.text(own)}${total !== null ? " own" : ""}` : ""];
         const lines = overlay.details?.[call] ?? [];
         const value = texts.filter(Boolean).join(", ");
-        if (!value && !lines.length) return null;
-        const row = h("div", { class: "value-row" }, h("span", { class: "value-name" }, overlay.title), h("span", {}, value));
-        return h("div", { class: overlay.id === active ? "value-block active" : "value-block" }, row, ...lines.map((line) => h("div", { class: "muted" }, line)));
+        return value || lines.length ? valueBlock(overlay.title, value, lines, overlay.id === active) : null;
       });
     return section("Values", ...rows);
   }
@@ -288,8 +286,14 @@ export class Details {
     const { app } = this;
     const rows = app.overlays.map((overlay) => {
       const value = overlay.nodes?.[node] ?? null;
-      return [overlay.title, value === null ? "" : app.overlay(overlay.id)!.text(value)] as [string, Content];
+      return value === null ? null : valueBlock(overlay.title, app.overlay(overlay.id)!.text(value), [], overlay.id === app.state.overlay);
     });
-    return section("Values", fields(rows));
+    return section("Values", ...rows);
   }
+}
+
+/** A value of an overlay, with what the overlay says of it. */
+function valueBlock(title: string, value: string, lines: string[], active: boolean): HTMLElement {
+  const row = h("div", { class: "value-row" }, h("span", { class: "value-name" }, title), h("span", {}, value));
+  return h("div", { class: active ? "value-block active" : "value-block" }, row, ...lines.map((line) => h("div", { class: "muted" }, line)));
 }

@@ -6,7 +6,7 @@ import { h, iconButton, s } from "./dom.ts";
 import { plural } from "./format.ts";
 import { drawScene, type Drawing, type Look } from "./graph_drawing.ts";
 import { stackedCalls, type Item } from "./items.ts";
-import { layoutGraph, type Box, type PillBox, type Scene, type StubMark, type Wire } from "./layout.ts";
+import { layoutGraph, type Arrangement, type Box, type PillBox, type Scene, type StubMark, type Wire } from "./layout.ts";
 import { portFor } from "./model.ts";
 import { PanZoom, reducedMotion } from "./pan_zoom.ts";
 import { portsOf } from "./items.ts";
@@ -26,6 +26,7 @@ export class GraphView {
   private drawing: Drawing = emptyDrawing();
   private focused = "";
   private anchor: { key: string; x: number; y: number } | null = null;
+  private readonly arrangements = new Map<string, Arrangement>();
   private stale = true;
   private fitted = false;
 
@@ -144,6 +145,7 @@ export class GraphView {
       levels: app.levels,
       isOpen: (key) => open.has(key),
       valueOf: (item) => this.valueOf(item),
+      arrangements: this.arrangements,
     });
     this.drawing = emptyDrawing();
     const fresh = s("g");
@@ -162,8 +164,9 @@ export class GraphView {
     const box = anchor && this.boxByKey(anchor.key);
     if (!anchor || !box) return;
     const { scale } = this.pan;
-    this.pan.set(anchor.x - box.x * scale, anchor.y - box.y * scale, scale);
-    this.pan.keepVisible({ ...box, height: Math.min(box.height, (this.pan.viewport.height - 48) / scale) });
+    this.pan.set(anchor.x - (box.x + box.width / 2) * scale, anchor.y - box.y * scale, scale);
+    const { width, height } = this.pan.viewport;
+    if (box.width * scale < width - 48) this.pan.keepVisible({ ...box, height: Math.min(box.height, (height - 48) / scale) });
   }
 
   private animate(before: Map<string, { x: number; y: number }>): void {
@@ -281,7 +284,7 @@ export class GraphView {
 
   private toggle(box: Box): void {
     const { scale, x, y } = this.pan;
-    this.anchor = { key: box.item.key, x: box.x * scale + x, y: box.y * scale + y };
+    this.anchor = { key: box.item.key, x: (box.x + box.width / 2) * scale + x, y: box.y * scale + y };
     this.focused = box.path;
     this.app.toggle(box.item.key);
   }

@@ -56,6 +56,8 @@ export interface LayoutInput {
   levels: Levels;
   isOpen(key: string): boolean;
   valueOf(item: Item): string;
+  /** Levels that were laid out before. */
+  arrangements: Map<string, Arrangement>;
 }
 
 export const HEADER = 36;
@@ -134,31 +136,19 @@ function grid(value: number): number {
   return Math.ceil(value / 4) * 4;
 }
 
+export interface Arrangement {
+  places: Map<string, Point>;
+  wires: { points: Point[]; label: Point | null }[];
+}
+
 function arrange(input: LayoutInput, scene: Scene): void {
   const { level, boxes, pills } = scene;
-  const graph = new Graph({ multigraph: true });
-  const many = boxes.length > 40;
-  graph.setGraph({ rankdir: "TB", nodesep: 20, ranksep: many ? 28 : 32, edgesep: 16, ranker: many ? "tight-tree" : "network-simplex" });
-  graph.setDefaultEdgeLabel(() => ({}));
-  boxes.forEach((box, i) => graph.setNode(`i${i}`, { width: box.width, height: box.height }));
-  pills.forEach((pill, i) => graph.setNode(`p${i}`, { width: pill.width, height: pill.height }));
-  const name = (end: End): string => {
-    if (end.at === "item") return `i${end.index}`;
-    return `p${end.at === "input" ? end.index : level.inputs.length + end.index}`;
-  };
-  const labelled = level.edges.length <= MAX_LABELLED_EDGES;
-  level.edges.forEach((edge, i) => {
-    const text = labelled ? edgeLabel(input.model, level, edge) : "";
-    const label = text ? { width: textWidth(text, "small") + 8, height: 16, labelpos: "c", text } : {};
-    graph.setEdge(name(edge.from), name(edge.to), { weight: 1, ...label }, `e${i}`);
-  });
-  anchorPills(graph, pills);
-  dagreLayout(graph);
-
+  const labels = level.edges.map((edge) => (level.edges.length <= MAX_LABELLED_EDGES ? edgeLabel(input.model, level, edge) : ""));
+  const { places, wires } = arrangement(input, scene, labels);
   const place = (placed: Placed, key: string): void => {
-    const at = graph.node(key) as { x: number; y: number };
-    placed.x = at.x - placed.width / 2;
-    placed.y = at.y - placed.height / 2;
+    const { x, y } = places.get(key)!;
+    placed.x = x - placed.width / 2;
+    placed.y = y - placed.height / 2;
   };
   boxes.forEach((box, i) => place(box, `i${i}`));
   pills.forEach((pill, i) => place(pill, `p${i}`));
@@ -167,9 +157,8 @@ function arrange(input: LayoutInput, scene: Scene): void {
   const at = (end: End): Box | PillBox =>
     end.at === "item" ? boxes[end.index] : pills[end.at === "input" ? end.index : level.inputs.length + end.index];
   const drafts = level.edges.map((edge, i) => {
-    const laid = graph.edge(name(edge.from), name(edge.to), `e${i}`) as { points: Point[]; x?: number; y?: number; text?: string };
-    const label = laid.text && laid.x !== undefined ? { text: laid.text, x: laid.x, y: laid.y! } : null;
-    return { edge, from: at(edge.from), to: at(edge.to), points: laid.points, label };
+    const { points, label } = wires[i];
+    return { edge, from: at(edge.from), to: at(edge.to), points, label: label ? { text: labels[i], ...label } : null };
   });
   scene.wires = routeAll(drafts, boxes, innerPill).map((routed, i) => ({
     edge: drafts[i].edge,
@@ -179,6 +168,38 @@ function arrange(input: LayoutInput, scene: Scene): void {
   }));
   scene.stubs = stubMarks(scene);
   normalize(scene);
+}
+
+/** Where the boxes of a level lie. It depends on their sizes alone, so that a level is laid out again only when one changes. */
+function arrangement(input: LayoutInput, scene: Scene, labels: string[]): Arrangement {
+  const { level, boxes, pills } = scene;
+  const key = [level.key, ...boxes.map((box) => `${box.width},${box.height}`)].join("|");
+  const known = input.arrangements.get(key);
+  if (known) return known;
+  const graph = new Graph({ multigraph: true });
+  const many = boxes.length > 40;
+  graph.setGraph({ rankdir: "TB", nodesep: 20, ranksep: many ? 28 : 32, edgesep: 16, ranker: many ? "tight-tree" : "network-simplex" });
+  boxes.forEach((box, i) => graph.setNode(`i${i}`, { width: box.width, height: box.height }));
+  pills.forEach((pill, i) => graph.setNode(`p${i}`, { width: pill.width, height: pill.height }));
+  const name = (end: End): string => {
+    if (end.at === "item") return `i${end.index}`;
+    return `p${end.at === "input" ? end.index : level.inputs.length + end.index}`;
+  };
+  level.edges.forEach((edge, i) => {
+    const label = labels[i] ? { width: textWidth(labels[i], "small") + 8, height: 16, labelpos: "c" } : {};
+    graph.setEdge(name(edge.from), name(edge.to), { weight: 1, ...label }, `e${i}`);
+  });
+  anchorPills(graph, pills);
+  dagreLayout(graph);
+  const places = new Map(graph.nodes().map((node) => [node, graph.node(node) as Point]));
+  const wires = level.edges.map((edge, i) => {
+    const laid = graph.edge(name(edge.from), name(edge.to), `e${i}`) as { points: Point[]; x: number; y: number };
+    return { points: laid.points, label: labels[i] ? { x: laid.x, y: laid.y } : null };
+  });
+  const result = { places, wires };
+  if (input.arrangements.size > 500) input.arrangements.clear();
+  input.arrangements.set(key, result);
+  return result;
 }
 
 /** Input pills belong to the first rank, output pills to the last. */
