@@ -8,6 +8,7 @@ import msgspec
 
 from modelexport.gc_pause import gc_paused
 from modelexport.storage import ModelFile, Recovered, find_hierarchy, source_lines
+from modelexport.viewing.call_structure import find_repeats
 from modelexport.viewing.graph_tables import read_tables
 from modelexport.viewing.hierarchy_tables import call_table, module_table, with_root_call
 from modelexport.viewing.page_data import About, PageData, StringTable, Weight
@@ -33,20 +34,22 @@ def build_page_data(file: ModelFile, *, private: bool = False, statistics_bytes:
         tables = read_tables(file.proto, document, strings, {} if private else source_lines(file.nodes))
         weights, notes = weight_table(file, tables.initializers, statistics_bytes)
         modules, calls = module_table(document, strings), call_table(document, tables.numbers, strings)
+        texts = strings.texts()
+        repeats = find_repeats(modules, calls, tables.graphs, tables.nodes, tables.tensors, texts)
         missing = [file.missing] if file.missing else []
         return PageData(
             file=file.path.name,
             graph_hash=file.graph_hash,
             about=_about(file, found, weights, private),
             notes=[*missing, *found.missing, *document.notes, *notes],
-            strings=strings.texts(),
+            strings=texts,
             modules=modules,
             calls=calls,
             graphs=tables.graphs,
             nodes=tables.nodes,
             tensors=tables.tensors,
             weights=weights,
-            repeats=[],
+            repeats=repeats,
             overlays=[],
         )
 
