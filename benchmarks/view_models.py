@@ -1,4 +1,4 @@
-"""Models whose pages are measured and looked at: architectures of real size, small ones of each kind, a generated one."""
+"""Models whose pages are measured and looked at: of real size, small ones of each kind, and a generated one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.tagged_models import write_tagged_model
 from torch import nn
 
 import modelexport
-from benchmarks.tagged_models import write_tagged_model
 
 Built = tuple[nn.Module, Any]
 SEED = 0
@@ -27,7 +27,10 @@ def bert(hidden: int, layers: int) -> Built:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64 or 1, intermediate_size=4 * hidden
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64 or 1,
+        intermediate_size=4 * hidden,
     )
     tokens = _tokens()
     return BertModel(config), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}

@@ -50,9 +50,7 @@ def find_repeats(
 class _Structure:
     """The signature of each call: two calls have the same number if their structures are equal."""
 
-    def __init__(
-        self, modules: Modules, calls: Calls, graphs: Sequence[Graph], nodes: Nodes, tensors: Tensors
-    ) -> None:
+    def __init__(self, modules: Modules, calls: Calls, graphs: Sequence[Graph], nodes: Nodes, tensors: Tensors) -> None:
         self.calls, self.modules, self.nodes, self.tensors = calls, modules, nodes, tensors
         self.callees: list[list[int]] = [[] for _ in calls.id]
         for call, parent in enumerate(calls.parent):
@@ -184,9 +182,7 @@ class _Words:
             waiting += reversed(structure.callees[current])
         return found
 
-    def _call_differences(
-        self, mine: Inside, theirs: Inside
-    ) -> Iterator[str]:
+    def _call_differences(self, mine: Inside, theirs: Inside) -> Iterator[str]:
         for place, (name, _) in mine.items():
             if place not in theirs:
                 yield f"calls {place} ({self._strings[name]})"
@@ -196,9 +192,7 @@ class _Words:
             if place not in mine:
                 yield f"does not call {place} ({self._strings[name]})"
 
-    def _node_counts(
-        self, mine: Inside, theirs: Inside
-    ) -> Iterator[str]:
+    def _node_counts(self, mine: Inside, theirs: Inside) -> Iterator[str]:
         ops = self._structure.nodes.op
         first, second = (
             Counter(self._strings[ops[node]] for _, own in side.values() for node in own) for side in (mine, theirs)

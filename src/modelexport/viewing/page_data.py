@@ -253,6 +253,11 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True):
     overlays: list[Overlay]
 
 
+def rounded(value: float) -> float:
+    """A number with as many digits as a page shows."""
+    return float(f"{value:.6g}")
+
+
 class StringTable:
     """Texts that are stored once; the first is empty."""
 

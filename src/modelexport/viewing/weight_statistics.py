@@ -12,7 +12,7 @@ from onnx import TensorProto
 from modelexport.display import counted
 from modelexport.errors import FileFormatError
 from modelexport.storage import ModelFile, WeightReader, content_bytes
-from modelexport.viewing.page_data import Weight
+from modelexport.viewing.page_data import Weight, rounded
 from modelexport.viewing.tensor_texts import content_text
 
 # A larger weight is sampled: this many parts, evenly spread, of this many bytes each.
@@ -60,19 +60,18 @@ class _Statistics:
         finite = numbers[np.isfinite(numbers)]
         values: dict[str, float] = {}
         if finite.size:
-            mean = float(finite.mean(dtype=np.float64))
             values = {
-                "min": _rounded(finite.min()),
-                "max": _rounded(finite.max()),
-                "mean": _rounded(mean),
-                "std": _rounded(finite.std(dtype=np.float64)),
+                "min": rounded(float(finite.min())),
+                "max": rounded(float(finite.max())),
+                "mean": rounded(float(finite.mean(dtype=np.float64))),
+                "std": rounded(float(finite.std(dtype=np.float64))),
             }
         return Weight(
             bytes=size,
             elements=elements,
             external=external,
             sampled=sampled,
-            zeros=_rounded(1 - np.count_nonzero(numbers) / numbers.size),
+            zeros=rounded(1 - np.count_nonzero(numbers) / numbers.size),
             nonfinite=int(numbers.size - finite.size),
             text=text,
             **values,
@@ -121,7 +120,3 @@ class _Statistics:
                 some = ", ".join(names[:_MOST_EXAMPLES]) + (", …" if len(names) > _MOST_EXAMPLES else "")
                 found.append(f"the statistics of {counted(len(names), 'weight')} are {why} ({some})")
         return found
-
-
-def _rounded(value: float | np.floating) -> float:
-    return float(f"{float(value):.6g}")
