@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from benchmarks.tagged_models import write_tagged_model
+from onnx import TensorProto, helper
 from torch import nn
 
 import modelexport
@@ -114,6 +116,39 @@ class Conditional(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: self.yes(y) * 2, lambda y: self.no(y) - 1, (x,)) + 1
 
 
+def write_local_functions(path: Path) -> Path:
+    """A file without our metadata: three calls of a local function, with the scopes that torch writes."""
+    nodes, value = [], "x"
+    for number in range(3):
+        node = helper.make_node("Block", [value, "weight"], [f"block_{number}"], domain="models")
+        _name_scope(node, ["", f"blocks.{number}"], ["models.Net", "models.Block"])
+        nodes.append(node)
+        value = f"block_{number}"
+    head = helper.make_node("Softmax", [value], ["y"], axis=-1)
+    _name_scope(head, ["", "head"], ["models.Net", "torch.nn.modules.activation.Softmax"])
+    body = [helper.make_node("MatMul", ["a", "w"], ["product"]), helper.make_node("Relu", ["product"], ["b"])]
+    for node in body:
+        _name_scope(node, ["", "blocks.0"], ["models.Net", "models.Block"])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("models", 1)]
+    function = helper.make_function("models", "Block", ["a", "w"], ["b"], body, opsets[:1])
+    shape = [2, 4]
+    graph = helper.make_graph(
+        [*nodes, head],
+        "main_graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("weight", TensorProto.FLOAT, [4, 4], [number / 16 for number in range(16)])],
+    )
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
+    onnx.save_model(model, path)
+    return path
+
+
+def _name_scope(node: onnx.NodeProto, names: list[str], classes: list[str]) -> None:
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str([*names, "node"]))
+    node.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=str([*classes, "aten.op"]))
+
+
 MEASURED: dict[str, Callable[[], Built]] = {
     "bert-base": lambda: bert(768, 12),
     "gpt2": lambda: gpt2(768, 12),
@@ -139,6 +174,8 @@ def write_model(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if name == "generated":
         return write_tagged_model(path, GENERATED_NODES)
+    if name == "local-functions":
+        return write_local_functions(path)
     torch.manual_seed(SEED)
     model, inputs = {**MEASURED, **SMALL}[name]()
     modelexport.export_model(model.eval(), inputs, path, check="off")
@@ -148,7 +185,7 @@ def write_model(name: str, folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", default=[*SMALL, "generated"])
+    parser.add_argument("names", nargs="*", default=[*SMALL, "generated", "local-functions"])
     options = parser.parse_args()
     for name in options.names:
         print(write_model(name, options.folder))

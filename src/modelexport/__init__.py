@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from modelexport.strategies.selection import StrategySelector as StrategySelector
     from modelexport.strategies.usage_based import UsageBasedStrategy as UsageBasedStrategy
     from modelexport.verification.module_verification import verify_modules as verify_modules
+    from modelexport.viewing.file_view import View as View
+    from modelexport.viewing.file_view import view as view
 
 # The module that defines each public name. It is imported when the name is first used: reading files needs no torch.
 _HOMES = {
@@ -157,6 +159,7 @@ _HOMES = {
     "UsageBasedExporter": "exporting.exporters",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
+    "View": "viewing.file_view",
     "VerificationReport": "analysis.verification_report",
     "analyze": "analysis.query.analysis_report",
     "choose_inputs": "sources.inputs.choose",
@@ -188,6 +191,7 @@ _HOMES = {
     "tag_file": "exporting.file_tagging",
     "validate": "analysis.validation.validator",
     "verify_modules": "verification.module_verification",
+    "view": "viewing.file_view",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

@@ -28,6 +28,7 @@ _SCHEMAS = {
     "tree": "analysis.query:tree_schema",
     "validate": "analysis:validation_schema",
     "verify": "analysis:verification_schema",
+    "view": "viewing:page_schema",
 }
 SchemaName = enum.StrEnum("SchemaName", {name.upper().replace("-", "_"): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
 

@@ -87,10 +87,16 @@ def precision_overlay(calls: Calls, nodes: Nodes, tensors: Tensors, strings: Seq
 def flops_overlay(
     file: ModelFile, calls: Calls, nodes: Nodes, strings: Sequence[str], axes: Mapping[str, int] | None = None
 ) -> tuple[Overlay | None, list[str]]:
-    """The FLOPs of one run, from shapes; None with a note where sizes are not known."""
+    """The FLOPs of one run, from shapes; None with a note where sizes are not known.
+
+    Raises:
+        InputError: A given axis is not one of the model, or others are missing.
+    """
     try:
         _, found = count_nodes(file, axes)
     except (InputError, FileFormatError) as error:
+        if axes and isinstance(error, InputError):
+            raise
         return None, [f"FLOPs are left out: {error}"]
     numbers = {strings[name]: number for number, name in enumerate(nodes.id)}
     by_node = [0] * len(nodes.id)

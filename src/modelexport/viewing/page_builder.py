@@ -83,7 +83,7 @@ def _overlays(
     nodes = tables.nodes
     found: list[Overlay] = []
     if content.profile is not None:
-        found += profile_overlays(content.profile, file, calls, strings, private=content.private)
+        found += profile_overlays(content.profile, file, calls, nodes, strings, private=content.private)
     if content.verification is not None:
         found += verification_overlays(content.verification, file, calls, strings)
     if content.compared is not None:

@@ -13,7 +13,7 @@ from modelexport.analysis.comparison import Comparison, ModuleChange, NodeChange
 from modelexport.display import counted
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, parent_path
-from modelexport.profiling import CallProfile, ProfileReport, read_profile
+from modelexport.profiling import CallProfile, ProfileReport, middle_runs, read_profile
 from modelexport.storage import ModelFile
 from modelexport.viewing.hierarchy_tables import with_callees
 from modelexport.viewing.overlays import unions
@@ -26,7 +26,7 @@ _LARGEST = 1e300
 
 
 def profile_overlays(
-    path: str | Path, file: ModelFile, calls: Calls, strings: Sequence[str], *, private: bool
+    path: str | Path, file: ModelFile, calls: Calls, nodes: Nodes, strings: Sequence[str], *, private: bool
 ) -> list[Overlay]:
     """Time, memory and execution provider of each call, from a report of ``modelexport profile``.
 
@@ -55,6 +55,7 @@ def profile_overlays(
             unit="seconds",
             calls=[None if row is None else rounded(row.own.mean) for row in rows],
             totals=[None if row is None else rounded(row.total.mean) for row in rows],
+            nodes=_node_times(report, nodes, strings),
             details=details,
             notes=notes,
             sizes=True,
@@ -77,6 +78,19 @@ def profile_overlays(
         )
     overlays += _provider_overlay(report, rows, whole)
     return overlays
+
+
+def _node_times(report: ProfileReport, nodes: Nodes, strings: Sequence[str]) -> Values | None:
+    """The time of each kernel at the node that computes its output; None if the runtime does not name nodes."""
+    middle = middle_runs(report.session.seconds)
+    seconds: dict[str, float] = {}
+    for kernel in report.kernels:
+        if kernel.sources:
+            mean = sum(kernel.seconds[run] for run in middle) / len(middle)
+            seconds[kernel.sources[-1]] = seconds.get(kernel.sources[-1], 0.0) + mean
+    if not seconds:
+        return None
+    return [rounded(seconds[name]) if (name := strings[text]) in seconds else None for text in nodes.id]
 
 
 def _provider_overlay(report: ProfileReport, rows: Sequence[CallProfile | None], whole: str) -> list[Overlay]:

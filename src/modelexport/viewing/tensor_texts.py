@@ -69,7 +69,7 @@ def attribute_text(attribute: AttributeProto) -> str:
         return "subgraph"
     if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS, AttributeProto.STRINGS):
         return "[]"
-    return AttributeProto.AttributeType.Name(attribute.type).lower().replace("_", " ")
+    return str(AttributeProto.AttributeType.Name(attribute.type)).lower().replace("_", " ")
 
 
 def tensor_text(tensor: TensorProto) -> str:
