@@ -11,7 +11,14 @@ import typer
 
 from modelexport.cli.flame_graph import flame_graph
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
-from modelexport.cli.options import LimitOption, SelectOption, given_options, option, refuse_other_options
+from modelexport.cli.options import (
+    LimitOption,
+    SelectOption,
+    given_options,
+    option,
+    parse_axes,
+    refuse_other_options,
+)
 from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_text
 from modelexport.cli.profile_changes import changes_text
@@ -64,7 +71,6 @@ class Optimization(enum.StrEnum):
 _MILLISECONDS = 1e3
 _LONG_RUN = 0.1
 _THOUSAND = 1000
-_MOST_DIGITS = 12
 _RUN = "Run"
 _INSTEAD = "Instead of a run"
 _REPORT = "Report"
@@ -179,7 +185,7 @@ def profile(
         from modelexport.profiling.static_cost import profile_statically
 
         with out.working(f"counting {file}"):
-            costs = profile_statically(file, axes=_sizes(axis or []), select=select)
+            costs = profile_statically(file, axes=parse_axes(axis or []), select=select)
         costed = costs.rows(by.value, depth=depth, sort=sort.value)
         report.write(static_output(costs, costed, by.value, form.value, report.rows(limit), report.width), out)
         return
@@ -187,7 +193,7 @@ def profile(
         refuse_other_options(context, "--import takes the times from a profile", _OF_IMPORTS)
     if compare is not None and form not in (ProfileFormat.HUMAN, ProfileFormat.TABLE, ProfileFormat.JSON):
         raise InputError(f"a comparison has the formats human and json, not {form.value}")
-    axes = _sizes(axis or [])
+    axes = parse_axes(axis or [])
     if axes and (model is not None or inputs.inputs is not None):
         raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
     from modelexport.profiling import as_collapsed, as_speedscope, as_trace, compare_profiles, read_profile
@@ -239,16 +245,6 @@ def profile(
         report.write(_text(found, rows, by, source, report.rows(limit), report.width), out)
     if found.findings:
         raise typer.Exit(FINDINGS)
-
-
-def _sizes(options: list[str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for text in options:
-        name, _, size = text.partition("=")
-        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS:
-            raise InputError(f"--axis {text!r} cannot be read: write batch=8")
-        sizes[name] = int(size)
-    return sizes
 
 
 def _inputs(

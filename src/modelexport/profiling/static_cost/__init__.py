@@ -7,8 +7,9 @@ from modelexport.profiling.static_cost.static_report import (
     StaticCost,
     StaticReport,
     StaticRow,
+    count_nodes,
     profile_statically,
     static_schema,
 )
 
-__all__ = ["CallCost", "StaticCost", "StaticReport", "StaticRow", "profile_statically", "static_schema"]
+__all__ = ["CallCost", "StaticCost", "StaticReport", "StaticRow", "count_nodes", "profile_statically", "static_schema"]
