@@ -115,6 +115,7 @@ function start(): void {
   });
   update(store.state, null);
   document.documentElement.dataset["ready"] = "true";
+  requestAnimationFrame(() => performance.mark("drawn"));
 }
 
 /** The choices of overlay, size and shape. */
