@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -59,7 +60,7 @@ class Opened:
 
     def search(self, query: str) -> None:
         self.page.fill("#search", query)
-        self.page.wait_for_function("location.hash.includes('search=')" if query else "!location.hash.includes('search=')")
+        playwright.expect(self.page).to_have_url(re.compile("search="))
 
     def details(self) -> str:
         return self.page.locator(".details").inner_text()

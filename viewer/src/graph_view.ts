@@ -423,9 +423,11 @@ export class GraphView {
     for (const box of this.drawing.boxes.values()) {
       const [bx, by] = center(box);
       const along = (bx - x) * dx + (by - y) * dy;
-      const across = Math.abs((bx - x) * dy) + Math.abs((by - y) * dx);
       if (along <= 1) continue;
-      const cost = along + 2 * across;
+      const offset = Math.abs((bx - x) * dy) + Math.abs((by - y) * dx);
+      // Boxes beside the way cost more than those on it.
+      const reach = dy ? (from.width + box.width) / 2 : (Math.min(from.height, 48) + Math.min(box.height, 48)) / 2;
+      const cost = along + 2 * Math.max(offset - reach, 0) + offset / 4;
       if (cost < bestCost) [best, bestCost] = [box, cost];
     }
     if (best) this.focusBox(best.path);

@@ -142,7 +142,7 @@ export class Store {
     this.written = encodeState(model, current);
     window.addEventListener("hashchange", () => {
       const fragment = location.hash.replace(/^#/, "");
-      if (fragment !== this.written) this.replace(decodeState(this.model, fragment));
+      if (fragment !== this.written) this.replace(decodeState(this.model, fragment), false);
     });
   }
 
@@ -155,22 +155,21 @@ export class Store {
   }
 
   set(change: Partial<State>): void {
-    this.replace({ ...this.current, ...change });
+    this.replace({ ...this.current, ...change }, true);
   }
 
-  private replace(next: State): void {
+  private replace(next: State, isStep: boolean): void {
     const before = this.current;
     this.current = next;
     for (const listener of this.listeners) listener(next, before);
-    this.write(before);
+    // A step that a reader would want to undo is one in the history.
+    this.write(isStep && (before.view !== next.view || !sameSelection(before.selection, next.selection)));
   }
 
-  private write(before: State): void {
+  private write(isStep: boolean): void {
     const fragment = encodeState(this.model, this.current);
     if (fragment === this.written) return;
     this.written = fragment;
-    // A step that a reader would want to undo is one in the history.
-    const isStep = before.view !== this.current.view || !sameSelection(before.selection, this.current.selection);
     try {
       if (isStep) history.pushState(null, "", `#${fragment}`);
       else history.replaceState(null, "", `#${fragment}`);
