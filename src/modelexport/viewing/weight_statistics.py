@@ -81,10 +81,10 @@ class _Statistics:
         """The elements of a weight, or a sample of them; None for types that are not numbers, and beyond the limit."""
         try:
             kind = ir.DataType(tensor.data_type)
-            item = kind.numpy()
+            item, bits = kind.numpy(), kind.bitwidth
         except (TypeError, ValueError):
             return None
-        if kind.bitwidth < 8 or item.kind not in "fiubV" or not size:
+        if bits < 8 or item.kind not in "fiubV" or not size:
             return None
         parts = [(0, size)]
         if size > _EXACT_BYTES:
