@@ -12,6 +12,7 @@ from pathlib import Path
 
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
+from modelexport.gc_pause import gc_paused
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import check_text_target, read_model, write_text
 from modelexport.viewing.drawing import as_dot, as_svg
@@ -171,7 +172,8 @@ def view(
     """
     target = None if output is None else check_text_target(Path(output), force=overwrite)
     content = Content(profile=profile, verification=verification, compared=compare, axes=axes or {}, private=private)
-    found = View(build_page_data(read_model(path, limits), content))
+    with gc_paused():
+        found = View(build_page_data(read_model(path, limits), content))
     if target is not None:
         found.save(target, overwrite=overwrite)
     return found

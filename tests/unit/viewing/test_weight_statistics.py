@@ -15,7 +15,7 @@ from modelexport.storage import read_model
 from modelexport.viewing.page_data import Weight
 from modelexport.viewing.weight_statistics import weight_table
 
-LARGE = (1024, 1024)
+LARGE = (1024, 1100)
 
 
 def written(path: Path, *weights: TensorProto, external: bool = False) -> Path:
@@ -64,7 +64,7 @@ def test_large_weight_is_sampled_and_the_page_says_so(tmp_path: Path, external: 
     assert found.sampled
     assert found.mean == pytest.approx(0, abs=0.01)
     assert found.std == pytest.approx(1, abs=0.01)
-    assert "1 weight of more than 2 MiB are those of a sample" in notes[0]
+    assert "1 weight of more than 4 MiB are those of a sample" in notes[0]
 
 
 def test_weights_beyond_the_limit_are_left_out_and_named(tmp_path: Path) -> None:
