@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from modelexport.display import Summary, summarized
-from modelexport.errors import InputError
+from modelexport.errors import InputError, StorageError
 from modelexport.gc_pause import gc_paused
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import check_text_target, read_model, write_text
@@ -109,6 +109,18 @@ class View:
             self.path = target
         return target
 
+    def save_temporarily(self) -> Path:
+        """Write the page to a new folder among the temporary files of the system.
+
+        Raises:
+            StorageError: Writing it failed.
+        """
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="modelexport-view-"))
+        except OSError as error:
+            raise StorageError(f"there is no temporary folder: {error.strerror or error}; give a path") from error
+        return self.save(folder / f"{Path(self.data.file).stem or 'model'}.html")
+
     def text(self, form: str, level: str = "") -> str:
         """The content of a file in one of the formats html, svg, dot, model-explorer.
 
@@ -129,11 +141,9 @@ class View:
         Returns:
             Whether a browser was started.
         """
-        if self.path is None:
-            folder = Path(tempfile.mkdtemp(prefix="modelexport-view-"))
-            self.save(folder / f"{Path(self.data.file).stem or 'model'}.html")
+        page = self.path or self.save_temporarily()
         with contextlib.suppress(webbrowser.Error, OSError):
-            return webbrowser.open((self.path or Path()).absolute().as_uri())
+            return webbrowser.open(page.absolute().as_uri())
         return False
 
     def _repr_html_(self) -> str:

@@ -28,6 +28,20 @@ def test_page_is_written_and_opened_only_on_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert command("view", MODEL, "-o", tmp_path / "page.html", "--force", "--no-open").code == 0
     assert opened == []
+    assert command("view", MODEL, "-o", tmp_path / "page.html", "--force").code == 0
+    assert opened == [(tmp_path / "page.html").as_uri()]
+
+
+def test_page_without_a_path_is_in_a_temporary_folder_and_its_path_is_printed(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = command("view", MODEL)
+    assert done.code == 0
+    page = Path(done.stdout.strip())
+    assert page.name == "cnn.html"
+    assert page.parent.parent == tmp_path
+    assert data_of(page.read_text(encoding="utf-8"))["file"] == "cnn.onnx"
 
 
 def test_format_follows_the_file_extension(command: Command, tmp_path: Path) -> None:
@@ -42,7 +56,6 @@ def test_format_follows_the_file_extension(command: Command, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--no-open"], "no file to write: give -o page.html"),
         (["-o", "page.pdf"], "unknown file extension"),
         (["-o", "page.html", "--level", "features"], "--level is for --format svg"),
         (["--format", "svg", "--level", "feature"], "has no module call 'feature': did you mean 'features'"),
