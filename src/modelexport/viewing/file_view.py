@@ -15,9 +15,8 @@ from modelexport.errors import InputError, StorageError
 from modelexport.gc_pause import gc_paused
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import check_text_target, read_model, write_text
-from modelexport.viewing.drawing import as_dot, as_svg
+from modelexport.viewing.drawings import as_dot, as_svg, read_level
 from modelexport.viewing.html_page import html_frame, html_page
-from modelexport.viewing.level_graph import read_level
 from modelexport.viewing.model_explorer import as_model_explorer, model_explorer_node_data
 from modelexport.viewing.page_builder import Content, build_page_data, page_json
 from modelexport.viewing.page_data import PageData

@@ -12,9 +12,16 @@ from modelexport.storage import ModelFile, Recovered, find_hierarchy, source_lin
 from modelexport.viewing.call_structure import find_repeats
 from modelexport.viewing.graph_tables import GraphTables, read_tables
 from modelexport.viewing.hierarchy_tables import call_table, module_table, with_root_call
-from modelexport.viewing.overlays import confidence_overlay, flops_overlay, kind_overlay, precision_overlay
+from modelexport.viewing.overlays import (
+    comparison_overlay,
+    confidence_overlay,
+    flops_overlay,
+    kind_overlay,
+    precision_overlay,
+    profile_overlays,
+    verification_overlays,
+)
 from modelexport.viewing.page_data import About, Calls, Overlay, PageData, StringTable, Weight
-from modelexport.viewing.report_overlays import comparison_overlay, profile_overlays, verification_overlays
 from modelexport.viewing.tensor_texts import text_of
 from modelexport.viewing.weight_statistics import READ_BYTES, weight_table
 

@@ -10,8 +10,8 @@ from benchmarks.tagged_models import write_tagged_model
 from tests.conftest import Exporter
 
 import modelexport
-from modelexport.viewing.drawing import as_dot, as_svg
-from modelexport.viewing.level_graph import Level, read_level
+from modelexport.viewing.drawings.formats import as_dot, as_svg
+from modelexport.viewing.drawings.level_graph import Level, read_level
 
 
 def level_of(path: Path, call: str = "") -> Level:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from modelexport.viewing.layered_layout import lay_out
+from modelexport.viewing.drawings.layered_layout import lay_out
 
 
 def random_graph(seed: int) -> tuple[list[tuple[float, float]], list[tuple[int, int]], list[tuple[float, float]]]:

@@ -16,7 +16,7 @@ from modelexport.hierarchy import CallId, parent_path
 from modelexport.profiling import CallProfile, ProfileReport, middle_runs, read_profile
 from modelexport.storage import ModelFile
 from modelexport.viewing.hierarchy_tables import with_callees
-from modelexport.viewing.overlays import unions
+from modelexport.viewing.overlays.file_overlays import unions
 from modelexport.viewing.page_data import Calls, Nodes, Overlay, Values, rounded
 
 _VERDICTS = tuple(verdict.value.replace("_", " ") for verdict in reversed(Verdict))
