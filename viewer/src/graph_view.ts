@@ -424,10 +424,8 @@ export class GraphView {
       const [bx, by] = center(box);
       const along = (bx - x) * dx + (by - y) * dy;
       if (along <= 1) continue;
-      const offset = Math.abs((bx - x) * dy) + Math.abs((by - y) * dx);
-      // Boxes beside the way cost more than those on it.
-      const reach = dy ? (from.width + box.width) / 2 : (Math.min(from.height, 48) + Math.min(box.height, 48)) / 2;
-      const cost = along + 2 * Math.max(offset - reach, 0) + offset / 4;
+      const across = Math.abs((bx - x) * dy) + Math.abs((by - y) * dx);
+      const cost = along + across;
       if (cost < bestCost) [best, bestCost] = [box, cost];
     }
     if (best) this.focusBox(best.path);

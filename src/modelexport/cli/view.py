@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelexport.cli.options import option, parse_axes
-from modelexport.cli.output import Output, ReportFile
+from modelexport.cli.output import Output, ReportFile, write_stdout
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ def view(
     """Show a file in the browser: modules first, nodes on demand, with everything that is known about them.
 
     The page is one HTML file that needs no network. It shows the graph by module, a map of sizes, a tree and a table;
-    reports of profile, verify and compare are laid over them. On a terminal it is opened in the default browser. svg
-    and dot draw one level for documents; model-explorer writes the graph JSON of Google's Model Explorer, and beside it
-    a file of node data for each overlay.
+    reports of profile, verify and compare are laid over them. On a terminal it is opened in the default browser;
+    without -o it is written to a temporary folder, and its path is printed. svg and dot draw one level for documents;
+    model-explorer writes the graph JSON of Google's Model Explorer, and beside it a file of node data for each overlay.
 
     Examples:
 
         modelexport view model.onnx
 
-        modelexport view model.onnx -o page.html --no-open --profile profile.json
+        modelexport view model.onnx -o page.html --no-open --profile model-profile.json
 
         modelexport view model.onnx -o layer.svg --level encoder.layer.0
     """
@@ -75,8 +75,6 @@ def view(
     opens = form is ViewFormat.HTML and not no_open and sys.stdout.isatty()
     if level is not None and form not in (ViewFormat.SVG, ViewFormat.DOT):
         raise InputError("--level is for --format svg and --format dot: a page shows every level")
-    if form is ViewFormat.HTML and report.output is None and not opens:
-        raise InputError("no file to write: give -o page.html; only on a terminal, without --no-open, is it not needed")
     report.check(*(path for path in (file, profile, verify, compare) if path is not None))
     with out.working(f"reading {file}"):
         found = build_view(
@@ -85,12 +83,15 @@ def view(
     for note in found.data.notes:
         out.note(f"note: {note}")
     beside = _node_data(found, report) if form is ViewFormat.MODEL_EXPLORER else []
-    if form is not ViewFormat.HTML or report.output is not None:
+    if form is ViewFormat.HTML and report.output is None:
+        write_stdout(f"{found.save_temporarily()}\n")
+    else:
         report.write(found.text(form.value, level or ""), out)
+        found.path = report.output
     for node_data, text in beside:
         node_data.write(text, out)
-    if opens:
-        _open(found, report.output, out)
+    if opens and not found.open():
+        out.note("note: no browser could be started; open the page yourself")
 
 
 def _format(given: ViewFormat | None, output: Path | None, formats: dict[str, str]) -> ViewFormat:
@@ -112,11 +113,3 @@ def _node_data(found: View, report: ReportFile) -> list[tuple[ReportFile, str]]:
         beside.check()
         files.append((beside, text))
     return files
-
-
-def _open(found: View, output: Path | None, out: Output) -> None:
-    found.path = output
-    if not found.open():
-        out.note(f"note: no browser could be started; open {found.path}")
-    elif output is None:
-        out.note(f"opened {found.path}")

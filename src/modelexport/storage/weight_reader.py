@@ -13,6 +13,7 @@ from modelexport.errors import FileFormatError
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage.external_data import DataFolder, tensor_bytes
 from modelexport.storage.opened_file import ModelFile, read_proto
+from modelexport.storage.wire_format import find_raw_data
 
 CHUNK_BYTES = 2**22
 
@@ -36,20 +37,22 @@ class WeightReader:
         proto = read_proto(self._file.path, self._limits, weights=True)
         return {weight.name: weight for weight in proto.graph.initializer}
 
+    @functools.cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Where the content of weights is in the file, for those that are stored as raw bytes."""
+        try:
+            with self._file.path.open("rb") as stream:
+                return find_raw_data(stream, self._file.path.stat().st_size)
+        except (OSError, ValueError) as error:
+            raise FileFormatError(f"{self._file.path} cannot be read: {error}") from error
+
     def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
-        """The content of a weight in chunks."""
-        size = content_bytes(tensor)
-        if tensor.data_location == TensorProto.EXTERNAL:
-            yield from self._external(tensor, 0, size)
-            return
-        content = self._inline(tensor, size)
-        yield from (content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
+        """The content of a weight that is not of strings, in chunks."""
+        yield from self._read(tensor, 0, content_bytes(tensor))
 
     def part(self, tensor: TensorProto, start: int, size: int) -> bytes:
         """Some bytes of the content of a weight that is not of strings."""
-        if tensor.data_location == TensorProto.EXTERNAL:
-            return b"".join(self._external(tensor, start, size))
-        return self._inline(tensor, content_bytes(tensor))[start : start + size]
+        return b"".join(self._read(tensor, start, size))
 
     def strings(self, tensor: TensorProto) -> list[bytes]:
         """The elements of a string tensor."""
@@ -61,13 +64,37 @@ class WeightReader:
             )
         return strings
 
-    def _inline(self, tensor: TensorProto, size: int) -> bytes:
+    def _read(self, tensor: TensorProto, start: int, size: int) -> Iterator[bytes]:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield from self._external(tensor, start, size)
+            return
+        needed = content_bytes(tensor)
+        if not tensor.raw_data and (place := self._places.get(tensor.name)) is not None:
+            self._check_size(tensor, place[1], needed)
+            yield from self._inline(tensor, place[0] + start, size)
+            return
         content = self._content(tensor)
-        if len(content) != size:
+        self._check_size(tensor, len(content), needed)
+        end = start + size
+        yield from (content[at : min(at + CHUNK_BYTES, end)] for at in range(start, end, CHUNK_BYTES))
+
+    def _check_size(self, tensor: TensorProto, size: int, needed: int) -> None:
+        if size != needed:
             raise FileFormatError(
-                f"{self._file.path}: weight {tensor.name!r} has {len(content)} bytes, but its shape needs {size}"
+                f"{self._file.path}: weight {tensor.name!r} has {size} bytes, but its shape needs {needed}"
             )
-        return content
+
+    def _inline(self, tensor: TensorProto, offset: int, size: int) -> Iterator[bytes]:
+        try:
+            with self._file.path.open("rb") as stream:
+                stream.seek(offset)
+                while size and (content := stream.read(min(size, CHUNK_BYTES))):
+                    size -= len(content)
+                    yield content
+        except OSError as error:
+            raise FileFormatError(f"{self._file.path} cannot be read: {error.strerror or error}") from error
+        if size:
+            raise FileFormatError(f"{self._file.path} ends within weight {tensor.name!r}: it was changed meanwhile")
 
     def _content(self, tensor: TensorProto) -> bytes:
         if not tensor.raw_data:

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from modelexport.display import Summary, summarized
-from modelexport.errors import InputError
+from modelexport.errors import InputError, StorageError
+from modelexport.gc_pause import gc_paused
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import check_text_target, read_model, write_text
-from modelexport.viewing.drawing import as_dot, as_svg
+from modelexport.viewing.drawings import as_dot, as_svg, read_level
 from modelexport.viewing.html_page import html_frame, html_page
-from modelexport.viewing.level_graph import read_level
 from modelexport.viewing.model_explorer import as_model_explorer, model_explorer_node_data
 from modelexport.viewing.page_builder import Content, build_page_data, page_json
 from modelexport.viewing.page_data import PageData
@@ -108,6 +108,18 @@ class View:
             self.path = target
         return target
 
+    def save_temporarily(self) -> Path:
+        """Write the page to a new folder among the temporary files of the system.
+
+        Raises:
+            StorageError: Writing it failed.
+        """
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="modelexport-view-"))
+        except OSError as error:
+            raise StorageError(f"there is no temporary folder: {error.strerror or error}; give a path") from error
+        return self.save(folder / f"{Path(self.data.file).stem or 'model'}.html")
+
     def text(self, form: str, level: str = "") -> str:
         """The content of a file in one of the formats html, svg, dot, model-explorer.
 
@@ -128,11 +140,9 @@ class View:
         Returns:
             Whether a browser was started.
         """
-        if self.path is None:
-            folder = Path(tempfile.mkdtemp(prefix="modelexport-view-"))
-            self.save(folder / f"{Path(self.data.file).stem or 'model'}.html")
+        page = self.path or self.save_temporarily()
         with contextlib.suppress(webbrowser.Error, OSError):
-            return webbrowser.open((self.path or Path()).absolute().as_uri())
+            return webbrowser.open(page.absolute().as_uri())
         return False
 
     def _repr_html_(self) -> str:
@@ -171,7 +181,8 @@ def view(
     """
     target = None if output is None else check_text_target(Path(output), force=overwrite)
     content = Content(profile=profile, verification=verification, compared=compare, axes=axes or {}, private=private)
-    found = View(build_page_data(read_model(path, limits), content))
+    with gc_paused():
+        found = View(build_page_data(read_model(path, limits), content))
     if target is not None:
         found.save(target, overwrite=overwrite)
     return found

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.gc_pause import gc_paused
 from modelexport.storage import ModelFile, Recovered, find_hierarchy, source_lines
 from modelexport.viewing.call_structure import find_repeats
 from modelexport.viewing.graph_tables import GraphTables, read_tables
 from modelexport.viewing.hierarchy_tables import call_table, module_table, with_root_call
-from modelexport.viewing.overlays import confidence_overlay, flops_overlay, kind_overlay, precision_overlay
+from modelexport.viewing.overlays import (
+    comparison_overlay,
+    confidence_overlay,
+    flops_overlay,
+    kind_overlay,
+    precision_overlay,
+    profile_overlays,
+    verification_overlays,
+)
 from modelexport.viewing.page_data import About, Calls, Overlay, PageData, StringTable, Weight
-from modelexport.viewing.report_overlays import comparison_overlay, profile_overlays, verification_overlays
 from modelexport.viewing.tensor_texts import text_of
 from modelexport.viewing.weight_statistics import READ_BYTES, weight_table
 
@@ -48,32 +54,31 @@ def build_page_data(file: ModelFile, content: Content) -> PageData:
         InputError: A report cannot be read, or is of another graph.
         FileFormatError: The file has no hierarchy, or a report is not one.
     """
-    with gc_paused():
-        found = find_hierarchy(file)
-        document = with_root_call(found.document)
-        strings = StringTable()
-        tables = read_tables(file.proto, document, strings, {} if content.private else source_lines(file.nodes))
-        weights, notes = weight_table(file, tables.initializers, content.statistics_bytes)
-        modules, calls = module_table(document, strings), call_table(document, tables.numbers, strings)
-        texts = strings.texts()
-        repeats = find_repeats(modules, calls, tables.graphs, tables.nodes, tables.tensors, texts)
-        overlays, unknown = _overlays(file, content, calls, tables, texts)
-        missing = [file.missing] if file.missing else []
-        return PageData(
-            file=file.path.name,
-            graph_hash=file.graph_hash,
-            about=_about(file, found, weights, content.private),
-            notes=[*missing, *found.missing, *document.notes, *notes, *unknown],
-            strings=texts,
-            modules=modules,
-            calls=calls,
-            graphs=tables.graphs,
-            nodes=tables.nodes,
-            tensors=tables.tensors,
-            weights=weights,
-            repeats=repeats,
-            overlays=overlays,
-        )
+    found = find_hierarchy(file)
+    document = with_root_call(found.document)
+    strings = StringTable()
+    tables = read_tables(file.proto, document, strings, {} if content.private else source_lines(file.nodes))
+    weights, notes = weight_table(file, tables.initializers, content.statistics_bytes)
+    modules, calls = module_table(document, strings), call_table(document, tables.numbers, strings)
+    texts = strings.texts()
+    repeats = find_repeats(modules, calls, tables.graphs, tables.nodes, tables.tensors, texts)
+    overlays, unknown = _overlays(file, content, calls, tables, texts)
+    missing = [file.missing] if file.missing else []
+    return PageData(
+        file=file.path.name,
+        graph_hash=file.graph_hash,
+        about=_about(file, found, weights, content.private),
+        notes=[*missing, *found.missing, *document.notes, *notes, *unknown],
+        strings=texts,
+        modules=modules,
+        calls=calls,
+        graphs=tables.graphs,
+        nodes=tables.nodes,
+        tensors=tables.tensors,
+        weights=weights,
+        repeats=repeats,
+        overlays=overlays,
+    )
 
 
 def _overlays(

@@ -16,12 +16,11 @@ from modelexport.viewing.page_data import Weight, rounded
 from modelexport.viewing.tensor_texts import content_text
 
 # A larger weight is sampled: this many parts, evenly spread, of this many bytes each.
-_EXACT_BYTES = 2**21
+_EXACT_BYTES = 2**22
 _PARTS = 16
 _PART_BYTES = 2**16
-# How many bytes are read for statistics in all. A file with inline weights is read as a whole, up to its own limit.
-READ_BYTES = 2**27
-INLINE_FILE_BYTES = 2**30
+# How many bytes are read for statistics in all.
+READ_BYTES = 2**28
 _MOST_EXAMPLES = 3
 
 
@@ -43,7 +42,6 @@ class _Statistics:
     def __init__(self, file: ModelFile, read_bytes: int) -> None:
         self._reader = WeightReader(file)
         self._left = read_bytes
-        self._inline = file.path.stat().st_size <= INLINE_FILE_BYTES
         self._skipped: list[str] = []
         self._unreadable: list[str] = []
         self._sampled = 0
@@ -52,7 +50,7 @@ class _Statistics:
         size, elements = content_bytes(tensor), math.prod(tensor.dims)
         external = tensor.data_location == TensorProto.EXTERNAL
         text = content_text(tensor)
-        numbers = None if text and not tensor.dims else self._numbers(tensor, size, external)
+        numbers = None if text and not tensor.dims else self._numbers(tensor, size)
         if numbers is None or not numbers.size:
             return Weight(bytes=size, elements=elements, external=external, text=text)
         sampled = numbers.size < elements
@@ -77,14 +75,14 @@ class _Statistics:
             **values,
         )
 
-    def _numbers(self, tensor: TensorProto, size: int, external: bool) -> np.ndarray | None:
+    def _numbers(self, tensor: TensorProto, size: int) -> np.ndarray | None:
         """The elements of a weight, or a sample of them; None for types that are not numbers, and beyond the limit."""
         try:
             kind = ir.DataType(tensor.data_type)
-            item = kind.numpy()
+            item, bits = kind.numpy(), kind.bitwidth
         except (TypeError, ValueError):
             return None
-        if kind.bitwidth < 8 or item.kind not in "fiubV" or not size:
+        if bits < 8 or item.kind not in "fiubV" or not size:
             return None
         parts = [(0, size)]
         if size > _EXACT_BYTES:
@@ -92,7 +90,7 @@ class _Statistics:
             step = (size - length) / (_PARTS - 1)
             parts = [(int(step * part) // item.itemsize * item.itemsize, length) for part in range(_PARTS)]
         needed = sum(length for _, length in parts)
-        if needed > self._left or not (external or tensor.raw_data or self._inline):
+        if needed > self._left:
             self._skipped.append(tensor.name)
             return None
         self._left -= needed

@@ -20,7 +20,8 @@ from modelexport.profiling.static_cost.tensor_shapes import Axes
 from modelexport.storage import ModelFile, check_functions, find_hierarchy, read_model
 
 _MOST_AXES = 10
-_MOST_EXPANDED_NODES = 1_000_000
+# Shape inference visits the body of a function for each call of it: what `check_functions` accepts.
+MOST_EXPANDED_NODES = 1_000_000
 
 
 class StaticCost(msgspec.Struct, frozen=True):
@@ -218,6 +219,7 @@ def profile_statically(
         FileFormatError: The file is invalid or has no hierarchy.
     """
     file = read_model(path, limits)
+    check_functions(file.proto, file.path, MOST_EXPANDED_NODES)
     hierarchy = find_hierarchy(file)
     document = hierarchy.document
     selected = None if select is None else selected_calls(document, select)
@@ -262,14 +264,11 @@ def profile_statically(
 
 
 def count_nodes(file: ModelFile, axes: Mapping[str, int] | None = None) -> tuple[Axes, GraphCost]:
-    """The cost of each node of an opened file, and the sizes of its axes.
+    """The cost of each node of an opened file whose functions were checked, and the sizes of its axes.
 
     Raises:
         InputError: The size of a dynamic axis is missing or not positive, or the model has no such axis.
-        FileFormatError: The file has too many nodes after its functions are inlined.
     """
-    # Shape inference visits the body of a function for each call of it.
-    check_functions(file.proto, file.path, _MOST_EXPANDED_NODES)
     sizes = Axes(axes or {})
     sizes.check(file.proto.graph)
     return sizes, graph_cost(file.proto, file.nodes, sizes)

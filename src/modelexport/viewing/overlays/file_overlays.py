@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from modelexport.display import counted
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import ELEMENT_TYPES
-from modelexport.profiling.static_cost import count_nodes
-from modelexport.storage import ModelFile
+from modelexport.profiling.static_cost import MOST_EXPANDED_NODES, count_nodes
+from modelexport.storage import ModelFile, check_functions
 from modelexport.viewing.hierarchy_tables import with_callees
 from modelexport.viewing.page_data import KINDS, NONE, Calls, Nodes, Overlay, Tensors, Values
 
@@ -93,6 +93,7 @@ def flops_overlay(
         InputError: A given axis is not one of the model, or others are missing.
     """
     try:
+        check_functions(file.proto, file.path, MOST_EXPANDED_NODES)
         _, found = count_nodes(file, axes)
     except (InputError, FileFormatError) as error:
         if axes and isinstance(error, InputError):

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 
 from modelexport.display import shortened
-from modelexport.viewing.layered_layout import Point, Size, lay_out
-from modelexport.viewing.level_graph import Box, Edge, Level
+from modelexport.viewing.drawings.layered_layout import Point, Size, lay_out
+from modelexport.viewing.drawings.level_graph import Box, Edge, Level
 
 _LINE, _LABEL_LINE, _PADDING, _MARGIN = 16.0, 14.0, 10.0, 24.0
 _TITLE_WIDTH, _TEXT_WIDTH, _LABEL_WIDTH = 8.6, 7.0, 6.4

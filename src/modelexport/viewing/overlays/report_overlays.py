@@ -16,7 +16,7 @@ from modelexport.hierarchy import CallId, parent_path
 from modelexport.profiling import CallProfile, ProfileReport, middle_runs, read_profile
 from modelexport.storage import ModelFile
 from modelexport.viewing.hierarchy_tables import with_callees
-from modelexport.viewing.overlays import unions
+from modelexport.viewing.overlays.file_overlays import unions
 from modelexport.viewing.page_data import Calls, Nodes, Overlay, Values, rounded
 
 _VERDICTS = tuple(verdict.value.replace("_", " ") for verdict in reversed(Verdict))
@@ -81,16 +81,16 @@ def profile_overlays(
 
 
 def _node_times(report: ProfileReport, nodes: Nodes, strings: Sequence[str]) -> Values | None:
-    """The time of each kernel at the node that computes its output; None if the runtime does not name nodes."""
+    """The time of each kernel at the node that computes its output; None if no kernel computes that of a node."""
     middle = middle_runs(report.session.seconds)
-    seconds: dict[str, float] = {}
+    numbers = {strings[name]: number for number, name in enumerate(nodes.id)}
+    found: Values = [None] * len(nodes.id)
     for kernel in report.kernels:
-        if kernel.sources:
+        number = numbers.get(kernel.sources[-1] if kernel.sources else kernel.node)
+        if number is not None:
             mean = sum(kernel.seconds[run] for run in middle) / len(middle)
-            seconds[kernel.sources[-1]] = seconds.get(kernel.sources[-1], 0.0) + mean
-    if not seconds:
-        return None
-    return [rounded(seconds[name]) if (name := strings[text]) in seconds else None for text in nodes.id]
+            found[number] = rounded((found[number] or 0.0) + mean)
+    return found if any(found) else None
 
 
 def _provider_overlay(report: ProfileReport, rows: Sequence[CallProfile | None], whole: str) -> list[Overlay]:
