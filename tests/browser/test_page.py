@@ -216,9 +216,8 @@ def test_everything_is_reached_with_the_keyboard(open_page: Opener, page_of: Pag
     keys.press("/")
     keys.type("op:Gemm or op:MatMul")
     keys.press("Enter")
-    keys.press("Escape")
-    keys.press("Escape")
-    keys.press("Tab")
+    keys.press("Escape")  # clears the query
+    keys.press("Escape")  # leaves the field
     keys.press("?")
     expect(opened.page.locator("#help")).to_be_visible()
     keys.press("Escape")

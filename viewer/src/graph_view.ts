@@ -326,8 +326,12 @@ export class GraphView {
     for (const stub of this.drawing.stubs.values()) {
       const source = wanted.has(stub.tensor) && this.sourceOf(stub);
       if (!source) continue;
+      // Beside all boxes of the level, so that it crosses none.
+      const lane = Math.min(...sceneOf(this.scene!, stub.box)!.boxes.map((box) => box.x)) - 12;
       const from = { x: source.x + source.width / 2, y: source.y + source.height };
-      this.content.append(s("path", { class: "full-wire", d: curve([from, { x: stub.x, y: stub.box.y }]) }));
+      const bend = Math.max(stub.box.y - 20, from.y + 16);
+      const points = [from, { x: lane, y: Math.min(from.y + 24, bend) }, { x: lane, y: bend }, { x: stub.x, y: stub.box.y }];
+      this.content.append(s("path", { class: "full-wire", d: curve(points) }));
     }
   }
 
