@@ -172,10 +172,10 @@ export class MapView {
       if (ink) node.style.fill = ink;
       element.append(node);
     };
-    const title = fitted(name, "body", room);
+    const title = fitted(name, "title", room);
     if (title !== name && Array.from(title).length < MIN_LETTERS) return;
     if (area.height < 34) {
-      const both = textWidth(title, "body") + textWidth(value, "small") + 10 <= room;
+      const both = textWidth(title, "title") + textWidth(value, "small") + 10 <= room;
       text("title", area.y + area.height / 2 + 4, title);
       if (both) {
         const node = s("text", { class: "value", x: area.x + area.width - 6, y: area.y + area.height / 2 + 4, "text-anchor": "end" }, value);
