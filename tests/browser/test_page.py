@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
+from tests.browser.conftest import Opener
 
 import modelexport
-from tests.browser.conftest import Opener
 
 pytestmark = pytest.mark.integration
 
