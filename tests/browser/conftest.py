@@ -34,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def browser() -> Iterator[playwright.Browser]:
     executable = os.environ.get("MODELEXPORT_CHROMIUM") or shutil.which("chromium") or ""
     if not Path(executable).is_file():
-        problem = "no browser: install chromium, or name one in MODELEXPORT_CHROMIUM; the tests of the page are left out"
+        problem = (
+            "no browser: install chromium, or name one in MODELEXPORT_CHROMIUM; the tests of the page are left out"
+        )
         if os.environ.get("MODELEXPORT_BROWSER_TESTS") == "required":
             pytest.fail(problem)
         pytest.skip(problem)
@@ -87,7 +89,9 @@ def open_page(browser: playwright.Browser) -> Iterator[Opener]:
 
     def opened(path: Path, fragment: str = "", *, width: int = 1280, height: int = 800, dark: bool = False) -> Opened:
         context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
         )
         contexts.append(context)
         page = context.new_page()

@@ -51,7 +51,9 @@ def test_levels_open_down_to_a_node(open_page: Opener, page_of: Pages, bert: mod
     opened.screenshot("graph-node")
 
 
-def test_an_open_call_shows_its_arguments(open_page: Opener, page_of: Pages, bert: modelexport.HierarchyDocument) -> None:
+def test_an_open_call_shows_its_arguments(
+    open_page: Opener, page_of: Pages, bert: modelexport.HierarchyDocument
+) -> None:
     opened = open_page(page_of("bert"), opened_levels("encoder"))
     call = next(call for call in bert.calls if call.id == "encoder")
     shown = opened.page.locator("g.pill text").all_text_contents()
@@ -82,14 +84,18 @@ def test_search_finds_what_the_selector_selects(
     opened.search(selector)
     expect(opened.page.locator(".search-status")).to_have_text(str(len(expected)))
     drawn = opened.page.locator("g.box.hit")
-    assert {drawn.nth(i).get_attribute("data-key") for i in range(drawn.count())} <= {f"n:{node.id}" for node in expected}
+    assert {drawn.nth(i).get_attribute("data-key") for i in range(drawn.count())} <= {
+        f"n:{node.id}" for node in expected
+    }
     opened.page.keyboard.press("Enter")  # the first result
     assert expected[0].id in opened.details()
     expect(opened.page.locator(".search-status")).to_have_text(f"1 of {len(expected)}")
     opened.screenshot("search")
 
 
-def test_error_of_a_selector_is_shown_inline(open_page: Opener, page_of: Pages, bert: modelexport.HierarchyDocument) -> None:
+def test_error_of_a_selector_is_shown_inline(
+    open_page: Opener, page_of: Pages, bert: modelexport.HierarchyDocument
+) -> None:
     selector = "kind:wrong"
     with pytest.raises(modelexport.SelectorError) as raised:
         modelexport.select_nodes(bert, selector)
@@ -275,14 +281,18 @@ def test_printing_shows_the_whole_graph(open_page: Opener, page_of: Pages) -> No
     opened.page.emulate_media(media="print")
     opened.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     _, _, width, height = map(float, str(opened.page.locator("svg.graph").get_attribute("viewBox")).split())
-    bounds = opened.page.evaluate("(() => { const box = document.querySelector('g.drawing').getBBox(); return [box.width, box.height] })()")
+    bounds = opened.page.evaluate(
+        "(() => { const box = document.querySelector('g.drawing').getBBox(); return [box.width, box.height] })()"
+    )
     assert width >= bounds[0]
     assert height >= bounds[1]
     opened.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert opened.page.locator("svg.graph").get_attribute("viewBox") is None
 
 
-def test_page_runs_in_the_frame_of_a_notebook(open_page: Opener, page_of: Pages, exported: Callable[..., Any], tmp_path: Path) -> None:
+def test_page_runs_in_the_frame_of_a_notebook(
+    open_page: Opener, page_of: Pages, exported: Callable[..., Any], tmp_path: Path
+) -> None:
     notebook = tmp_path / "notebook.html"
     frame = modelexport.view(exported("bert").path)._repr_html_()
     notebook.write_text(f"<!doctype html><html data-ready>{frame}", encoding="utf-8")
