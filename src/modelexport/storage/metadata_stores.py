@@ -310,7 +310,8 @@ def source_lines(nodes: Iterable[tuple[str, onnx.NodeProto]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for node_id, node in nodes:
         text = next((entry.value for entry in node.metadata_props if entry.key == _STACK_TRACE_KEY), "")
-        frames: list[tuple[str, str]] = _FRAME.findall(text)
+        # Text that is not UTF-8 is bytes.
+        frames: list[tuple[str, str]] = _FRAME.findall(text) if isinstance(text, str) else []
         if frames:
             own = [frame for frame in frames if not _OF_TORCH.search(frame[0])]
             found[node_id] = ":".join((own or frames)[-1])

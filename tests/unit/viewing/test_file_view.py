@@ -40,6 +40,11 @@ def test_existing_file_is_replaced_only_where_that_is_asked_for(path: Path, tmp_
     assert "net.onnx" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_path_that_cannot_be_written_is_refused_before_the_file_is_read(tmp_path: Path) -> None:
+    with pytest.raises(modelexport.InputError, match="no folder"):
+        modelexport.view(tmp_path / "missing.onnx", output=tmp_path / "missing" / "page.html")
+
+
 def test_repr_is_short(path: Path) -> None:
     shown = modelexport.view(path)
     assert repr(shown).startswith("View(file='net.onnx', nodes=4, calls=3")

@@ -33,6 +33,20 @@ def test_omitted_input_keeps_the_position_of_those_after_it(tmp_path: Path) -> N
     assert names(data, data.nodes.outputs[0]) == ["y"]
 
 
+def test_stack_trace_that_is_not_text_gives_no_source_line(tmp_path: Path) -> None:
+    nodes = [
+        scoped(helper.make_node("Relu", ["x"], ["a"]), "a", "models.A"),
+        scoped(helper.make_node("Relu", ["a"], ["y"]), "b", "models.B"),
+    ]
+    for node, name in zip(nodes, ("netXX.py", "good.py"), strict=True):
+        node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value=f'File "{name}", line 3, in forward')
+    graph = helper.make_graph(nodes, "main", [value("x")], [value("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString().replace(b"netXX.py", b"net\xff\xfe.py"))
+    data = modelexport.view(tmp_path / "m.onnx").data
+    assert [data.strings[source] for source in data.nodes.source] == ["", "good.py:3"]
+
+
 def test_attributes_are_texts(tmp_path: Path) -> None:
     constant = helper.make_tensor("c", TensorProto.INT64, [2], [3, 4])
     attributes = {"f": 0.5, "ints": [1, 2], "t": constant, "s": "text", "many": list(range(100))}
