@@ -60,6 +60,18 @@ def test_an_open_call_shows_its_arguments(
     assert {port.name for port in call.inputs if port.tensor} <= set(shown)
 
 
+def test_boxes_of_a_level_are_below_its_heading_and_its_arguments(open_page: Opener, page_of: Pages) -> None:
+    opened = open_page(page_of("bert"), opened_levels("embeddings"))
+    heading = opened.box("c:embeddings").locator(".band").bounding_box()
+    inner = opened.page.locator('g.box[data-key^="c:embeddings."] .frame, g.box.node.depth1 .frame').all()
+    assert heading is not None
+    assert len(inner) > 3
+    for frame in inner:
+        box = frame.bounding_box()
+        assert box is not None
+        assert box["y"] >= heading["y"] + heading["height"]
+
+
 def test_closed_level_is_not_drawn(open_page: Opener, page_of: Pages) -> None:
     opened = open_page(page_of("bert"), opened_levels(*TO_ATTENTION))
     expect(opened.box(f"c:{ATTENTION}.query")).to_have_count(1)

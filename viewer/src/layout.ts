@@ -189,7 +189,7 @@ function arrangement(input: LayoutInput, scene: Scene, labels: string[]): Arrang
     const label = labels[i] ? { width: textWidth(labels[i], "small") + 8, height: 16, labelpos: "c" } : {};
     graph.setEdge(name(edge.from), name(edge.to), { weight: 1, ...label }, `e${i}`);
   });
-  anchorPills(graph, pills);
+  anchorPills(graph, scene);
   dagreLayout(graph);
   const places = new Map(graph.nodes().map((node) => [node, graph.node(node) as Point]));
   const wires = level.edges.map((edge, i) => {
@@ -202,14 +202,19 @@ function arrangement(input: LayoutInput, scene: Scene, labels: string[]): Arrang
   return result;
 }
 
-/** Input pills belong to the first rank, output pills to the last. */
-function anchorPills(graph: Graph, pills: PillBox[]): void {
+/** Input pills belong to the first rank, output pills to the last; boxes without inputs or outputs are between them. */
+function anchorPills(graph: Graph, { boxes, pills }: Scene): void {
   const hidden = { width: 0, height: 0 };
   if (pills.some((pill) => pill.side === "input")) graph.setNode("top", hidden);
   if (pills.some((pill) => pill.side === "output")) graph.setNode("bottom", hidden);
   pills.forEach((pill, i) => {
     if (pill.side === "input") graph.setEdge("top", `p${i}`, { weight: 1000 }, "anchor");
     else graph.setEdge(`p${i}`, "bottom", { weight: 1000 }, "anchor");
+  });
+  boxes.forEach((_, i) => {
+    const key = `i${i}`;
+    if (graph.hasNode("top") && !graph.inEdges(key)?.length) graph.setEdge("top", key, { weight: 0, minlen: 2 }, "anchor");
+    if (graph.hasNode("bottom") && !graph.outEdges(key)?.length) graph.setEdge(key, "bottom", { weight: 0, minlen: 2 }, "anchor");
   });
 }
 
