@@ -14,9 +14,9 @@ from typing import Any
 
 import playwright.sync_api as playwright
 import pytest
+from benchmarks.view_browser import CHROMIUM_OPTIONS, READY
 
 import modelexport
-from benchmarks.view_browser import CHROMIUM_OPTIONS, READY
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 # What a page reports when something goes wrong, for the test of that.

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.browser.conftest import Opener
 
 import modelexport
 from modelexport.viewing.html_page import html_page
 from modelexport.viewing.page_builder import page_json
-from tests.browser.conftest import Opener
 
 pytestmark = pytest.mark.integration
 

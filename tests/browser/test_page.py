@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
+from tests.browser.conftest import Opener
 
 import modelexport
-from tests.browser.conftest import Opener
 
 pytestmark = pytest.mark.integration
 
@@ -222,9 +222,8 @@ def test_everything_is_reached_with_the_keyboard(open_page: Opener, page_of: Pag
     keys.press("/")
     keys.type("op:Gemm or op:MatMul")
     keys.press("Enter")
-    keys.press("Escape")
-    keys.press("Escape")
-    keys.press("Tab")
+    keys.press("Escape")  # clears the query
+    keys.press("Escape")  # leaves the field
     keys.press("?")
     expect(opened.page.locator("#help")).to_be_visible()
     keys.press("Escape")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.browser.conftest import Opener
 from tests.support.selector_cases import cases_of
 

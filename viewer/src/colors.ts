@@ -9,11 +9,12 @@ const AMOUNT_LIGHT = ["#f3f6df", "#d3ecb8", "#8fd3ba", "#48b4c2", "#2583b4", "#2
 const AMOUNT_DARK = ["#2a2350", "#38407a", "#31688e", "#21918c", "#35b779", "#90d743", "#fde725"];
 const DIFFERENCE_LIGHT = ["#1b5a9c", "#5b9bcf", "#b5d3ea", "#f4f4f2", "#f7cf9f", "#e08f3c", "#a65205"];
 const DIFFERENCE_DARK = ["#7cc0ff", "#4688c6", "#2b527b", "#33383f", "#79501f", "#c07a2a", "#ffb45c"];
-const CATEGORIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8a8f98"];
+// The first is quiet: it is the usual case (exact, unchanged), or everything else.
+const CATEGORIES = ["#9aa3af", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"];
 // Large areas are softer than the colours themselves, so that text on them is easy to read.
 const SOFTNESS = 0.4;
 const PAPER: Record<Theme, string> = { light: "#ffffff", dark: "#181c22" };
-export const UNKNOWN_CATEGORY = CATEGORIES.length - 1;
+export const CATEGORY_COUNT = CATEGORIES.length;
 
 export function amountColor(fraction: number, theme: Theme): string {
   return interpolated(theme === "dark" ? AMOUNT_DARK : AMOUNT_LIGHT, fraction);
@@ -25,7 +26,7 @@ export function differenceColor(fraction: number, theme: Theme): string {
 }
 
 export function categoryColor(index: number, theme: Theme): string {
-  return interpolated([CATEGORIES[Math.min(index, CATEGORIES.length - 1)], PAPER[theme]], SOFTNESS);
+  return interpolated([CATEGORIES[index < CATEGORIES.length ? index : 0], PAPER[theme]], SOFTNESS);
 }
 
 /** Black or white, whichever is easier to read on the colour. */

@@ -15,7 +15,7 @@ import type { Selection, State } from "./state.ts";
 import { hideTooltip, showTooltip, type TooltipText } from "./tooltip.ts";
 
 // A drawing that would be smaller than this is shown from its upper end.
-const READABLE = 0.45;
+const READABLE = 0.7;
 
 export class GraphView {
   readonly element: HTMLElement;
@@ -106,7 +106,9 @@ export class GraphView {
     const bounds = this.boundsOf(this.scene);
     const { width, height } = this.pan.viewport;
     const fit = Math.min((width - 64) / bounds.width, (height - 64) / bounds.height);
+    const selected = state.selection ? this.app.pathTo(state.selection).at(-1) : undefined;
     if (fit >= READABLE) this.pan.show(bounds, 1.1, false);
+    else if (selected && this.zoomTo(selected, false)) return;
     else this.pan.showTop(bounds, Math.min(Math.max((width - 48) / bounds.width, READABLE), 0.9));
   }
 
@@ -119,12 +121,12 @@ export class GraphView {
     if (!box) return false;
     const { width, height } = this.pan.viewport;
     const surroundings = {
-      x: box.x - Math.max(0, (width / 1.4 - box.width) / 2),
-      y: box.y - Math.max(0, (height / 1.4 - box.height) / 2),
-      width: Math.max(box.width, width / 1.4),
-      height: Math.max(box.height, height / 1.4),
+      x: box.x - Math.max(0, (width / 1.2 - box.width) / 2),
+      y: box.y - Math.max(0, (height / 1.2 - box.height) / 2),
+      width: Math.max(box.width, width / 1.2),
+      height: Math.max(box.height, height / 1.2),
     };
-    this.pan.show(surroundings, 1.2, animated, 16);
+    this.pan.show(surroundings, 1.05, animated, 16);
     return true;
   }
 
@@ -326,8 +328,12 @@ export class GraphView {
     for (const stub of this.drawing.stubs.values()) {
       const source = wanted.has(stub.tensor) && this.sourceOf(stub);
       if (!source) continue;
+      // Beside all boxes of the level, so that it crosses none.
+      const lane = Math.min(...sceneOf(this.scene!, stub.box)!.boxes.map((box) => box.x)) - 12;
       const from = { x: source.x + source.width / 2, y: source.y + source.height };
-      this.content.append(s("path", { class: "full-wire", d: curve([from, { x: stub.x, y: stub.box.y }]) }));
+      const bend = Math.max(stub.box.y - 20, from.y + 16);
+      const points = [from, { x: lane, y: Math.min(from.y + 24, bend) }, { x: lane, y: bend }, { x: stub.x, y: stub.box.y }];
+      this.content.append(s("path", { class: "full-wire", d: curve(points) }));
     }
   }
 

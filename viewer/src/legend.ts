@@ -16,7 +16,9 @@ export function drawLegend(app: App, into: HTMLElement): void {
   const { title, description, categories, unit, notes } = overlay.overlay;
   const heading = h("div", { class: "legend-title", title: description }, title);
   if (overlay.isCategory) {
+    const used = new Set([...overlay.overlay.calls, ...(overlay.overlay.totals ?? []), ...(overlay.overlay.nodes ?? [])]);
     const entries = (categories ?? []).map((name, i) => {
+      if (!used.has(i)) return null;
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = overlay.color(i)!;
       return h("span", { class: "legend-entry" }, swatch, name.slice(0, 60));

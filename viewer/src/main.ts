@@ -48,13 +48,13 @@ function start(): void {
     const searched = app.updateSearch();
     showView(state);
     controls.update(state);
+    drawLegend(app, byId("legend"));
     graph.update(state, before);
     map.update(state, before);
     table.update(state, before);
     tree.update(state, before);
     details.update(state, before);
     if (searched || !before) search.update();
-    drawLegend(app, byId("legend"));
     document.body.classList.toggle("has-selection", state.selection !== null);
   };
   store.listen(update);
@@ -68,12 +68,16 @@ function start(): void {
   onSystemTheme(retheme);
   const help = byId<HTMLDialogElement>("help");
   byId("help-keys").append(keyList());
+  const showHelp = (): void => {
+    help.showModal();
+    byId("help-title").focus();
+  };
   byId("bar-end").append(
     iconButton("theme", "Light or dark", () => {
       toggleTheme();
       retheme();
     }),
-    h("button", { class: "icon-button", type: "button", "aria-label": "Help and keys", title: "Help and keys (?)", click: () => help.showModal() }, "?"),
+    h("button", { class: "icon-button", type: "button", "aria-label": "Help and keys", title: "Help and keys (?)", click: showHelp }, "?"),
   );
   byId("close-details").append(iconButton("close", "Close the details", () => app.select(null)));
   setUpNotes(app);
@@ -111,7 +115,7 @@ function start(): void {
       else if (store.state.query) store.set({ query: "" });
       else if (store.state.view === "map") map.zoomOut();
     },
-    "?": () => help.showModal(),
+    "?": showHelp,
   });
   update(store.state, null);
   document.documentElement.dataset["ready"] = "true";

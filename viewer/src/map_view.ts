@@ -4,6 +4,7 @@ import { hierarchy, partition, treemap, treemapSquarify, type HierarchyRectangul
 import type { App } from "./app.ts";
 import { textOn } from "./colors.ts";
 import { h, replaceChildren, s } from "./dom.ts";
+import { plural } from "./format.ts";
 import { fitted, textWidth } from "./measure.ts";
 import { reducedMotion } from "./pan_zoom.ts";
 import { sizeText } from "./sizes.ts";
@@ -13,6 +14,8 @@ import { hideTooltip, showTooltip } from "./tooltip.ts";
 const HEAD = 20; // the heading of a cell with cells inside, in the treemap
 const MIN_TEXT = 28;
 const MIN_SIDE = 2;
+// Calls that would be thinner than this share a cell.
+const MIN_CELL = 2.5;
 // A name that does not fit is shortened to no less than this, or left out.
 const MIN_LETTERS = 10;
 // At most this many ranks of the hierarchy at once; a click shows those below.
@@ -22,6 +25,7 @@ const MIN_COLUMN = 96;
 interface Cell {
   call: number;
   own: boolean; // the nodes of the call itself
+  rest: number[]; // calls inside it that are too small to be drawn one by one
   children?: Cell[];
 }
 
@@ -56,6 +60,7 @@ export class MapView {
     this.render();
     if (zoomed && !reducedMotion()) this.svg.animate([{ opacity: 0.3 }, { opacity: 1 }], { duration: 140, easing: "ease-out" });
     if (hadFocus) this.focus();
+    if (before && state.selection !== before.selection && state.mapRoot === before.mapRoot) this.showSelected();
   }
 
   focus(): void {
@@ -67,6 +72,15 @@ export class MapView {
     if (mapRoot === 0) return false;
     this.app.store.set({ mapRoot: Math.max(this.app.model.call(mapRoot).parent, 0) });
     return true;
+  }
+
+  /** Zoom so that the selected call is drawn. */
+  private showSelected(): void {
+    const { app } = this;
+    const call = app.selectedCall();
+    const isDrawn = [...this.cells.values()].some(({ data }) => data.call === call && !data.own && !data.rest.length);
+    if (call < 0 || isDrawn || !app.totals(app.size())[call]) return;
+    app.store.set({ mapRoot: app.model.childCalls(call).length ? call : Math.max(app.model.call(call).parent, 0) });
   }
 
   private render(): void {
@@ -84,7 +98,7 @@ export class MapView {
     this.cells.clear();
     const elements: SVGGElement[] = [];
     if (totals[mapRoot] > 0) {
-      const root = hierarchy(this.cellOf(mapRoot, totals)).sum((cell) => (cell.children ? 0 : cell.own ? size.own(cell.call) : totals[cell.call]));
+      const root = hierarchy(this.cellOf(mapRoot, totals)).sum((cell) => (cell.children ? 0 : cell.own ? size.own(cell.call) : cell.rest.length ? sum(cell.rest, totals) : totals[cell.call]));
       const placed = shape === "icicle" ? icicle(root, width, height) : tiles(root, width, height);
       const add = (node: Placed): void => {
         const element = this.cell(node, shape === "icicle");
@@ -102,42 +116,50 @@ export class MapView {
   /** The calls below, as deep as the map shows; what a call computes itself is a cell beside the calls inside it. */
   private cellOf(call: number, totals: number[], depth = 0): Cell {
     const inner = this.app.model.childCalls(call).filter((child) => totals[child] > 0);
-    if (!inner.length || depth > 12) return { call, own: false };
-    const own = this.app.size().own(call) > 0 ? [{ call, own: true }] : [];
-    return { call, own: false, children: [...inner.map((child) => this.cellOf(child, totals, depth + 1)), ...own] };
+    if (!inner.length || depth > 12) return { call, own: false, rest: [] };
+    const least = (totals[this.app.state.mapRoot] * MIN_CELL) / Math.max(this.svg.clientHeight, 1);
+    const drawn = inner.filter((child) => totals[child] >= least);
+    const rest = inner.filter((child) => totals[child] < least);
+    const cells = drawn.map((child) => this.cellOf(child, totals, depth + 1));
+    if (rest.length) cells.push({ call, own: false, rest });
+    if (this.app.size().own(call) > 0) cells.push({ call, own: true, rest: [] });
+    return { call, own: false, rest: [], children: cells };
   }
 
   private cell(node: Placed, columns: boolean): SVGGElement | null {
     const [x, y, width, height] = [node.x0, node.y0, node.x1 - node.x0, node.y1 - node.y0];
     if (width < MIN_SIDE || height < MIN_SIDE) return null;
     const { app } = this;
-    const { call, own } = node.data;
+    const { call, own, rest } = node.data;
     const { model } = app;
+    const isPart = own || rest.length > 0;
     const overlay = app.overlay() ?? app.overlay("class")!;
-    const shown = own ? (overlay.overlay.id === "class" ? null : (overlay.overlay.calls[call] ?? null)) : overlay.ofCall(call);
+    const ofOwn = overlay.overlay.id === "class" ? null : (overlay.overlay.calls[call] ?? null);
+    const ofRest = rest.length ? overlay.combined(rest.map((inner) => overlay.ofCall(inner))) : null;
+    const shown = own ? ofOwn : rest.length ? ofRest : overlay.ofCall(call);
     // What encloses the others in a treemap has the largest amounts, and would only be a dark frame.
     const isFrame = node.children !== undefined && !columns && !overlay.isCategory;
     const fill = isFrame ? null : overlay.color(shown);
-    const selected = app.selectedCall() === call && !own;
-    const name = own ? "own nodes" : model.localName(call);
+    const selected = app.selectedCall() === call && !isPart;
+    const name = own ? "own nodes" : rest.length ? plural(rest.length, "call") : model.localName(call);
     const value = sizeText(app.size(), node.value ?? 0);
     const frame = s("rect", { x: x + 0.5, y: y + 0.5, width: Math.max(width - 1, 1), height: Math.max(height - 1, 1), rx: Math.min(3, width / 4, height / 4) });
     if (fill) frame.style.fill = fill;
     const element = s(
       "g",
       {
-        class: ["cell", own ? "own" : "", selected ? "selected" : "", app.found.calls.has(call) && !own ? "hit" : "", node.children ? "outer" : ""].join(" "),
+        class: ["cell", own ? "own" : rest.length ? "rest" : "", selected ? "selected" : "", app.found.calls.has(call) && !isPart ? "hit" : "", node.children ? "outer" : ""].join(" "),
         role: "button",
         tabindex: -1,
-        "aria-label": `${model.call(call).id || model.localName(call)}${own ? ", own nodes" : ""}, ${model.moduleOf(call).class}, ${value}`.slice(0, 400),
-        "data-call": own ? null : model.call(call).id.slice(0, 400),
+        "aria-label": `${model.call(call).id || model.localName(call)}${isPart ? `, ${name}` : ""}, ${model.moduleOf(call).class}, ${value}`.slice(0, 400),
+        "data-call": isPart ? null : model.call(call).id.slice(0, 400),
       },
       frame,
     );
     const ink = fill ? textOn(fill) : null;
     const overlayText = app.overlay() && app.overlay()!.overlay.id !== "class" ? overlay.text(shown) : "";
     const second = overlayText || value;
-    this.writeText(element, { x, y, width, height: node.children && !columns ? HEAD : height }, name, own ? "" : model.moduleOf(call).class, second, ink);
+    this.writeText(element, { x, y, width, height: node.children && !columns ? Math.min(HEAD, height) : height }, name, isPart ? "" : model.moduleOf(call).class, second, ink);
     return element;
   }
 
@@ -150,10 +172,10 @@ export class MapView {
       if (ink) node.style.fill = ink;
       element.append(node);
     };
-    const title = fitted(name, "body", room);
+    const title = fitted(name, "title", room);
     if (title !== name && Array.from(title).length < MIN_LETTERS) return;
     if (area.height < 34) {
-      const both = textWidth(title, "body") + textWidth(value, "small") + 10 <= room;
+      const both = textWidth(title, "title") + textWidth(value, "small") + 10 <= room;
       text("title", area.y + area.height / 2 + 4, title);
       if (both) {
         const node = s("text", { class: "value", x: area.x + area.width - 6, y: area.y + area.height / 2 + 4, "text-anchor": "end" }, value);
@@ -187,8 +209,12 @@ export class MapView {
   private onClick(event: MouseEvent): void {
     const node = this.nodeAt(event);
     if (!node) return;
-    const { call, own } = node.data;
+    const { call, own, rest } = node.data;
     const { state } = this.app;
+    if (rest.length) {
+      this.app.select({ type: "call", call: rest[0] });
+      return;
+    }
     // The zoomed call leads back out; a cell with calls inside zooms; the first click on others selects.
     if (call === state.mapRoot && !own) {
       this.app.select({ type: "call", call });
@@ -211,7 +237,7 @@ export class MapView {
       return;
     }
     const { app } = this;
-    const { call, own } = node.data;
+    const { call, own, rest } = node.data;
     const size = app.size();
     const value = node.value ?? 0;
     const share = ((100 * value) / (app.totals(size)[0] || 1)).toFixed(1);
@@ -219,14 +245,14 @@ export class MapView {
     const text = overlay ? overlay.text(overlay.ofCall(call)) : "";
     const id = app.model.call(call).id || "(root)";
     showTooltip(event, {
-      title: own ? `${id}: nodes of its own` : id,
-      lines: [app.model.moduleOf(call).class, `${size.title}: ${sizeText(size, value)} (${share} %)`, overlay && text ? `${overlay.overlay.title}: ${text}` : ""].filter(Boolean),
+      title: own ? `${id}: nodes of its own` : rest.length ? `${id}: ${plural(rest.length, "call")}` : id,
+      lines: [rest.length ? `${app.model.localName(rest[0])} … ${app.model.localName(rest.at(-1)!)}` : app.model.moduleOf(call).class, `${size.title}: ${sizeText(size, value)} (${share} %)`, overlay && text ? `${overlay.overlay.title}: ${text}` : ""].filter(Boolean),
     });
   }
 
   private makeFocusable(): void {
     let chosen: SVGGElement | null = null;
-    for (const [element, node] of this.cells) if (!node.data.own && node.data.call === this.focused) chosen = element;
+    for (const [element, node] of this.cells) if (!node.data.own && !node.data.rest.length && node.data.call === this.focused) chosen = element;
     chosen ??= this.cells.keys().next().value ?? null;
     chosen?.setAttribute("tabindex", "0");
   }
@@ -281,4 +307,8 @@ function icicle(root: Root, width: number, height: number): Placed {
 
 function tiles(root: Root, width: number, height: number): Placed {
   return treemap<Cell>().tile(treemapSquarify.ratio(1.4)).size([width, height]).paddingInner(2).paddingOuter(3).paddingTop((node) => (node.children ? HEAD : 3))(root);
+}
+
+function sum(calls: number[], totals: number[]): number {
+  return calls.reduce((total, call) => total + totals[call], 0);
 }

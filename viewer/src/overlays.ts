@@ -1,6 +1,6 @@
 // Values over calls and nodes: what they are for an item, as text and as a colour.
 
-import { amountColor, categoryColor, differenceColor, UNKNOWN_CATEGORY, type Theme } from "./colors.ts";
+import { amountColor, CATEGORY_COUNT, categoryColor, differenceColor, type Theme } from "./colors.ts";
 import type { Overlay } from "./data.ts";
 import { measured } from "./format.ts";
 import type { Item } from "./items.ts";
@@ -105,16 +105,15 @@ export function classOverlay(model: Model): Overlay {
     if (call.nodes) weight.set(name, (weight.get(name) ?? 0) + call.nodes);
   }
   const names = [...weight.keys()].sort((a, b) => weight.get(b)! - weight.get(a)!);
-  const shown = names.slice(0, UNKNOWN_CATEGORY);
-  const position = new Map(shown.map((name, i) => [name, i]));
-  const others = names.length > shown.length ? ["other classes"] : [];
+  const shown = names.slice(0, CATEGORY_COUNT - 1);
+  const position = new Map(shown.map((name, i) => [name, i + 1]));
   return {
     id: "class",
     title: "Class",
     description: "The class of the module.",
     scale: "category",
     unit: "",
-    categories: [...shown, ...others],
-    calls: model.data.calls.map((call, i) => (i === 0 ? null : (position.get(model.data.modules[call.module].class) ?? UNKNOWN_CATEGORY))),
+    categories: ["other classes", ...shown],
+    calls: model.data.calls.map((call, i) => (i === 0 ? null : (position.get(model.data.modules[call.module].class) ?? 0))),
   };
 }

@@ -7,7 +7,9 @@ import type { TableView } from "./table_view.ts";
 
 export function onPrint(app: App, graph: GraphView, table: TableView): void {
   let restore = (): void => {};
+  const root = document.documentElement;
   addEventListener("beforeprint", () => {
+    root.dataset["theme"] = "light"; // paper
     if (app.state.view === "graph") {
       restore = graph.prepareToPrint();
     } else if (app.state.view === "table") {
@@ -19,5 +21,6 @@ export function onPrint(app: App, graph: GraphView, table: TableView): void {
   addEventListener("afterprint", () => {
     restore();
     restore = () => {};
+    root.dataset["theme"] = app.theme;
   });
 }

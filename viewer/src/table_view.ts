@@ -3,7 +3,7 @@
 import type { App } from "./app.ts";
 import type { Module } from "./data.ts";
 import { h, replaceChildren } from "./dom.ts";
-import { bytes, grouped } from "./format.ts";
+import { bytes, grouped, shortened } from "./format.ts";
 import type { State } from "./state.ts";
 import { VirtualList } from "./virtual_list.ts";
 
@@ -21,7 +21,7 @@ function number(title: string, value: (module: Module) => number): Column {
 }
 
 const COLUMNS: Column[] = [
-  { title: "Path", numeric: false, value: (m) => m.path, text: (m) => m.path || "(root)" },
+  { title: "Path", numeric: false, value: (m) => m.path, text: (m) => shortened(m.path, 36) || "(root)" },
   { title: "Class", numeric: false, value: (m) => m.class, text: (m) => m.class },
   number("Calls", (m) => m.calls),
   number("Own nodes", (m) => m.ownNodes),
@@ -57,9 +57,10 @@ export class TableView {
     this.heads = h("div", { class: "table-row head", role: "row" });
     this.status = h("div", { class: "table-status", role: "status" });
     const body = h("div", { class: "table-body", role: "rowgroup", keydown: (event: KeyboardEvent) => this.onKey(event) });
-    const scroller = h("div", { class: "table", role: "table", "aria-label": "Modules" }, h("div", { role: "rowgroup", class: "table-head" }, this.heads), body);
-    this.element = h("div", { class: "table-view" }, this.status, h("div", { class: "table-scroll" }, scroller));
-    this.list = new VirtualList(body, ROW, (index) => this.row(index));
+    const head = h("div", { role: "rowgroup", class: "table-head" }, this.heads);
+    const scroller = h("div", { class: "table-scroll" }, h("div", { class: "table", role: "table", "aria-label": "Modules" }, head, body));
+    this.element = h("div", { class: "table-view" }, this.status, scroller);
+    this.list = new VirtualList(scroller, body, ROW, (index) => this.row(index));
   }
 
   update(state: State, before: State | null): void {
@@ -150,7 +151,8 @@ export class TableView {
       },
       ...COLUMNS.map((column) => {
         const text = column.text(info);
-        return h("div", { class: column.numeric ? "cell numeric" : "cell", role: "cell", title: text.length > 24 ? text.slice(0, 400) : null }, text.slice(0, 400));
+        const full = String(column.value(info) ?? "");
+        return h("div", { class: column.numeric ? "cell numeric" : "cell", role: "cell", title: full.length > 16 ? full.slice(0, 400) : null }, text.slice(0, 400));
       }),
     );
   }

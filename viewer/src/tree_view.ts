@@ -21,7 +21,7 @@ export class TreeView {
 
   constructor(private readonly app: App) {
     this.element = h("div", { class: "tree", role: "tree", "aria-label": "Modules", keydown: (event: KeyboardEvent) => this.onKey(event) });
-    this.list = new VirtualList(this.element, ROW, (index) => this.row(index));
+    this.list = new VirtualList(this.element, this.element, ROW, (index) => this.row(index));
     this.expandFirst();
     this.rebuild();
   }

@@ -10,13 +10,14 @@ export class VirtualList {
 
   constructor(
     private readonly scroller: HTMLElement,
+    host: HTMLElement, // inside the scroller; what is above it there stays in view
     private readonly rowHeight: number,
     private readonly row: (index: number) => HTMLElement,
   ) {
     this.body = document.createElement("div");
     this.body.className = "virtual-body";
     this.body.setAttribute("role", "presentation");
-    scroller.append(this.body);
+    host.append(this.body);
     scroller.addEventListener("scroll", () => this.render(false), { passive: true });
     new ResizeObserver(() => this.render(false)).observe(scroller);
   }
@@ -31,11 +32,11 @@ export class VirtualList {
   }
 
   scrollTo(index: number): void {
-    const top = this.body.offsetTop + index * this.rowHeight;
+    const top = index * this.rowHeight;
     const { scrollTop, clientHeight } = this.scroller;
-    const head = this.body.offsetTop;
-    if (top - head < scrollTop) this.scroller.scrollTop = top - head;
-    else if (top + this.rowHeight > scrollTop + clientHeight) this.scroller.scrollTop = top + this.rowHeight - clientHeight;
+    const bottom = top + this.rowHeight + this.body.offsetTop;
+    if (top < scrollTop) this.scroller.scrollTop = top;
+    else if (bottom > scrollTop + clientHeight) this.scroller.scrollTop = bottom - clientHeight;
     this.render(false);
   }
 
