@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from modelexport.deadline import deadline_paused
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import worker
@@ -185,7 +186,7 @@ class Runner:
         if self._timeouts >= _MOST_TIMEOUTS:
             raise OnnxRunError(f"skipped: {name} already timed out {self._timeouts} times on this file")
         process = self._started()
-        with self._failing_as(name, process):
+        with deadline_paused(), self._failing_as(name, process):
             # If the process answered and ended, the write fails and the answer can still be read.
             with self._timed():
                 with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, counted, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument, json_schema
@@ -203,6 +204,7 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
+@reads_files()
 def profile_statically(
     path: str | Path,
     *,
