@@ -81,7 +81,7 @@ def test_names_add_no_element_to_the_page(path: Path, tmp_path: Path) -> None:
 
 def test_drawings_escape_names(path: Path) -> None:
     shown = modelexport.view(path)
-    drawing = shown.svg()
+    drawing = shown.svg() + "".join(shown.svg(f"layers.{number}") for number in range(len(HOSTILE)))
     assert set(Elements(drawing).names) <= {"svg", "title", "style", "text", "g", "rect", "path", "polygon"}
     assert "\u202e" not in drawing
     assert "alert(1)</" not in drawing.replace("&lt;/", "")

@@ -96,7 +96,7 @@ class _LevelReader:
     def _title(self) -> str:
         module = self._data.calls.module[self._call]
         name = self._data.strings[self._data.calls.id[self._call]]
-        return f"{name}: {self._class(module)}" if name else self._class(module)
+        return printable(f"{name}: {self._class(module)}" if name else self._class(module))
 
     def _class(self, module: int) -> str:
         return self._data.strings[self._data.modules.class_name[module]]
