@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from modelexport._version import __version__ as __version__
 
+# Not from typing, and nothing else is imported: Ctrl-C is a traceback until the command line has begun.
+TYPE_CHECKING = False
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
+    from typing import Any
+
     from modelexport.analysis.comparison.comparison_report import Comparison as Comparison
     from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
     from modelexport.analysis.extraction.extractor import Extractor as Extractor
@@ -200,7 +201,9 @@ __all__ = sorted([*_HOMES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -7,11 +7,13 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from modelexport.deadline import read_within_limit
 from modelexport.errors import InputError
 
 
@@ -38,7 +40,10 @@ TorchNnExceptionsOption = Annotated[
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a dataclass by its fields, which are options."""
+    """Replace each parameter of a command that is a dataclass by its fields, which are options.
+
+    The command has the deadline for reading files.
+    """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {
         parameter.name: parameter.annotation
@@ -64,7 +69,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             name: group(**{field.name: given.pop(field.name) for field in _options(group)})
             for name, group in groups.items()
         }
-        command(**given, **built)
+        files = [value for value in given.values() if isinstance(value, Path) and value.is_file()]
+        read_within_limit(lambda: command(**given, **built), *files)
 
     # typer reads the options from these two.
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # any function takes one

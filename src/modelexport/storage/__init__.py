@@ -14,7 +14,7 @@ from modelexport.storage.metadata_stores import (
     read_sidecar,
     remove_hierarchy,
     remove_source_references,
-    source_lines,
+    source_line,
     strip_hierarchy,
     write_stores,
 )
@@ -66,7 +66,7 @@ __all__ = [
     "remove_source_references",
     "save_inline",
     "sidecar_path",
-    "source_lines",
+    "source_line",
     "stage_files",
     "staged_text",
     "strip_hierarchy",

@@ -302,7 +302,11 @@ def _spans(
             tag, position = _varint(data, start, end)
         begin, kind = position, tag & 7
         if kind == _LENGTH_DELIMITED:
-            length, begin = _varint(data, position, end)
+            # And so are most lengths.
+            if position < end and (length := data[position]) < 0x80:
+                begin = position + 1
+            else:
+                length, begin = _varint(data, position, end)
             position = begin + length
         elif kind == 0:
             _, position = _varint(data, position, end)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.storage import ModelFile, Recovered, find_hierarchy, source_lines
+from modelexport.storage import ModelFile, Recovered, find_hierarchy, source_line
 from modelexport.viewing.call_structure import find_repeats
 from modelexport.viewing.graph_tables import GraphTables, read_tables
 from modelexport.viewing.hierarchy_tables import call_table, module_table, with_root_call
@@ -57,7 +57,8 @@ def build_page_data(file: ModelFile, content: Content) -> PageData:
     found = find_hierarchy(file)
     document = with_root_call(found.document)
     strings = StringTable()
-    tables = read_tables(file.proto, document, strings, {} if content.private else source_lines(file.nodes))
+    sources = {} if content.private else {node_id: source_line(node) for node_id, node in file.nodes}
+    tables = read_tables(file.proto, document, strings, sources)
     weights, notes = weight_table(file, tables.initializers, content.statistics_bytes)
     modules, calls = module_table(document, strings), call_table(document, tables.numbers, strings)
     texts = strings.texts()

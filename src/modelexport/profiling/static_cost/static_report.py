@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, counted, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument, json_schema
@@ -29,26 +30,29 @@ class StaticCost(msgspec.Struct, frozen=True):
 
     Attributes:
         nodes: The number of nodes.
-        macs: Multiply-accumulates.
-        flops: Floating-point operations: two for each multiply-accumulate, one for each other step on an element.
+        macs: Multiply-accumulates of matrix products, convolutions, attention and recurrent layers.
+        flops: Floating-point operations: two for each multiply-accumulate, as torch's FlopCounterMode counts.
+        other_operations: Other arithmetic, which FLOPs do not contain: one for each step on an element, as of
+            activations, normalizations, sums and reductions.
         parameters: Elements of the initializers that the nodes read, each initializer once, without those of types
             that shapes, indices and masks have (32-bit and 64-bit integers, booleans).
         parameter_bytes: Their size.
         activation_bytes: The size of the outputs of the nodes.
         traffic_bytes: The size of all inputs and outputs, each time a node reads or writes them: the memory traffic of
             a run without fusion.
-        flops_per_byte: FLOPs for each byte of traffic; None without traffic. On a roofline, a value below the
-            machine's FLOPs per second by its bytes per second says that memory limits the module.
+        operations_per_byte: FLOPs and other operations for each byte of traffic; None without traffic. On a roofline, a
+            value below the machine's FLOPs per second by its bytes per second says that memory limits the module.
     """
 
     nodes: int
     macs: int
     flops: int
+    other_operations: int
     parameters: int
     parameter_bytes: int
     activation_bytes: int
     traffic_bytes: int
-    flops_per_byte: float | None
+    operations_per_byte: float | None
 
 
 class CallCost(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ class NodeRow(msgspec.Struct, frozen=True, omit_defaults=True):
     call: str
     macs: int = 0
     flops: int = 0
+    other_operations: int = 0
     activation_bytes: int = 0
     traffic_bytes: int = 0
     weights: tuple[str, ...] = ()
@@ -105,6 +110,7 @@ def _summary(report: StaticReport) -> Summary:
         "file": report.file,
         "flops": report.total.flops,
         "macs": report.total.macs,
+        "other_operations": report.total.other_operations,
         "parameters": report.total.parameters,
         "uncounted_nodes": sum(entry.nodes for entry in report.uncounted),
     }
@@ -185,10 +191,10 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
             for key in grouped.keys
         ]
 
-        def size(row: StaticRow) -> tuple[int, int, int]:
+        def size(row: StaticRow) -> tuple[int, int, int, int]:
             memory = row.own.parameter_bytes + row.own.activation_bytes
             amount = {"own": row.own.flops, "total": row.total.flops, "memory": memory}[sort]
-            return amount, row.own.traffic_bytes, row.total.flops
+            return amount, row.own.other_operations, row.own.traffic_bytes, row.total.flops
 
         return sorted(found, key=size, reverse=True)
 
@@ -198,6 +204,7 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
+@reads_files()
 def profile_statically(
     path: str | Path,
     *,
@@ -237,6 +244,7 @@ def profile_statically(
             call=call if (call := owners.get(cost.id, "")) in known else "",
             macs=cost.work.macs,
             flops=cost.work.flops,
+            other_operations=cost.work.other,
             activation_bytes=cost.output_bytes,
             traffic_bytes=cost.traffic,
             weights=tuple(cost.weights),
@@ -336,24 +344,25 @@ class _Groups:
 
 
 def _summed(nodes: Iterable[NodeRow], weights: Mapping[str, WeightSize]) -> StaticCost:
-    number = macs = flops = activations = traffic = 0
+    number = macs = other = activations = traffic = 0
     read: dict[str, None] = {}
     for node in nodes:
         number += 1
         macs += node.macs
-        flops += node.flops
+        other += node.other_operations
         activations += node.activation_bytes
         traffic += node.traffic_bytes
         read.update(dict.fromkeys(node.weights))
     return StaticCost(
         nodes=number,
         macs=macs,
-        flops=flops,
+        flops=2 * macs,
+        other_operations=other,
         parameters=sum(weights[name].elements for name in read),
         parameter_bytes=sum(weights[name].bytes for name in read),
         activation_bytes=activations,
         traffic_bytes=traffic,
-        flops_per_byte=flops / traffic if traffic else None,
+        operations_per_byte=(2 * macs + other) / traffic if traffic else None,
     )
 
 
