@@ -22,6 +22,8 @@ def option(panel: str | None, text: str, *names: str, **limits: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **limits)
 
 
+# Python refuses to parse a number of thousands of digits.
+_MOST_DIGITS = 12
 SELECTOR_HELP = "Module paths, tags, class:, op:, and/or/not; docs/selectors.md explains them."
 SelectOption = Annotated[
     str | None,
@@ -126,3 +128,18 @@ def parse_exceptions(text: str | None) -> list[str] | str | None:
     if text is None or text in ("all", "none"):
         return text
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_axes(options: list[str]) -> dict[str, int]:
+    """The sizes of dynamic axes, from options such as ``batch=8``.
+
+    Raises:
+        InputError: An option cannot be read.
+    """
+    sizes: dict[str, int] = {}
+    for text in options:
+        name, _, size = text.partition("=")
+        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS:
+            raise InputError(f"--axis {text!r} cannot be read: write batch=8")
+        sizes[name] = int(size)
+    return sizes

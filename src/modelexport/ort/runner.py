@@ -30,6 +30,9 @@ _SECONDS_FOR_STDERR = 5.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
+# The process needs numpy for arrays only. OpenBLAS, which numpy's wheels contain, would start a thread for each core on
+# import, which takes as much CPU time as the rest of the import.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 # The name of onnxruntime's exception for an operator that it cannot run with these types.
@@ -266,7 +269,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,
         )
         self._process = process
