@@ -50,9 +50,10 @@ class _Watch:
         threading.Thread(target=self._watch, name=_THREAD_NAME, daemon=True).start()
 
     def stop(self) -> None:
+        # An exception that is under way is raised here, by the calls after the lock is taken. It cannot be withdrawn:
+        # Python 3.11 then never resets the flag that one is under way, and loops as soon as the code is profiled.
         with self._lock:
             self._is_over.set()
-            self._raise(None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -73,12 +74,9 @@ class _Watch:
                 # In a pause, at least what was left then is left after it.
                 wait = self._left if self._ends is None else self._ends - time.monotonic()
                 if self._ends is not None and wait <= 0 and not self._is_over.is_set():
-                    self._raise(ctypes.py_object(_Expired))
+                    reader, error = ctypes.c_ulong(self._reader), ctypes.py_object(_Expired)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(reader, error)
                     wait = _SECONDS_TO_END
-
-    def _raise(self, error: ctypes.py_object[type[BaseException]] | None) -> None:
-        """Raise an exception in the thread that reads; None withdraws one that was not raised yet."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._reader), error)
 
 
 _watch: contextvars.ContextVar[_Watch | None] = contextvars.ContextVar("_watch", default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -54,6 +55,25 @@ def test_work_that_ends_about_when_the_limit_does_is_not_interrupted_later() -> 
     for thread in watches:
         thread.join(5)
     assert not any(thread.is_alive() for thread in watches)
+
+
+@pytest.mark.timeout(30)
+def test_code_can_be_profiled_afterwards() -> None:
+    read_within_limit(lambda: None, "a.onnx")
+    with contextlib.suppress(FileFormatError):
+        read_within_limit(lambda: spin(60), "a.onnx", limits=limits(0.05))
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        spin(0)
+    finally:
+        sys.setprofile(None)
+    assert calls
 
 
 def test_deadline_that_expires_while_it_is_stopped_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
