@@ -57,7 +57,7 @@ def test_work_that_ends_about_when_the_limit_does_is_not_interrupted_later() -> 
     assert not any(thread.is_alive() for thread in watches)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(30, method="thread")  # the loop is in the interpreter: no signal ends it
 def test_code_can_be_profiled_afterwards() -> None:
     read_within_limit(lambda: None, "a.onnx")
     with contextlib.suppress(FileFormatError):
