@@ -8,6 +8,7 @@ import tracemalloc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -63,6 +64,20 @@ def test_bytes_are_those_of_onnx_ir_for_tensors_of_torch(tmp_path: Path, dtype: 
     torch.manual_seed(0)
     values = torch.randn(64, 128).to(dtype)
     model = _model([TorchTensor(values), TorchTensor(values.t()), TorchTensor(values[::2])])
+    save_inline(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == _expected(model)
+
+
+def test_transposed_weight_is_not_written_element_by_element(tmp_path: Path) -> None:
+    class Watched(np.ndarray):
+        """An array whose `tofile` takes contiguous arrays only: of others numpy writes each element on its own."""
+
+        def tofile(self, *args: Any, **kwargs: Any) -> None:
+            assert self.flags.c_contiguous
+            super().tofile(*args, **kwargs)
+
+    rows = np.arange(64 * 128, dtype=np.float32).reshape(64, 128).view(Watched)
+    model = _model([ir.Tensor(rows), ir.Tensor(rows.T)])
     save_inline(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx").read_bytes() == _expected(model)
 
