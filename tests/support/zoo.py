@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.small_configs import gpt2_config, mixtral_config, t5_config, whisper_config
+
 SEED = 20
 
 
@@ -68,9 +70,9 @@ def bert() -> tuple[Any, ...]:
 
 @specimen
 def gpt2() -> tuple[Any, ...]:
-    from transformers import GPT2Config, GPT2Model
+    from transformers import GPT2Model
 
-    config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=2, n_head=4, use_cache=False)
+    config = gpt2_config(use_cache=False)
     return GPT2Model(config), {"input_ids": _tokens()}, {"input_ids": {0: _BATCH, 1: _BATCH}}
 
 
@@ -99,26 +101,9 @@ def resnet() -> tuple[Any, ...]:
 
 @specimen
 def whisper() -> tuple[Any, ...]:
-    from transformers import WhisperConfig, WhisperModel
+    from transformers import WhisperModel
 
-    config = WhisperConfig(
-        vocab_size=99,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=37,
-        decoder_ffn_dim=37,
-        num_mel_bins=8,
-        max_source_positions=20,
-        max_target_positions=20,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-        use_cache=False,
-    )
+    config = whisper_config(use_cache=False)
     return WhisperModel(config), {"input_features": torch.randn(1, 8, 40), "decoder_input_ids": _tokens(1, 5)}
 
 
@@ -374,23 +359,14 @@ def build_unexportable(name: str) -> Specimen:
 
 
 def _t5() -> tuple[nn.Module, Any]:
-    from transformers import T5Config, T5Model
+    from transformers import T5Model
 
-    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4, use_cache=False)
+    config = t5_config(use_cache=False)
     return T5Model(config), {"input_ids": _tokens(), "decoder_input_ids": _tokens()}
 
 
 def _mixtral() -> tuple[nn.Module, Any]:
-    from transformers import MixtralConfig, MixtralModel
+    from transformers import MixtralModel
 
-    config = MixtralConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        use_cache=False,
-    )
+    config = mixtral_config(use_cache=False)
     return MixtralModel(config), {"input_ids": _tokens()}
