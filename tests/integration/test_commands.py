@@ -152,7 +152,7 @@ def test_retag_by_value_gives_a_file_with_other_names_its_owners_back(
 
 
 @each_model
-def test_retag_of_the_file_itself_tells_people_that_all_is_still_there(
+def test_retag_of_the_unchanged_file_reports_that_the_whole_hierarchy_is_kept(
     exported: Exporter, name: str, tmp_path: Path
 ) -> None:
     ours = exported(name)

@@ -319,7 +319,7 @@ def test_exporter_of_transformers_gives_texts_and_images_their_own_axes(tmp_path
         (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is given twice"),
     ],
 )
-def test_command_refuses_what_is_no_axis(
+def test_command_refuses_text_that_is_not_an_axis(
     command: Callable[..., Outcome], tmp_path: Path, given: tuple[str, ...], said: str
 ) -> None:
     options = itertools.chain.from_iterable(("--dynamic", text) for text in given)

@@ -97,7 +97,7 @@ def test_program_of_strict_export_counts_calls_as_well(exported: Exporter, tmp_p
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_call_of_a_program_can_be_cut_out_and_gives_what_the_module_gives(tmp_path: Path) -> None:
+def test_extracted_call_of_a_program_returns_what_the_module_returns(tmp_path: Path) -> None:
     specimen = zoo.build("shared_block")
     sourced, result = exported_from(saved("shared_block", tmp_path))
     calls = {call.id: call for call in result.document.calls}
@@ -118,7 +118,7 @@ def test_call_of_a_program_can_be_cut_out_and_gives_what_the_module_gives(tmp_pa
 
 
 @pytest.mark.xdist_group("cond")
-def test_what_no_record_tells_is_inferred_and_never_exact(exported: Exporter, tmp_path: Path) -> None:
+def test_owner_without_evidence_is_inferred_and_never_exact(exported: Exporter, tmp_path: Path) -> None:
     _, result = exported_from(saved("cond", tmp_path))
     truth = {node.id: node.module for node in exported("cond").document.nodes}
     wrong = {node.id: node.kind for node in result.document.nodes if node.module != truth[node.id]}
@@ -263,7 +263,7 @@ def test_file_that_was_only_rewritten_loads(tmp_path: Path) -> None:
     assert load_model(str(path)).example_inputs is not None
 
 
-def test_file_that_is_no_program_is_refused_with_what_it_is(tmp_path: Path) -> None:
+def test_file_that_is_not_a_program_is_refused_with_what_it_is(tmp_path: Path) -> None:
     path = net(tmp_path)
     content = path.read_bytes()
     cases = {"short.pt2": content[: len(content) // 2], "empty.pt2": b"", "text.pt2": b"no program" * 10}

@@ -122,7 +122,7 @@ def test_tensors_of_one_module_have_the_same_owner_as_with_fx(
 
 
 @each_model
-def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
+def test_boundary_tensors_are_the_inputs_and_outputs_of_the_module(
     traced: Callable[[str], Exported], name: str
 ) -> None:
     from tests.support.eager_calls import record_calls

@@ -146,7 +146,7 @@ def _callers(call: str | None, parents: dict[str, str | None]) -> list[str]:
 
 
 @every_variant
-def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
+def test_boundary_tensors_are_the_inputs_and_outputs_of_the_module(
     exported: Exporter, name: str, dynamic: bool, optimize: bool
 ) -> None:
     ours = exported(name, dynamic=dynamic, optimize=optimize)
@@ -236,9 +236,7 @@ def test_owner_is_both_modules_when_conv_and_batchnorm_are_fused(exported: Expor
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "vit")])
-def test_weights_that_were_folded_are_known_as_made_by_the_module_that_holds_them(
-    exported: Exporter, name: str
-) -> None:
+def test_producer_of_a_folded_weight_is_the_module_that_has_the_parameter(exported: Exporter, name: str) -> None:
     ours = exported(name)
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(ours.path).graph.initializer}
     parameters = dict(ours.specimen.model.named_parameters())

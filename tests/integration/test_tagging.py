@@ -180,7 +180,7 @@ def test_inputs_that_do_not_fit_are_named(plain: Path, tmp_path: Path, inputs: o
     assert content(tmp_path) == before
 
 
-def test_what_is_no_model_is_refused(plain: Path, tmp_path: Path) -> None:
+def test_argument_that_is_not_a_model_is_refused(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(modelexport.InputError, match=r"not a torch\.nn\.Module"):
         tag_file(plain, zoo.Cnn, torch.zeros(1), overwrite=True)  # type: ignore[arg-type]
     (tmp_path / "text.onnx").write_text("no protobuf")

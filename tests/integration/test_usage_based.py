@@ -91,7 +91,7 @@ def test_calls_are_those_that_fx_saw(exported: Exporter, tagged: Tagged, name: s
 
 
 @each(*_MODELS)
-def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
+def test_boundary_tensors_are_the_inputs_and_outputs_of_the_module(
     exported: Exporter, tagged: Tagged, name: str
 ) -> None:
     ours = exported(name)
@@ -113,7 +113,7 @@ def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
 
 
 @each("bert", "albert", "vit")
-def test_boundary_is_the_tensor_that_crosses_it_where_others_hold_the_same(
+def test_boundary_is_the_tensor_that_crosses_it_where_others_have_equal_values(
     exported: Exporter, tagged: Tagged, name: str
 ) -> None:
     """A bias of zeros leaves two equal tensors inside a call: the one that others read is the result."""
@@ -209,7 +209,7 @@ def test_node_that_serves_several_calls_names_all_of_them(tagged: Tagged) -> Non
 
 
 @pytest.mark.xdist_group("cond")
-def test_nodes_in_the_branch_that_ran_are_told_by_the_weights_they_read(exported: Exporter) -> None:
+def test_nodes_of_the_branch_that_ran_are_found_by_the_weights_they_consume(exported: Exporter) -> None:
     graph = stripped(exported("cond").path)
     usage = by_usage(graph, exported("cond").specimen)
     recorded = {node.id: node.module for node in exported("cond").document.nodes}

@@ -119,7 +119,7 @@ class Staging:
 
         Args:
             model: Name of the staged ``.onnx`` file; it becomes the target.
-            data: Name of the staged data file, from `data_file_name`, which it keeps; None if there is none.
+            data: Name of the staged data file, from `data_file_name`, which it keeps, or None.
             others: For each further staged file its final path, in the target's folder.
             obsolete: Files in the target's folder that belong to the old model, such as its sidecar when the new
                 export has none. They may be missing.

@@ -149,7 +149,7 @@ class FileChecker:
         return FileCheck(CheckOutcome.DIFFERENT, _reason(name, difference), name, largest, rtol, atol)
 
     def _feeds(self, model: ir.Model, document: HierarchyDocument) -> tuple[dict[str, np.ndarray], str]:
-        """The inputs of the graph; if there are none to run it with, why."""
+        """The inputs of the graph, or why they are unknown."""
         if self._level == _LOAD:
             return {}, "check is 'load'"
         if self._most_bytes is not None and (size := weight_bytes(model)) > self._most_bytes:

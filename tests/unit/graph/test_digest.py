@@ -172,7 +172,7 @@ def test_hash_is_changed_by(what: str) -> None:
     assert hashed(changed(DIFFERENT[what])) != hashed(base())
 
 
-def test_hash_is_changed_by_the_output_of_a_body() -> None:
+def test_hash_is_changed_by_the_output_of_a_subgraph() -> None:
     assert hashed(changed(lambda m: setattr(branch(m).output[0], "name", "q"))) != hashed(base())
 
 

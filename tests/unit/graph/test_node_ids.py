@@ -53,7 +53,7 @@ def test_output_that_is_named_like_a_position_or_copy_does_not_clash() -> None:
     assert identities(model) == ["#1", "#1#2", "y"]
 
 
-def test_node_in_a_body_is_known_behind_the_way_to_it() -> None:
+def test_id_of_a_node_in_a_subgraph_begins_with_the_path_of_owning_nodes() -> None:
     branches = {
         "then_branch": subgraph("t", [node("Relu", ["x"], ["z"])], "z"),
         "else_branch": subgraph("e", [node("Neg", ["x"], ["z"])], "z"),
@@ -63,13 +63,13 @@ def test_node_in_a_body_is_known_behind_the_way_to_it() -> None:
     assert identities(model)[0] == "y"
 
 
-def test_graphs_in_one_attribute_are_told_apart() -> None:
+def test_graphs_in_one_attribute_are_numbered() -> None:
     graphs = [subgraph(f"g{i}", [node("Relu", ["x"], ["z"])], "z") for i in range(3)]
     model = proto([node("Many", ["x"], ["y"], bodies=graphs)])
     assert identities(model) == ["y", "y/bodies.0/z", "y/bodies.1/z", "y/bodies.2/z"]
 
 
-def test_names_with_slashes_do_not_clash_with_the_way_to_a_body() -> None:
+def test_names_with_slashes_do_not_clash_with_the_path_of_a_subgraph() -> None:
     then = subgraph("t", [node("Relu", ["x"], ["z"])], "z")
     model = proto(
         [
@@ -93,7 +93,7 @@ def test_nodes_of_functions_are_known_by_the_function() -> None:
     assert identities(model) == ["y", "local::F/y", "local::F::other/y", "local::G/y"]
 
 
-def test_order_is_main_graph_with_bodies_within_then_functions() -> None:
+def test_order_is_main_graph_with_its_subgraphs_then_functions() -> None:
     inner = node("If", ["c"], ["i"], then_branch=subgraph("t", [node("Relu", ["x"], ["d"])], "d"))
     outer = node("If", ["c"], ["o"], then_branch=subgraph("t", [inner, node("Neg", ["i"], ["n"])], "n"))
     function = helper.make_function(

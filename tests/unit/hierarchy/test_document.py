@@ -172,7 +172,7 @@ def test_unknown_fields_are_read_over_so_that_a_later_minor_form_can_be_read(cas
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_module_information_tells_class_and_children_of_every_module(cases: dict[str, Case], name: str) -> None:
+def test_module_information_has_class_and_children_of_every_module(cases: dict[str, Case], name: str) -> None:
     case = cases[name]
     assert [module.path for module in case.document.modules] == [path for path, _ in case.model.named_modules()]
     for path, module in case.model.named_modules():
@@ -184,7 +184,7 @@ def test_module_information_tells_class_and_children_of_every_module(cases: dict
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_module_information_tells_the_arguments_of_forward(cases: dict[str, Case], name: str) -> None:
+def test_module_information_has_the_arguments_of_forward(cases: dict[str, Case], name: str) -> None:
     case = cases[name]
     for path, module in case.model.named_modules():
         told = information(case, path).get("forward_arguments", [])
@@ -192,7 +192,7 @@ def test_module_information_tells_the_arguments_of_forward(cases: dict[str, Case
         assert [(argument["name"], argument["kind"]) for argument in told] == expected
 
 
-def test_module_information_tells_which_arguments_are_required(cases: dict[str, Case]) -> None:
+def test_module_information_has_which_arguments_are_required(cases: dict[str, Case]) -> None:
     (scale,) = (module for module in cases["outer"].document.modules if module.class_name == "Scale")
     assert [(a.name, a.kind, a.required) for a in scale.forward_arguments] == [
         ("x", "positional_only", True),
@@ -204,7 +204,7 @@ def test_module_information_tells_which_arguments_are_required(cases: dict[str, 
     ]
 
 
-def test_module_information_tells_own_parameters_apart_from_inherited_ones(cases: dict[str, Case]) -> None:
+def test_module_information_separates_own_parameters_from_those_of_submodules(cases: dict[str, Case]) -> None:
     outer, scale = (information(cases["outer"], path) for path in ("", "steps.0"))
     assert outer["parameters"] == {"bias": {"shape": [4], "dtype": "float32"}}
     assert outer["inherited_parameters"] == {
@@ -239,7 +239,7 @@ def test_own_and_inherited_parameters_are_those_of_named_parameters(cases: dict[
         assert parameter_shapes(information(case, path)) == expected, path
 
 
-def test_module_information_tells_calls_with_their_boundaries(cases: dict[str, Case]) -> None:
+def test_module_information_has_calls_with_their_boundaries(cases: dict[str, Case]) -> None:
     case = cases["nested_outputs"]
     (call,) = information(case, "inner")["calls"]
     whole = {"shape": [4, 8], "dtype": "float32"}
@@ -255,14 +255,14 @@ def test_module_information_tells_calls_with_their_boundaries(cases: dict[str, C
     assert "tensor" not in leaving["extra.unused"]
 
 
-def test_module_information_tells_boundaries_of_arguments_by_position_and_keyword(cases: dict[str, Case]) -> None:
+def test_module_information_has_boundaries_of_arguments_by_position_and_keyword(cases: dict[str, Case]) -> None:
     (call,) = information(cases["outer"], "steps.0")["calls"]
     assert [boundary["name"] for boundary in call["inputs"]] == ["x", "y", "z"]
     assert [boundary["name"] for boundary in call["outputs"]] == ["product", "sum"]
     assert call["parent"] == ""
 
 
-def test_module_information_tells_aliases_and_repeated_calls(cases: dict[str, Case]) -> None:
+def test_module_information_has_aliases_and_repeated_calls(cases: dict[str, Case]) -> None:
     first = information(cases["aliased"], "first")
     assert first["aliases"] == ["second", "list.0"]
     assert [call["id"] for call in first["calls"]] == ["first", "first@1", "first@2"]

@@ -53,7 +53,7 @@ def test_work_that_another_node_does_is_not_counted_twice() -> None:
 
 
 @pytest.mark.parametrize("name", ["unknown_blocked", "x_blocked", "r_blocked", ""])
-def test_name_that_data_flow_does_not_confirm_is_no_evidence(name: str) -> None:
+def test_name_that_data_flow_does_not_confirm_is_not_evidence(name: str) -> None:
     # A node that consumes only a weight computes none of these.
     executed = rewritten("t0 = layout.Conv(p) y = Sigmoid(t0)", [name, "node_y"])
     assert renamed(executed) == {}

@@ -147,7 +147,7 @@ def test_exporter_gives_the_weights_apart_and_only_to_the_thread_that_asked(tmp_
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x3a\xff\x01", b"\x3b", b"\x80" * 12])
-def test_what_is_no_protobuf_is_an_error(data: bytes) -> None:
+def test_bytes_that_are_not_protobuf_are_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"byte|beyond|wire type"):
         read_skeleton(io.BytesIO(data), len(data))
 

@@ -96,7 +96,7 @@ def test_three_stores_say_the_same_of_every_node_after_saving_and_loading(export
     assert document == result.document
 
 
-def test_nodes_in_the_bodies_of_a_condition_have_the_owner_that_ran_them(exports: Exports) -> None:
+def test_nodes_in_the_branches_of_a_condition_have_the_owner_that_ran_them(exports: Exports) -> None:
     stored = {
         (node.op_type, json.loads(node.doc_string)["module"]) for node in all_nodes(onnx.load(exports.cond.onnx_path))
     }
@@ -186,7 +186,7 @@ def test_namespace_of_a_node_that_has_none_is_the_one_that_torch_writes(exports:
     "text",
     [None, "", "words", "[]", "{}", '{"module": "a"}', "{" * 100_000, OUR_FORM[:-1], OUR_FORM.replace("1", '"1"')],
 )
-def test_doc_string_of_somebody_else_is_not_taken_for_ours(text: str | None) -> None:
+def test_doc_string_of_another_tool_is_not_read_as_ours(text: str | None) -> None:
     assert read_doc_string(text) is None
 
 
@@ -202,7 +202,7 @@ def test_doc_string_of_ours_is_read_back() -> None:
 
 @pytest.mark.sanity
 @pytest.mark.parametrize("mark", SOURCE_MARKS)
-def test_private_export_holds_no_source_path_that_a_plain_one_holds(exports: Exports, mark: bytes) -> None:
+def test_private_export_has_none_of_the_source_paths_of_a_plain_one(exports: Exports, mark: bytes) -> None:
     assert mark in exports.cond.onnx_path.read_bytes()
     assert mark not in exports.private.onnx_path.read_bytes()
     assert mark not in exports.private.sidecar_path.read_bytes()

@@ -68,7 +68,7 @@ def test_each_of_our_stores_gives_every_owner_tag_and_kind(exported: Exporter, n
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_calls_of_one_module_are_told_apart_by_our_stores_with_their_callers(exported: Exporter) -> None:
+def test_calls_of_one_module_are_distinguished_by_our_stores_with_their_callers(exported: Exporter) -> None:
     document = checked(recover_document(proto_of(exported("shared_block"))))
     parents = {call.id: call.parent for call in document.calls}
     assert parents["blk@1"] == ""

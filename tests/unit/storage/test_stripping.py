@@ -117,7 +117,7 @@ def plain(*doc_strings: str | None, ir_version: int = 10) -> onnx.ModelProto:
 BEFORE = ("plain words", None, '{"json": "of another tool"}', "{not json", "ümläut \u2028 \U0001f600 \\ \" '")
 
 
-def test_what_stood_in_a_doc_string_is_kept_in_ours() -> None:
+def test_existing_doc_string_is_kept_inside_ours() -> None:
     model, _ = tagged(plain(*BEFORE))
     kept = [json.loads(node.doc_string or "").get("doc_string") for node in list(model.graph)[2:]]
     assert kept == list(BEFORE)
@@ -138,7 +138,7 @@ def test_strip_restores_the_model_as_it_was(form: str) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(doc=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_strip_restores_any_text_that_stood_in_a_doc_string(doc: str) -> None:
+def test_strip_restores_any_existing_doc_string(doc: str) -> None:
     model, _ = tagged(plain(doc))
     # An empty one is none.
     assert strip_hierarchy(ir.to_proto(model)) == ir.to_proto(ir.from_proto(plain(doc or None)))
@@ -162,12 +162,12 @@ def test_strip_does_not_change_its_argument() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["model.onnx", Path("model.onnx"), b"bytes", None, {}])
-def test_strip_of_what_is_no_model_is_an_input_error(wrong: Any) -> None:
+def test_strip_of_an_object_that_is_not_a_model_is_an_input_error(wrong: Any) -> None:
     with pytest.raises(InputError, match=type(wrong).__name__):
         strip_hierarchy(wrong)
 
 
-def test_nodes_of_an_ir_version_without_metadata_get_none() -> None:
+def test_nodes_of_an_ir_version_without_metadata_get_no_metadata() -> None:
     old, document = tagged(plain(*BEFORE, ir_version=9))
     written = ir.to_proto(old)
     assert all(len(node.metadata_props) == 0 for node in all_nodes(written))

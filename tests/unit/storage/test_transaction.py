@@ -178,7 +178,7 @@ def test_misuse_is_a_contract_error_and_changes_nothing(new_folder: Callable[[],
     assert snapshot(folder) == whole("old")
 
 
-def test_exception_in_the_body_leaves_the_old_set(new_folder: Callable[[], Path]) -> None:
+def test_exception_inside_the_context_leaves_the_old_files(new_folder: Callable[[], Path]) -> None:
     folder = new_folder()
     for raised, expected in [(OSError(errno.ENOSPC, "full"), StorageError), (ValueError(), ValueError)]:
         with pytest.raises(expected) as caught, stage_files(folder / "model.onnx") as staging:  # noqa: PT012

@@ -147,7 +147,7 @@ class ConstantValues:
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
         if tensor not in self._values and not is_fake(tensor) and tensor.numel() <= _MOST_ELEMENTS:
-            # An attribute of a module that is no buffer.
+            # An attribute of a module that is not a buffer.
             with not_traced():
                 self._values[tensor] = tensor.detach().clone()
         return tensor in self._values

@@ -53,7 +53,7 @@ def test_task_is_a_name_of_transformers_or_an_auto_class(bert: Path, task: str, 
         ("AutoModelForImageClassification", "it has one for"),
     ],
 )
-def test_task_that_there_is_not_is_refused_with_those_there_are(bert: Path, task: str, said: str) -> None:
+def test_unknown_task_is_refused_with_the_known_ones(bert: Path, task: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as raised:
         load(bert, task=task)
     assert "fill-mask" in str(raised.value)
@@ -96,7 +96,7 @@ def test_random_weights_read_none_and_are_the_same_each_time(bert: Path, tmp_pat
     assert not marker.exists()
 
 
-def test_weights_that_nobody_trained_are_noted_and_seeded(bert: Path) -> None:
+def test_untrained_weights_are_noted_and_seeded(bert: Path) -> None:
     made = [load(bert, task="text-classification") for _ in range(2)]
     (note,) = made[0].notes
     assert note.startswith("2 weights of BertForSequenceClassification are not in")
@@ -121,13 +121,13 @@ def in_pieces(bert: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_weights_in_pieces_are_put_together(bert: Path, in_pieces: Path) -> None:
+def test_sharded_weights_are_loaded(bert: Path, in_pieces: Path) -> None:
     whole, pieces = load(bert).model.state_dict(), load(in_pieces).model.state_dict()
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
 
 
 @pytest.mark.parametrize("piece", ["../bert/model.safetensors", "/etc/hostname", "model-00009-of-00009.safetensors", 7])
-def test_piece_that_is_not_in_the_folder_is_refused_by_name(in_pieces: Path, piece: object) -> None:
+def test_shard_that_is_not_in_the_folder_is_refused_by_name(in_pieces: Path, piece: object) -> None:
     index = in_pieces / "model.safetensors.index.json"
     written = json.loads(index.read_bytes())
     written["weight_map"]["pooler.dense.weight"] = piece
@@ -159,7 +159,7 @@ def test_weights_named_by_the_configuration_must_be_safetensors(bert: Path, tmp_
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": [1]}}'])
-def test_index_that_is_none_is_refused(in_pieces: Path, content: str) -> None:
+def test_invalid_shard_index_is_refused(in_pieces: Path, content: str) -> None:
     (in_pieces / "model.safetensors.index.json").write_text(content, encoding="utf-8")
     assert "model.safetensors.index.json is not an index of weights" in refusal(in_pieces)
 
