@@ -210,7 +210,7 @@ def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def extracted_calls(
     path: Path, document: HierarchyDocument, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """A few calls, extracted and run on the inputs of PyTorch's module; calls without nodes in the file are left out."""
+    """A few calls, extracted and run on the inputs of PyTorch's module; calls without nodes are left out."""
     at_work = {node.module for node in document.nodes} - {""}
     calls = [call.id for call in document.calls if call.id in at_work]
     chosen = random.Random(SEED).sample(calls, min(_CALLS, len(calls)))

@@ -94,7 +94,7 @@ def check_target(path: str | Path, *, force: bool, sidecar: bool = True, others:
         for file in (target, *([sidecar_path(target)] if sidecar else []), *others):
             _check_free(file, force=force)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python below 3.13
-        raise InputError(f"Cannot write {path}: {error}. Make that folder or choose another.") from error
+        raise InputError(f"Cannot write {path}: {error}. Create that folder or choose another.") from error
     except StorageError as error:
         raise InputError(str(error)) from error
     return target

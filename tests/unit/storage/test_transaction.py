@@ -48,7 +48,7 @@ def test_names_of_the_files_beside_a_target() -> None:
         ("m" * 240 + ".onnx", "too long"),
         ("m" * 300 + ".onnx", "too long"),
         ("m" * 300 + "/model.onnx", "too long"),
-        ("missing/model.onnx", "Make that folder"),
+        ("missing/model.onnx", "Create that folder"),
         ("file/model.onnx", "inside a folder"),
         ("file/sub/model.onnx", "Not a directory"),
         ("loop/model.onnx", "loop|symbolic links"),

@@ -347,21 +347,10 @@ class FlowRules:
         consumers = [other for tensor in self.flow.node_outputs[node] for other in self.flow.consumers[tensor]]
         if all(self.calls.encloses(call, owners.owner(other)) for other in consumers):
             return
-        if node in self._nodes_before(call):
-            yield Conflict((node,), f"the inputs of {self.calls.ids[call]} depend on it, so it ran before that call")
-
-    def _nodes_before(self, call: int) -> set[int]:
-        """The nodes that the inputs of a call depend on."""
         if call not in self._before_call:
-            found: set[int] = set()
-            pending = [self.flow.producers[tensor] for tensor in self.calls.inputs[call].tensors]
-            while pending:
-                node = pending.pop()
-                if node != NO_NODE and node not in found:
-                    found.add(node)
-                    pending += [self.flow.producers[tensor] for tensor in self.flow.node_inputs[node]]
-            self._before_call[call] = found
-        return self._before_call[call]
+            self._before_call[call] = self.flow.nodes_before(self.calls.inputs[call].tensors)
+        if node in self._before_call[call]:
+            yield Conflict((node,), f"the inputs of {self.calls.ids[call]} depend on it, so it ran before that call")
 
     def _owner_without_consumer(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
         """The owner of a node that several calls share is one of them: it consumes or returns an output."""

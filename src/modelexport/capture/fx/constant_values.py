@@ -77,7 +77,7 @@ class ConstantValues:
         with tracing_through(self._trace), _DetachedData():
             program = original(*args, **kwargs)
         if not self._is_used:
-            raise UnusableOptionError("the model computes nothing that depends on no input.", "")
+            raise UnusableOptionError("every value that the model computes depends on an input.", "")
         return program
 
     def notes(self) -> tuple[str, ...]:
