@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from modelexport.attempt_report import AttemptReport, Variant
+from modelexport.attempt_report import PLAIN, AttemptReport, Variant
 from modelexport.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, Capture, Specialization
 from modelexport.errors import (
     AllStrategiesFailedError,
@@ -16,9 +16,27 @@ from modelexport.errors import (
     SpecializationError,
     StrategyIncompatibleError,
 )
+from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
 
 _MAX_PLACES = 3
+
+
+class PlannedAttempt(NamedTuple):
+    """An attempt to make: a candidate in one variant. A last resort is made only where it can help."""
+
+    candidate: Candidate
+    variant: Variant = PLAIN
+    is_last_resort: bool = False
+
+    @property
+    def specializes(self) -> bool:
+        """Whether it may turn values that depend on the inputs into constants."""
+        return self.candidate.exporter == TORCHSCRIPT or self.variant.input_values
+
+    def options(self, request: CaptureRequest) -> Mapping[str, Any]:
+        """The options of the exporter in this attempt."""
+        return {**request.options, "optimize": False} if self.variant.unoptimized else request.options
 
 
 class _Failure(NamedTuple):
@@ -46,25 +64,27 @@ class AttemptOutcomes:
         """Whether an attempt succeeded and the caller did not take its graph."""
         return bool(self._rejected)
 
-    def fail(self, report: AttemptReport, error: ModelExportError, *, is_last_resort: bool) -> None:
+    def fail(self, attempt: PlannedAttempt, report: AttemptReport, error: ModelExportError) -> None:
         """Add an attempt that failed, or was not made."""
-        self._failures.append(_Failure(report, error, is_last_resort))
+        self._failures.append(_Failure(report, error, attempt.is_last_resort))
 
-    def reject(self, candidate: Candidate, variant: Variant, report: AttemptReport) -> None:
+    def reject(self, attempt: PlannedAttempt, report: AttemptReport) -> None:
         """Add an attempt that succeeded, and whose graph the caller did not take."""
-        self._rejected.add((candidate.exporter, _of_graph(variant)))
+        candidate = attempt.candidate
+        self._rejected.add((candidate.exporter, _of_graph(attempt.variant)))
         why = StrategyIncompatibleError(candidate.strategy.name, report.error or "it was not used", "")
         self._failures.append(_Failure(report, why))
 
-    def judge(self, candidate: Candidate, capture: Capture, fixed: Specialization) -> Capture | ModelExportError:
+    def judge(self, attempt: PlannedAttempt, capture: Capture, fixed: Specialization) -> Capture | ModelExportError:
         """Return the capture with notes on the values that the trace fixed, or the error if it needs consent."""
-        if candidate.exporter != TORCHSCRIPT or self._allow_specialization or self._is_safe(fixed):
+        if not attempt.specializes or self._allow_specialization or self._is_safe(fixed):
             return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
         self._refused = fixed
-        return _refusal(candidate, fixed)
+        return _refusal(attempt.candidate, fixed)
 
-    def obstacle(self, candidate: Candidate, variant: Variant) -> ModelExportError | None:
+    def obstacle(self, attempt: PlannedAttempt) -> ModelExportError | None:
         """Why an attempt would be in vain; None if it may succeed."""
+        candidate, variant = attempt.candidate, attempt.variant
         # Torch's exporter did not need to know the caches, so knowing them changes nothing.
         same = DYNAMO if candidate.exporter == DYNAMO_WITH_CACHES else candidate.exporter
         if not self._rejected.isdisjoint((exporter, _of_graph(variant)) for exporter in (same, candidate.exporter)):
@@ -74,17 +94,22 @@ class AttemptOutcomes:
             return _refusal(candidate, self._refused)
         return None
 
-    def is_hopeless(self, candidate: Candidate) -> bool:
-        """Whether a last resort would fail, too: this package failed, or the model depends on values of its inputs."""
-        return any(
-            not isinstance(failure.error, StrategyIncompatibleError)
-            or (
-                isinstance(failure.error, DataDependentError)
-                and failure.error.retry is None
-                and failure.report.exporter == candidate.exporter
-            )
+    def is_hopeless(self, attempt: PlannedAttempt) -> bool:
+        """Whether a last resort would fail or be refused, too.
+
+        It fails if this package failed. Where the model depends on the values of its inputs, only knowing these can
+        help.
+        """
+        if any(not isinstance(failure.error, StrategyIncompatibleError) for failure in self._failures):
+            return True
+        by_values = any(
+            isinstance(failure.error, DataDependentError)
+            and failure.error.retry is None
+            and failure.report.exporter == attempt.candidate.exporter
             for failure in self._failures
         )
+        uses_values = attempt.variant.input_values
+        return by_values is not uses_values or (uses_values and self._refused is not None)
 
     def error(self, reports: Sequence[AttemptReport]) -> ModelExportError:
         """All failures as one error, with the cause of the first."""

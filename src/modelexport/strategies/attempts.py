@@ -7,32 +7,17 @@ import dataclasses
 import math
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
-import torch
-
-from modelexport.attempt_report import PLAIN, AttemptReport, Variant
+from modelexport.attempt_report import AttemptReport
 from modelexport.capture import TORCHSCRIPT, Capture, Specialization, find_data_reads, recorded_warnings
 from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
-from modelexport.strategies.attempt_outcomes import AttemptOutcomes
+from modelexport.strategies.attempt_outcomes import AttemptOutcomes, PlannedAttempt
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
 from modelexport.torch_support import TORCH_LOCK, evaluation_mode, preserved_state
 
 DEFAULT_TIMEOUT = 1800.0
-
-
-class _Attempt(NamedTuple):
-    """An attempt to make; a last resort is tried only where it has a chance."""
-
-    candidate: Candidate
-    variant: Variant = PLAIN
-    is_last_resort: bool = False
-
-    def options(self, request: CaptureRequest) -> Mapping[str, Any]:
-        """The options of the exporter in this attempt."""
-        return {**request.options, "optimize": False} if self.variant.unoptimized else request.options
 
 
 class Attempts:
@@ -84,27 +69,27 @@ class Attempts:
             InputError: The inputs do not fit the model, so no other candidate can succeed.
         """
         outcomes = AttemptOutcomes(allow_specialization=request.allow_specialization)
-        pending = _plan(candidates, request.model, last_resorts=last_resorts)
+        pending = _plan(candidates, request, last_resorts=last_resorts)
         while pending:
             attempt = pending.pop(0)
-            candidate, variant = attempt.candidate, attempt.variant
-            if attempt.is_last_resort and outcomes.is_hopeless(candidate):
+            candidate = attempt.candidate
+            if attempt.is_last_resort and outcomes.is_hopeless(attempt):
                 continue
-            described = _joined(str(variant), axes)
+            described = _joined(str(attempt.variant), axes)
             started = time.perf_counter()
-            obstacle = outcomes.obstacle(candidate, variant) or self._time_used_up(candidate)
+            obstacle = outcomes.obstacle(attempt) or self._time_used_up(candidate)
             found = obstacle or _try(attempt, request)
-            outcome = found if isinstance(found, ModelExportError) else outcomes.judge(candidate, *found)
+            outcome = found if isinstance(found, ModelExportError) else outcomes.judge(attempt, *found)
             seconds = time.perf_counter() - started
             if isinstance(outcome, Capture):
                 used = dataclasses.replace(candidate, exporter=outcome.exporter)
                 self.record(used, _joined(described, outcome.variant), None, seconds)
                 yield outcome
-                outcomes.reject(candidate, variant, self.reports[-1])
+                outcomes.reject(attempt, self.reports[-1])
                 following = _after_rejection(attempt, request)
             else:
                 report = self.record(candidate, described, outcome, seconds, tried=obstacle is None)
-                outcomes.fail(report, outcome, is_last_resort=attempt.is_last_resort)
+                outcomes.fail(attempt, report, outcome)
                 following = _after_failure(attempt, outcome)
             pending[:0] = following
         if not outcomes.has_rejected:
@@ -150,38 +135,44 @@ class Attempts:
         )
 
 
-def _plan(candidates: Sequence[Candidate], model: torch.nn.Module, *, last_resorts: bool) -> list[_Attempt]:
-    """The attempts to make, in order. Each may be followed by one that its outcome asks for."""
+def _plan(candidates: Sequence[Candidate], request: CaptureRequest, *, last_resorts: bool) -> list[PlannedAttempt]:
+    """The attempts to make, in order. Each may be followed by one that its outcome asks for.
+
+    A strategy that was requested by name uses the values of the inputs only with consent; `auto` asks for consent where
+    they help.
+    """
     exporters = [candidate.exporter for candidate in candidates]
     first = [one for i, one in enumerate(candidates) if one.exporter not in exporters[:i]]
     # With the exporter of an earlier candidate: they would probably fail as that one did.
     repeated = [one for one in candidates if one not in first]
-    variants = [(one, v) for one in candidates for v in one.strategy.last_variants(model, one.exporter)]
+    variants = [(one, v) for one in candidates for v in one.strategy.last_variants(request.model, one.exporter)]
+    if not request.allow_specialization and len({one.strategy.name for one in candidates}) == 1:
+        variants = [(one, variant) for one, variant in variants if not variant.input_values]
     return [
-        *(_Attempt(one) for one in first),
-        *(_Attempt(*one, is_last_resort=True) for one in variants if last_resorts),
-        *(_Attempt(one) for one in repeated),
+        *(PlannedAttempt(one) for one in first),
+        *(PlannedAttempt(*one, is_last_resort=True) for one in variants if last_resorts),
+        *(PlannedAttempt(one) for one in repeated),
     ]
 
 
-def _after_failure(attempt: _Attempt, error: ModelExportError) -> list[_Attempt]:
+def _after_failure(attempt: PlannedAttempt, error: ModelExportError) -> list[PlannedAttempt]:
     """The variant that the error names."""
     retry = error.retry if isinstance(error, StrategyIncompatibleError) else None
-    return [_Attempt(attempt.candidate, retry)] if retry is not None else []
+    return [PlannedAttempt(attempt.candidate, retry)] if retry is not None else []
 
 
-def _after_rejection(attempt: _Attempt, request: CaptureRequest) -> list[_Attempt]:
+def _after_rejection(attempt: PlannedAttempt, request: CaptureRequest) -> list[PlannedAttempt]:
     """The same without torch's optimizer, which may be what is wrong with the file."""
     if attempt.candidate.exporter == TORCHSCRIPT or not attempt.options(request).get("optimize", True):
         return []
-    return [_Attempt(attempt.candidate, dataclasses.replace(attempt.variant, unoptimized=True))]
+    return [PlannedAttempt(attempt.candidate, dataclasses.replace(attempt.variant, unoptimized=True))]
 
 
 def _joined(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _try(attempt: _Attempt, request: CaptureRequest) -> tuple[Capture, Specialization] | ModelExportError:
+def _try(attempt: PlannedAttempt, request: CaptureRequest) -> tuple[Capture, Specialization] | ModelExportError:
     """Return the capture and what tracing fixed in it, or the error."""
     candidate = attempt.candidate
     request = dataclasses.replace(
@@ -192,7 +183,7 @@ def _try(attempt: _Attempt, request: CaptureRequest) -> tuple[Capture, Specializ
         with TORCH_LOCK, mode:
             with preserved_state(request.model), recorded_warnings(request.model) as warned:
                 capture = candidate.strategy.capture(request)
-            if candidate.exporter != TORCHSCRIPT:
+            if not attempt.specializes:
                 return capture, Specialization(tuple(warned), ())
             with preserved_state(request.model):
                 reads = find_data_reads(request.model, request.args, request.kwargs)
