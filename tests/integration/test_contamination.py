@@ -91,9 +91,9 @@ def test_node_that_the_inputs_of_a_call_depend_on_is_found_in_that_call(exported
 
 
 def test_merged_constant_is_found_in_every_call_that_consumes_no_constant(tmp_path: Path) -> None:
-    specimen = zoo.build("with_methods")
+    example = zoo.build("with_methods")
     path = tmp_path / "m.onnx"
-    document = modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp").document
+    document = modelexport.export_model(example.model, example.inputs, path, strategy="htp").document
     check = ValidatedFile(path).owner_check
     assert check.findings() == []
     (constant,) = [node for node in document.nodes if node.op == "Constant" and node.kind == "merged"]

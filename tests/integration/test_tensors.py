@@ -126,7 +126,7 @@ def test_weights_say_which_parameter_they_are(exported: Exporter) -> None:
     ours = exported("bert", optimize=False)
     parameters = {tensor.parameter for tensor in ours.document.tensors if tensor.source == "weight"}
     stored = {tensor.name for tensor in onnx.load(ours.path).graph.initializer}
-    named = {name for name, _ in ours.specimen.model.named_parameters()}
+    named = {name for name, _ in ours.example.model.named_parameters()}
     assert named & stored <= parameters
     assert len(named & stored) > 0.9 * len(named)
     assert all(tensor.parameter is None for tensor in ours.document.tensors if tensor.source != "weight")

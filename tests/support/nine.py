@@ -114,7 +114,7 @@ _BUILDERS: tuple[Callable[[], tuple[Any, dict[str, Any]]], ...] = (
 NAMES = [builder.__name__ for builder in _BUILDERS]
 
 
-def build(name: str) -> zoo.Specimen:
+def build(name: str) -> zoo.ExampleModel:
     torch.manual_seed(zoo.SEED)
     model, inputs = next(builder for builder in _BUILDERS if builder.__name__ == name)()
-    return zoo.Specimen(name, model.eval(), inputs)
+    return zoo.ExampleModel(name, model.eval(), inputs)

@@ -81,15 +81,15 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     folder = tmp_path_factory.mktemp("documents")
     made: dict[str, Case] = {}
     for name in CASES:
-        specimen = zoo.Specimen("outer", Outer().eval(), torch.randn(3, 4)) if name == "outer" else zoo.build(name)
+        example = zoo.ExampleModel("outer", Outer().eval(), torch.randn(3, 4)) if name == "outer" else zoo.build(name)
         result = export_model(
-            specimen.model,
-            specimen.inputs,
+            example.model,
+            example.inputs,
             folder / f"{name}.onnx",
-            dynamic_shapes=specimen.dynamic_shapes,
+            dynamic_shapes=example.dynamic_shapes,
             torch_nn_exceptions="all" if name == "outer" else None,
         )
-        made[name] = Case(specimen.model, result)
+        made[name] = Case(example.model, result)
     return made
 
 

@@ -91,8 +91,8 @@ def test_model_has_its_weights_again_after_a_failed_write(tmp_path: Path) -> Non
 
 
 def test_nodes_are_replaced_without_touching_the_weights(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
-    program = torch.onnx.export(specimen.model, (specimen.inputs,), None, verbose=False)
+    example = zoo.build("cnn")
+    program = torch.onnx.export(example.model, (example.inputs,), None, verbose=False)
     file = _expected(program.model)
     skeleton = ExporterFile(file).skeleton()
     assert len(skeleton.SerializeToString()) < len(file)
@@ -126,12 +126,12 @@ def test_weights_that_lie_beside_a_file_are_put_into_it(sizes: list[int], whole:
 
 
 def test_exporter_gives_the_weights_apart_and_only_to_the_thread_that_asked(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
 
     def export(name: str) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(specimen.model, (specimen.inputs,), str(tmp_path / name), dynamo=False)
+            torch.onnx.export(example.model, (example.inputs,), str(tmp_path / name), dynamo=False)
         return (tmp_path / name).read_bytes()
 
     plain = export("plain.onnx")

@@ -107,10 +107,10 @@ def test_torch_metadata_gives_modules_classes_and_tags_and_says_it_is_inferred(e
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with repeated calls by plain TorchScript export."""
     path = tmp_path_factory.mktemp("scripted") / "shared.onnx"
-    specimen = zoo.build("shared_block")
+    example = zoo.build("shared_block")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(specimen.model, specimen.inputs, path, dynamo=False)
+        torch.onnx.export(example.model, example.inputs, path, dynamo=False)
     return path
 
 

@@ -36,7 +36,7 @@ def paths_of(document: HierarchyDocument) -> dict[str, str]:
 
 def parameters_in(ours: Exported, path: str) -> int:
     """Counted on the model itself."""
-    return sum(p.numel() for p in ours.specimen.model.get_submodule(path).parameters())
+    return sum(p.numel() for p in ours.example.model.get_submodule(path).parameters())
 
 
 # --- what is counted --------------------------------------------------------------------------------------------
