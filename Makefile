@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth conformance breakage sweep compatibility code-size clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -117,6 +117,9 @@ sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diff
 
 compatibility:  ## Test with other versions of torch, each in an environment of its own (VERSIONS="2.9.1 2.15.0")
 	$(PYTHON) -m benchmarks.compatibility $(VERSIONS) $(COMPATIBILITY_ARGS) --write docs/measurements/compatibility.md
+
+code-size: $(DEV_STAMP)  ## Count modules and lines of each package, and the modules that one export uses
+	$(BIN)/python -m benchmarks.code_size --write docs/decisions/016-packages-by-stage-and-question.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -87,7 +87,7 @@ def test_analyze_counts_what_is_in_the_file_and_the_model(exported: Exporter, na
     found = operators(ours)
     root = checked("analyze", printed("analyze", str(ours.path), "--format", "json"))["modules"][0]
     assert (root["path"], root["nodes"], root["operations"]) == ("", found.total(), dict(found))
-    model = ours.specimen.model
+    model = ours.example.model
     assert root["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert root["class_name"] == type(model).__name__
     rows = list(csv.DictReader(io.StringIO(printed("analyze", str(ours.path), "--format", "csv"))))
@@ -122,7 +122,7 @@ def test_validate_and_tree_agree_with_the_file(exported: Exporter, name: str) ->
     assert (report["valid"], report["errors"], report["findings"], report["nodes"]) == (True, 0, [], total)
     tree = checked("tree", printed("tree", str(ours.path), "--format", "json"))
     assert (tree["coverage"], tree["modules"][0]["nodes"]) == (1.0, total)
-    assert type(ours.specimen.model).__name__ in printed("tree", str(ours.path))
+    assert type(ours.example.model).__name__ in printed("tree", str(ours.path))
 
 
 @each_model
@@ -152,7 +152,7 @@ def test_retag_by_value_gives_a_file_with_other_names_its_owners_back(
 
 
 @each_model
-def test_retag_of_the_file_itself_tells_people_that_all_is_still_there(
+def test_retag_of_the_unchanged_file_reports_that_the_whole_hierarchy_is_kept(
     exported: Exporter, name: str, tmp_path: Path
 ) -> None:
     ours = exported(name)
@@ -224,7 +224,7 @@ def test_verify_judges_every_call_and_finds_nothing_wrong(
 ) -> None:
     ours = exported(name)
     factories = types.ModuleType("zoo_factories")
-    monkeypatch.setattr(factories, name, lambda: (ours.specimen.model, ours.specimen.inputs), raising=False)
+    monkeypatch.setattr(factories, name, lambda: (ours.example.model, ours.example.inputs), raising=False)
     monkeypatch.setitem(sys.modules, factories.__name__, factories)
     words = ["verify", str(ours.path), "--model", f"zoo_factories:{name}"]
     report = checked("verify", printed(*words, "--format", "json"))

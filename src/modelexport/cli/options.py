@@ -75,7 +75,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     # typer reads the options from these two.
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # any function takes one
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = _one_line_per_paragraph(inspect.getdoc(command) or "")
     return run
+
+
+def _one_line_per_paragraph(text: str) -> str:
+    """Join the lines of each paragraph: typer keeps line breaks, which do not fit the width of the terminal."""
+    return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _name_values(parameter: inspect.Parameter) -> None:

@@ -76,7 +76,7 @@ class ValueCorrespondence:
         return self._tensors
 
     def tensor(self, name: str) -> str | None:
-        """The tensor of the rewritten main graph that equals this one of the original; None where there is none."""
+        """The tensor of the rewritten main graph that equals this one of the original, or None."""
         found = self._tensors.get(name)
         if found is None:
             if name not in self._removed:
