@@ -228,6 +228,13 @@ def test_selector_and_output_are_given_once(command: Callable[..., Outcome], tmp
         assert "once" in command(*arguments).error
 
 
+@pytest.mark.parametrize("name", ["tag", "retag", "repair"])
+def test_help_says_that_the_file_is_replaced_with_force_alone(command: Callable[..., Outcome], name: str) -> None:
+    words = " ".join(command(name, "--help").stdout.replace("│", " ").split())
+    assert "Without it, --force replaces FILE." in words
+    assert "replaced by default" not in words
+
+
 def test_repair_replaces_the_file_only_where_that_is_asked_for(
     bert: Exported, command: Callable[..., Outcome], tmp_path: Path
 ) -> None:

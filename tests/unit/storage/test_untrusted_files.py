@@ -233,8 +233,9 @@ def test_metadata_that_is_not_utf8_is_kept_by_whoever_only_reads(model: onnx.Mod
     assert len(modelexport.strip_hierarchy(file.proto).metadata_props) == len(file.proto.metadata_props) - 2
     assert validate(path).nodes == len(file.nodes)
     submodel = Extractor(path).extract("blk")
-    with pytest.raises(ExtractionError, match="cannot be serialized"):
+    with pytest.raises(ExtractionError, match="cannot be serialized") as caught:
         write_submodel(submodel, path.with_name("sub.onnx"))
+    assert caught.value.reason == "invalid_graph"
     assert not path.with_name("sub.onnx").exists()
 
 

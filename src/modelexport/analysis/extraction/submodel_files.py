@@ -172,7 +172,7 @@ def _serializing(submodel: Submodel) -> Iterator[None]:
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ExtractionError(
-            submodel.call.id, "broken_graph", f"the model has content that cannot be serialized ({reason:.200})"
+            submodel.call.id, "invalid_graph", f"the model has content that cannot be serialized ({reason:.200})"
         ) from error
 
 
