@@ -141,6 +141,7 @@ COMMANDS = {
     "extract --select": ["extract", "FILE", "--select", "*", "-o", "OUT"],
     "retag": ["retag", "FILE", "--from", "FILE", "-o", "OUT"],
     "repair": ["repair", "FILE", "-o", "OUT"],
+    "view": ["view", "FILE", "--format", "svg", "-o", "OUT"],
     "profile --static": ["profile", "FILE", "--static"],
 }
 
@@ -166,6 +167,7 @@ READERS: dict[str, Callable[[Path, ReadLimits], object]] = {
     "analyze": lambda path, given: modelexport.analyze(path, limits=given),
     "select": lambda path, given: modelexport.select(path, "m1", limits=given),
     "compare_models": lambda path, given: modelexport.compare_models(path, path, limits=given),
+    "view": lambda path, given: modelexport.view(path, limits=given),
     "profile_statically": lambda path, given: modelexport.profile_statically(path, limits=given),
 }
 

@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError, StorageError
 from modelexport.gc_pause import gc_paused
@@ -149,6 +150,7 @@ class View:
         return html_frame(self.html)
 
 
+@reads_files()
 def view(
     path: str | Path,
     *,
