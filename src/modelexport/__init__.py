@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
     from modelexport.analysis.validation.store_repair import repair as repair
     from modelexport.analysis.validation.validator import validate as validate
+    from modelexport.batching.coordinator import BatchProgress as BatchProgress
+    from modelexport.batching.coordinator import JobReport as JobReport
+    from modelexport.batching.jobs import Job as Job
+    from modelexport.batching.run_batch import BatchReport as BatchReport
+    from modelexport.batching.run_batch import RayOptions as RayOptions
+    from modelexport.batching.run_batch import batch as batch
+    from modelexport.batching.run_batch import export_batch as export_batch
     from modelexport.capture.capture import Capture as Capture
     from modelexport.errors import AllStrategiesFailedError as AllStrategiesFailedError
     from modelexport.errors import ContractError as ContractError
@@ -101,6 +108,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AllStrategiesFailedError": "errors",
     "AnalysisReport": "analysis.query.analysis_report",
+    "BatchProgress": "batching.coordinator",
+    "BatchReport": "batching.run_batch",
     "CallVerification": "verification.report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
@@ -123,6 +132,8 @@ _HOMES = {
     "HierarchyExporter": "exporting.exporters",
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
+    "Job": "batching.jobs",
+    "JobReport": "batching.coordinator",
     "LoadOptions": "sources.loaders.sourced_model",
     "LoadedModel": "storage.opened_file",
     "ModelCharacteristics": "strategies.characteristics",
@@ -135,6 +146,7 @@ _HOMES = {
     "ProfileComparison": "profiling.comparison",
     "ProfileReport": "profiling.report",
     "ProgressEvent": "exporting.result",
+    "RayOptions": "batching.run_batch",
     "ReadLimits": "limits",
     "RepairReport": "analysis.validation.store_repair",
     "RetagReport": "analysis.retagging.retagger",
@@ -158,10 +170,12 @@ _HOMES = {
     "ValidationReport": "analysis.findings",
     "VerificationReport": "verification.report",
     "analyze": "analysis.query.analysis_report",
+    "batch": "batching.run_batch",
     "choose_inputs": "sources.inputs.choose",
     "compare_models": "analysis.comparison.model_comparison",
     "compare_profiles": "profiling.comparison",
     "document_schema": "hierarchy.document_codec",
+    "export_batch": "batching.run_batch",
     "export_model": "exporting.export",
     "export_stages": "exporting.generation_stages",
     "extract_module": "analysis.extraction.extractor",

@@ -33,6 +33,7 @@ _LIBRARIES = ("torch", "onnx", "onnxruntime", "transformers")
 _COMMANDS = {
     "Export": {
         "export": "Export a model to ONNX with every node attributed to the module call it came from.",
+        "batch": "Export many models in parallel, each in a process of its own, and record every attempt.",
         "inspect": "Show the characteristics of a model, and the strategies that an export would try.",
     },
     "Query": {

@@ -113,10 +113,3 @@ def refuse_other_options(context: typer.Context, why: str, allowed: frozenset[st
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in allowed:
             raise InputError(f"{why}: leave out {parameter.opts[0]}")
-
-
-def parse_exceptions(text: str | None) -> list[str] | str | None:
-    """The torch.nn exceptions as a list of names, or one of the words ``all`` and ``none``."""
-    if text is None or text in ("all", "none"):
-        return text
-    return [name.strip() for name in text.split(",") if name.strip()]
