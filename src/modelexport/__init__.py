@@ -69,6 +69,14 @@ if TYPE_CHECKING:
     from modelexport.exporting.result import ProgressEvent as ProgressEvent
     from modelexport.hierarchy.document import HierarchyDocument as HierarchyDocument
     from modelexport.hierarchy.document_codec import document_schema as document_schema
+    from modelexport.job_results.cache_contents import CacheContents as CacheContents
+    from modelexport.job_results.cache_contents import cache_information as cache_information
+    from modelexport.job_results.cache_contents import prune_cache as prune_cache
+    from modelexport.job_results.catalogue import Catalog as Catalog
+    from modelexport.job_results.catalogue import read_catalog as read_catalog
+    from modelexport.job_results.changes import CatalogChanges as CatalogChanges
+    from modelexport.job_results.changes import JobChange as JobChange
+    from modelexport.job_results.changes import compare_catalogs as compare_catalogs
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
     from modelexport.profiling.comparison import ProfileComparison as ProfileComparison
@@ -110,10 +118,13 @@ _HOMES = {
     "AnalysisReport": "analysis.query.analysis_report",
     "BatchProgress": "batching.coordinator",
     "BatchReport": "batching.run_batch",
+    "CacheContents": "job_results.cache_contents",
     "CallVerification": "verification.report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
+    "Catalog": "job_results.catalogue",
+    "CatalogChanges": "job_results.changes",
     "ChosenInputs": "sources.inputs.choose",
     "Comparison": "analysis.comparison.comparison_report",
     "ContractError": "errors",
@@ -133,6 +144,7 @@ _HOMES = {
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
     "Job": "batching.jobs",
+    "JobChange": "job_results.changes",
     "JobReport": "batching.coordinator",
     "LoadOptions": "sources.loaders.sourced_model",
     "LoadedModel": "storage.opened_file",
@@ -171,7 +183,9 @@ _HOMES = {
     "VerificationReport": "verification.report",
     "analyze": "analysis.query.analysis_report",
     "batch": "batching.run_batch",
+    "cache_information": "job_results.cache_contents",
     "choose_inputs": "sources.inputs.choose",
+    "compare_catalogs": "job_results.changes",
     "compare_models": "analysis.comparison.model_comparison",
     "compare_profiles": "profiling.comparison",
     "document_schema": "hierarchy.document_codec",
@@ -188,6 +202,8 @@ _HOMES = {
     "profile": "profiling.profiler",
     "profile_both": "profiling.profiler",
     "profile_statically": "profiling.static_cost.static_report",
+    "prune_cache": "job_results.cache_contents",
+    "read_catalog": "job_results.catalogue",
     "read_model": "storage.opened_file",
     "read_profile": "profiling.report",
     "register_strategy": "strategies.registry",

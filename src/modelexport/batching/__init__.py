@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from modelexport.batching.coordinator import BatchProgress, JobReport
-from modelexport.batching.file_hashes import user_cache
 from modelexport.batching.jobs import Job
 from modelexport.batching.planning import DEFAULT_TIMEOUT
 from modelexport.batching.run_batch import ENGINES, BatchReport, RayOptions, batch, export_batch
@@ -18,5 +17,4 @@ __all__ = [
     "RayOptions",
     "batch",
     "export_batch",
-    "user_cache",
 ]

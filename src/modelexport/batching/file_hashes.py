@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,12 +81,4 @@ class FileHashes:
 
 
 def _is_settled(about: os.stat_result) -> bool:
-    import time
-
     return time.time_ns() - about.st_mtime_ns > _SETTLED_NANOSECONDS
-
-
-def user_cache() -> Path:
-    """The folder for what this user's commands keep between runs."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "modelexport"

@@ -80,8 +80,8 @@ def plan_jobs(
         StorageError: The output or the cache cannot be listed.
     """
     keys = _keys(jobs, hashes)
-    finished = stores.output.keys()
-    cached = stores.cache.keys() if stores.cache is not None else set()
+    finished = stores.output.list_keys()
+    cached = stores.cache.list_keys() if stores.cache is not None else set()
     latest = latest_by_key(record_names(stores.output.location))
     plan = []
     for job in jobs:

@@ -15,13 +15,13 @@ import msgspec
 from modelexport.batching.attempts import Stores, remove_leftovers
 from modelexport.batching.coordinator import BatchProgress, Coordinator, JobReport
 from modelexport.batching.engines import Engine, LocalEngine
-from modelexport.batching.file_hashes import FileHashes, user_cache
+from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.job_files import read_jobs
 from modelexport.batching.jobs import Job
-from modelexport.batching.planning import DEFAULT_TIMEOUT, PlannedJob, plan_jobs
+from modelexport.batching.planning import DEFAULT_TIMEOUT, Action, PlannedJob, plan_jobs
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
-from modelexport.job_results import Location, Status
+from modelexport.job_results import Catalog, Location, Status, user_cache, write_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +154,8 @@ def batch(
             return BatchReport(output_location.url, tuple(planned), time.monotonic() - started)
         remove_leftovers()
         reports = Coordinator(chosen_engine, stores, retries=retries, progress=progress).run(plan)
+        if any(report.attempts or report.action == Action.RECORD for report in reports):
+            write_index(output_location, Catalog(output, storage_options))
     return BatchReport(output_location.url, tuple(reports), round(time.monotonic() - started, 3))
 
 

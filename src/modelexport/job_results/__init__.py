@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from modelexport.job_results.cache_contents import CacheContents, cache_information, prune_cache
+from modelexport.job_results.catalogue import Catalog, read_catalog
+from modelexport.job_results.changes import CatalogChanges, JobChange, compare_catalogs
 from modelexport.job_results.entries import Entry, EntryStore, StoredFile, hash_file
-from modelexport.job_results.locations import Location
+from modelexport.job_results.index_page import write_index
+from modelexport.job_results.locations import Location, user_cache
 from modelexport.job_results.records import (
     LOGS,
     Failure,
@@ -22,22 +26,32 @@ from modelexport.job_results.redaction import redacted, secret_values
 
 __all__ = [
     "LOGS",
+    "CacheContents",
+    "Catalog",
+    "CatalogChanges",
     "Entry",
     "EntryStore",
     "Failure",
+    "JobChange",
     "Location",
     "Record",
     "RecordName",
     "Status",
     "StoredFile",
+    "cache_information",
+    "compare_catalogs",
     "hash_file",
     "key_in_names",
     "latest_by_key",
     "new_record_id",
+    "prune_cache",
+    "read_catalog",
     "read_record",
     "record_names",
     "redacted",
     "secret_values",
+    "user_cache",
     "utc_time",
+    "write_index",
     "write_record",
 ]

@@ -88,7 +88,7 @@ class EntryStore:
         self.location = location
         self._named = named
 
-    def keys(self) -> set[str]:
+    def list_keys(self) -> set[str]:
         """The keys of all complete entries.
 
         Raises:
@@ -162,7 +162,7 @@ class EntryStore:
         Raises:
             StorageError: They could not be listed.
         """
-        used = {entry.folder for key in self.keys() if (entry := self.get(key)) is not None}
+        used = {entry.folder for key in self.list_keys() if (entry := self.get(key)) is not None}
         found: dict[str, tuple[int, float]] = {}
         for name, size in self.location.sizes(_OBJECTS).items():
             folder = f"{_OBJECTS}/{name.partition('/')[0]}"

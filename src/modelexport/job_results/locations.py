@@ -253,3 +253,9 @@ def _write_local(target: Path, content: bytes, *, replace: bool) -> bool:
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def user_cache() -> Path:
+    """The folder for what this user's commands keep between runs."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "modelexport"

@@ -38,9 +38,9 @@ def job_files(folder: Path, **contents: str) -> Path:
 def test_entry_is_what_was_stored(location: Location, tmp_path: Path) -> None:
     store = EntryStore(location, named=True)
     assert store.get(KEY) is None
-    assert store.keys() == set()
+    assert store.list_keys() == set()
     entry = store.put(KEY, "net", job_files(tmp_path / "a"), {"strategy": "fx"})
-    assert store.keys() == {KEY}
+    assert store.list_keys() == {KEY}
     assert store.get(KEY) == entry
     store.fetch(entry, tmp_path / "b")
     assert {path.name: path.read_text() for path in (tmp_path / "b").rglob("*.*")} == {
