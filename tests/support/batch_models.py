@@ -74,3 +74,27 @@ def waiting() -> Any:
 def prints_secrets() -> Any:
     print(dict(os.environ))  # noqa: T201  what must not reach the log
     raise RuntimeError(f"cannot log in with {os.environ['AWS_SECRET_ACCESS_KEY']}")
+
+
+def kill_worker_once() -> Any:
+    """Kill the process that started the one that forks jobs: on Ray, the worker."""
+    marker = Path(os.environ[MARKER_VARIABLE])
+    if not marker.exists():
+        marker.touch()
+        os.kill(_parent(os.getppid()), signal.SIGKILL)
+        return forever()
+    return make()
+
+
+def slow_once() -> Any:
+    """Say which process runs the node of the cluster, and wait for its end, the first time."""
+    marker = Path(os.environ[MARKER_VARIABLE])
+    if not marker.exists():
+        marker.write_text(str(_parent(_parent(os.getppid()))), encoding="ascii")
+        return forever()
+    return make()
+
+
+def _parent(process: int) -> int:
+    stat = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    return int(stat.rpartition(")")[2].split()[1])

@@ -63,3 +63,8 @@ def has_json_tool(_: Any) -> bool:
 
 def return_object(_: Any) -> object:
     return object()
+
+
+def spin(_: Any) -> None:
+    while True:
+        pass

@@ -90,7 +90,7 @@ class ForkedWork:
             with contextlib.suppress(msgspec.DecodeError):
                 found = msgspec.json.decode(content, type=Outcome)
         if found.ending is Ending.CRASHED:
-            ending, detail = self._how_it_ended(status)
+            ending, detail = self._how_it_ended(status, usage.ru_utime + usage.ru_stime)
             found = msgspec.structs.replace(found, ending=ending, detail=detail)
         return msgspec.structs.replace(
             found,
@@ -99,7 +99,7 @@ class ForkedWork:
             peak_memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         )
 
-    def _how_it_ended(self, status: int) -> tuple[Ending, str]:
+    def _how_it_ended(self, status: int, cpu_seconds: float) -> tuple[Ending, str]:
         if self._ended_by is Ending.TIMED_OUT:
             return Ending.TIMED_OUT, f"timed out after {self._limits.seconds:g} s"
         if self._ended_by is not None:
@@ -108,7 +108,7 @@ class ForkedWork:
             return Ending.CRASHED, f"exit code {os.WEXITSTATUS(status)}"
         name = signal_name(os.WTERMSIG(status))
         cpu = self._limits.cpu_seconds
-        if name == "SIGXCPU" and cpu is not None:
+        if cpu is not None and (name == "SIGXCPU" or (name == "SIGKILL" and cpu_seconds >= cpu)):
             return Ending.TIMED_OUT, f"timed out after {cpu} s of CPU time"
         said = _last_bytes(self._log)
         if any(words in said for words in OUT_OF_MEMORY):

@@ -78,12 +78,13 @@ def test_exception_has_class_message_in_one_line_and_causes(pool: ProcessPool) -
         ("say_bad_alloc", None, Ending.OUT_OF_MEMORY, "out of memory (SIGABRT)"),
         ("eat_memory", None, Ending.OUT_OF_MEMORY, "out of memory"),
         ("return_object", None, Ending.RAISED, ""),
+        ("spin", None, Ending.TIMED_OUT, "timed out after 1 s of CPU time"),
     ],
 )
 def test_end_of_a_process_has_a_class(
     pool: ProcessPool, tmp_path: Path, task: str, payload: object, ending: Ending, detail: str
 ) -> None:
-    limits = ProcessLimits(seconds=60, memory_bytes=512 * 2**20)
+    limits = ProcessLimits(seconds=60, cpu_seconds=1 if task == "spin" else None, memory_bytes=512 * 2**20)
     outcome = pool.run(f"{TASKS}:{task}", payload, limits, tmp_path / "log")
     assert (outcome.ending, outcome.detail) == (ending, detail)
 
