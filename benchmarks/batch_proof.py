@@ -8,6 +8,7 @@ S3 and Ray have tests of their own: `make cluster`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -113,10 +114,8 @@ def _one_after_the_other(chosen: Sequence[dict[str, Any]], folder: Path) -> floa
     began = time.monotonic()
     for job in chosen:
         command = [sys.executable, "-c", _ALONE, json.dumps(job), str(folder)]
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, cwd=_ROOT, capture_output=True, check=False, timeout=job.get("timeout", 1800))
-        except subprocess.TimeoutExpired:
-            pass
     return time.monotonic() - began
 
 
