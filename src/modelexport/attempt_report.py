@@ -15,6 +15,8 @@ class Variant:
         constant_values: The trace computes values that depend on no input, so that Python code of the model can read
             them.
         constants_folded: With `constant_values`, the graph has these values, and not the operators that compute them.
+        input_values: With `constant_values`, the trace computes all values of the example inputs: those that code reads
+            become constants.
         tensors_only: The model is exported as a function from tensors to tensors.
         unoptimized: torch does not optimize the graph, because onnxruntime rejects the optimized one or its results are
             wrong.
@@ -24,13 +26,16 @@ class Variant:
     unwatched: bool = False
     constant_values: bool = False
     constants_folded: bool = False
+    input_values: bool = False
     tensors_only: bool = False
     unoptimized: bool = False
     decomposed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = ["unwatched"] if self.unwatched else []
-        if self.constant_values:
+        if self.input_values:
+            parts.append("with the values of the inputs")
+        elif self.constant_values:
             parts.append("with constants computed" if self.constants_folded else "with the values of constants")
         parts += ["as a function of tensors"] if self.tensors_only else []
         parts += ["not optimized by torch"] if self.unoptimized else []

@@ -194,6 +194,20 @@ def use_constant_values(folder: Path) -> Outcome:
     return Outcome(boundaries=[str(node.target) for node in program.graph.nodes])
 
 
+class ByInput(nn.Module):
+    """Has a size that depends on values of its input, which torch traces without them, too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.nonzero() + 1
+
+
+def use_values_of_inputs(folder: Path) -> Outcome:
+    model = ByInput()
+    with failures_explained("fx", "dynamo", model), ConstantValues(model, of_inputs=True).known():
+        program = torch.export.export(model, (X,), strict=False)
+    return Outcome(boundaries=[str(node.target) for node in program.graph.nodes])
+
+
 def use_program(folder: Path) -> Outcome:
     # Another test of this process may have read the operators already.
     text_rules._size_operators.cache_clear()
@@ -268,6 +282,7 @@ OTHERS = (
     use_control_flow_depth,
     use_diagnosis,
     use_constant_values,
+    use_values_of_inputs,
     use_program,
     use_folder,
     use_stages,

@@ -277,18 +277,26 @@ def find_data_dependence(error: BaseException) -> BaseException | None:
     """Return the exception of a chain that torch raises for code that depends on the values of tensors, if any.
 
     There are types for control flow by values, for operators that return a Python value, and for sizes that depend on
-    values.
+    values. A value that is to be a key of a dict or an element of a set raises a `TypeError`.
     """
     found: BaseException | None = error
     kinds = data_dependence_errors()
     seen = set()
     while found is not None and id(found) not in seen:
-        if isinstance(found, kinds):
+        if isinstance(found, kinds) or _is_from_hash(found):
             return found
         seen.add(id(found))
         # torch's strict mode raises another exception without setting the cause.
         found = found.__cause__ or found.__context__
     return None
+
+
+def _is_from_hash(error: BaseException) -> bool:
+    """Whether a value that is unknown while tracing was to be hashed."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code is torch.SymInt.__hash__.__code__
 
 
 def in_one_line(error: BaseException) -> str:

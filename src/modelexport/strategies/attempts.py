@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-import torch
-
 from modelexport.attempt_report import PLAIN, AttemptReport, Variant
 from modelexport.capture import (
     DYNAMO,
@@ -98,11 +96,11 @@ class Attempts:
         refused: Specialization | None = None
         # The exporters whose graph the caller rejected, with the variant: another strategy would export the same graph.
         rejected: set[tuple[str, Variant]] = set()
-        pending, last = _in_order(list(candidates), request.model, last_resorts=last_resorts)
+        pending, last = _in_order(list(candidates), request, last_resorts=last_resorts)
         while pending:
             candidate, variant = pending.pop()
             is_last = (candidate, variant) in last
-            if is_last and _is_hopeless(candidate, failures):
+            if is_last and _is_hopeless(candidate, variant, failures, refused):
                 continue
             described = _joined(str(variant), axes)
             obstacle = self._obstacle(candidate, variant, refused, rejected)
@@ -119,7 +117,7 @@ class Attempts:
                 error = outcome
             else:
                 capture, fixed = outcome
-                if candidate.exporter != TORCHSCRIPT or request.allow_specialization or _is_safe(fixed, failures):
+                if not _specializes(candidate, variant) or request.allow_specialization or _is_safe(fixed, failures):
                     used = dataclasses.replace(candidate, exporter=capture.exporter)
                     self.record(used, _joined(described, capture.variant), None, seconds)
                     yield dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
@@ -198,30 +196,43 @@ class Attempts:
 
 
 def _in_order(
-    candidates: Sequence[Candidate], model: torch.nn.Module, *, last_resorts: bool
+    candidates: Sequence[Candidate], request: CaptureRequest, *, last_resorts: bool
 ) -> tuple[list[tuple[Candidate, Variant]], list[tuple[Candidate, Variant]]]:
     """Return the attempts to make, the first one at the end, and those of them that are a last resort.
 
-    A candidate with the exporter of an earlier one comes after them: it would probably fail as that one did.
+    A candidate with the exporter of an earlier one comes after them: it would probably fail as that one did. A strategy
+    that was requested by name uses the values of the inputs only with consent; `auto` asks for consent where they help.
     """
     first = [one for i, one in enumerate(candidates) if one.exporter not in {c.exporter for c in candidates[:i]}]
     own = candidates if last_resorts else ()
-    last = [(one, v) for one in own for v in one.strategy.last_variants(model, one.exporter)]
+    last = [(one, v) for one in own for v in one.strategy.last_variants(request.model, one.exporter)]
+    if not request.allow_specialization and len({one.strategy.name for one in candidates}) == 1:
+        last = [(one, variant) for one, variant in last if not variant.input_values]
     repeated = [candidate for candidate in candidates if candidate not in first]
     return [*((one, PLAIN) for one in first), *last, *((one, PLAIN) for one in repeated)][::-1], last
 
 
-def _is_hopeless(candidate: Candidate, failures: Sequence[_Failure]) -> bool:
-    """Whether a last resort would fail, too: this package failed, or the model depends on values of its inputs."""
-    return any(
-        not isinstance(failure.error, StrategyIncompatibleError)
-        or (
-            isinstance(failure.error, DataDependentError)
-            and failure.error.retry is None
-            and failure.report.exporter == candidate.exporter
-        )
+def _specializes(candidate: Candidate, variant: Variant) -> bool:
+    """Whether an attempt may turn values that depend on the inputs into constants."""
+    return candidate.exporter == TORCHSCRIPT or variant.input_values
+
+
+def _is_hopeless(
+    candidate: Candidate, variant: Variant, failures: Sequence[_Failure], refused: Specialization | None
+) -> bool:
+    """Whether a last resort would fail or be refused, too.
+
+    It fails if this package failed. Where the model depends on the values of its inputs, only knowing these can help.
+    """
+    by_values = any(
+        isinstance(failure.error, DataDependentError)
+        and failure.error.retry is None
+        and failure.report.exporter == candidate.exporter
         for failure in failures
     )
+    if any(not isinstance(failure.error, StrategyIncompatibleError) for failure in failures):
+        return True
+    return by_values is not variant.input_values or (variant.input_values and refused is not None)
 
 
 def _of_graph(variant: Variant) -> Variant:
@@ -240,7 +251,7 @@ def _try(candidate: Candidate, request: CaptureRequest) -> tuple[Capture, Specia
         with TORCH_LOCK, mode:
             with preserved_state(request.model), recorded_warnings(request.model) as warned:
                 capture = candidate.strategy.capture(request)
-            if candidate.exporter != TORCHSCRIPT:
+            if not _specializes(candidate, request.variant):
                 return capture, Specialization(tuple(warned), ())
             with preserved_state(request.model):
                 reads = find_data_reads(request.model, request.args, request.kwargs)

@@ -40,7 +40,7 @@ class FxStrategy(Strategy):
         is_repeated = exporter == DYNAMO and can_export(model)
         if is_repeated or isinstance(model, ExportedProgramModule):
             return ()
-        return (Variant(constant_values=True, constants_folded=True),)
+        return (Variant(constant_values=True, constants_folded=True), Variant(constant_values=True, input_values=True))
 
     def capture(self, request: CaptureRequest) -> Capture:
         """See `Strategy.capture`."""

@@ -30,6 +30,7 @@ _MODULE_STACK = Part(
 
 _TRACE_OPERATOR = Part("torch.fx.experimental.proxy_tensor.proxy_call", "computes values that depend on no input")
 _NO_MODES = Part("torch.utils._python_dispatch._disable_current_modes", "computes values that depend on no input")
+_CHECK = Part("torch._check", "fixes sizes that depend on values of the inputs")
 
 
 def tracing_through(around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
@@ -50,6 +51,11 @@ def not_traced() -> contextlib.AbstractContextManager[object]:
 def constant_operator() -> Any:
     """The operator that torch traces for a constant, such as the result of `torch.tensor`."""
     return torch.ops.aten.lift_fresh_copy.default
+
+
+def fix_size(size: int | torch.SymInt, number: int) -> None:
+    """Tell torch, while it traces, that a size is this number."""
+    _CHECK.call(type(None), size == number)
 
 
 def tracer_of(mode: object) -> Tracer:

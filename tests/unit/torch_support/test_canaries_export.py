@@ -101,6 +101,17 @@ def test_constant_operator() -> None:
     assert private_fx.constant_operator() in {node.target for node in program.graph.nodes}
 
 
+def test_fix_size() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.nonzero()
+            private_fx.fix_size(rows.shape[0], 2)
+            return rows + 1 if rows.shape[0] > 1 else rows
+
+    program = torch.export.export(Chosen(), (torch.ones(2),), strict=False)
+    assert torch.ops.aten.add.Tensor in {node.target for node in program.graph.nodes}
+
+
 def test_node_of() -> None:
     seen, _ = traced()
     assert isinstance(seen[1], torch.fx.Node)

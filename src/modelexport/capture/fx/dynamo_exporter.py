@@ -60,7 +60,9 @@ def capture_export(
     """
     tree = read_module_tree(model)
     recorder = TraceRecorder(model, tree)
-    constants = ConstantValues(model, folded=variant.constants_folded) if variant.constant_values else None
+    constants = None
+    if variant.constant_values:
+        constants = ConstantValues(model, folded=variant.constants_folded, of_inputs=variant.input_values)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(fake_constants_refused(model))

@@ -89,6 +89,28 @@ def test_values_of_a_mask_into_which_an_input_is_written_are_not_known(tmp_path:
     assert [attempt.variant for attempt in caught.value.attempts if attempt.strategy == "fx"] == _VARIANTS
 
 
+class AfterDropout(nn.Module):
+    """Reads a value that a dropout computed."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.register_buffer("table", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if nn.functional.dropout(self.table, self.p, training=True).sum() > 0 else x
+
+
+def test_values_after_a_dropout_are_known_only_if_it_uses_no_random_numbers(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    result = modelexport.export_model(AfterDropout(0.0), torch.ones(2), tmp_path / "m.onnx", strategy="fx", check="run")
+    assert [attempt.variant for attempt in result.attempts] == _VARIANTS
+    assert result.check.outcome == "equal"
+    with pytest.raises(modelexport.StrategyIncompatibleError):
+        modelexport.export_model(AfterDropout(0.5), torch.ones(2), tmp_path / "n.onnx", strategy="fx")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class Counter(nn.Module):
     """Writes into a buffer whose value it reads."""
 
@@ -150,5 +172,75 @@ def test_what_cannot_be_exported_and_depends_on_no_input_is_a_constant(
     assert [note for note in result.notes if note.endswith("and are constants of the graph")]
     with ConstantValues(model, folded=True).known():
         torch.onnx.export(model, (inputs,), tmp_path / "plain.onnx", dynamo=True, verbose=False)
+    stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
+    assert stripped.SerializeToString() == (tmp_path / "plain.onnx").read_bytes()
+
+
+class ByValuesOfInputs(nn.Module):
+    """Reads a value that depends on its input and its weights; TorchScript cannot translate `rfft`."""
+
+    def __init__(self, *, least: float = 0.0, is_translated: bool = False) -> None:
+        super().__init__()
+        self.least = least
+        self.is_translated = is_translated
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        rows = (x[:, 0] >= self.least).nonzero()[:, 0]
+        chosen = self.lin(x[rows] * scale)
+        if self.lin(x).abs().sum() > 0 and chosen.shape[0] < 3:
+            chosen = chosen * 2
+        chosen = chosen[:, : int(x[0, 1])]
+        return chosen if self.is_translated else torch.view_as_real(torch.fft.rfft(chosen))
+
+
+def _inputs() -> dict[str, torch.Tensor]:
+    x = torch.arange(12.0).reshape(3, 4) + 2
+    # Not in the order of the signature.
+    return {"scale": torch.tensor(0.5), "x": x}
+
+
+class Lengths(nn.Module):
+    """Counts different lengths in Python, as models for images of several sizes do."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(set(mask.sum(1).tolist())) == 1 else x
+
+
+def test_value_that_is_hashed_counts_as_code_that_depends_on_values(tmp_path: Path) -> None:
+    inputs, path = (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64)), tmp_path / "m.onnx"
+    with pytest.raises(modelexport.DataDependentError, match=r"set\(mask\.sum\(1\)"):
+        modelexport.export_model(Lengths(), inputs, path, strategy="fx")
+    result = modelexport.export_model(Lengths(), inputs, path, strategy="fx", allow_specialization=True, check="run")
+    assert result.attempts[-1].variant == "with the values of the inputs"
+    assert result.check.outcome == "equal"
+
+
+def test_auto_asks_for_consent_where_only_the_values_of_the_inputs_help(tmp_path: Path) -> None:
+    with pytest.raises(modelexport.SpecializationError, match=r"if self\.lin\(x\)") as caught:
+        modelexport.export_model(ByValuesOfInputs(), _inputs(), tmp_path / "m.onnx")
+    (refused,) = (attempt for attempt in caught.value.attempts if attempt.variant == "with the values of the inputs")
+    assert "values that depend on the inputs become constants" in str(refused.error)
+    result = modelexport.export_model(
+        ByValuesOfInputs(), _inputs(), tmp_path / "m.onnx", allow_specialization=True, check="run"
+    )
+    assert result.attempts[-1].name == "fx (dynamo, with the values of the inputs)"
+    assert result.check.outcome == "equal"
+
+
+@pytest.mark.parametrize("least", [0.0, 5.0, 100.0], ids=["three rows", "two rows", "no row"])
+def test_with_the_values_of_the_inputs_operators_stay_in_the_graph(least: float, tmp_path: Path) -> None:
+    model, inputs = ByValuesOfInputs(least=least, is_translated=True), _inputs()
+    options = {"strategy": "fx", "allow_specialization": True, "check": "run"}
+    result = modelexport.export_model(model, inputs, tmp_path / "m.onnx", **options)
+    assert result.attempts[-1].name == "fx (dynamo, with the values of the inputs)"
+    assert result.check.outcome == "equal"
+    assert any(note.startswith("code that reads values has those of the example inputs at") for note in result.notes)
+    nodes = {node.op: node.module for node in result.document.nodes}
+    assert nodes["Gemm"] == "lin"
+    # torch does not take note that a size is zero: an empty tensor becomes a constant.
+    assert ("NonZero" in nodes) is (least < 100)
+    with ConstantValues(model, of_inputs=True).known():
+        torch.onnx.export(model, (), tmp_path / "plain.onnx", kwargs=inputs, dynamo=True, verbose=False)
     stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
     assert stripped.SerializeToString() == (tmp_path / "plain.onnx").read_bytes()
