@@ -16,7 +16,7 @@ from tests.support.batch_models import MARKER_VARIABLE
 from tests.support.command_process import INTERRUPTIBLE, ROOT, files_in, start
 
 import modelexport
-from modelexport.job_results import Location, Record, read_record, record_names
+from modelexport.job_results import EntryStore, Location, Record, read_record, record_names
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("batch")]
 
@@ -195,3 +195,29 @@ def test_killed_coordinator_takes_its_processes_with_it(outcome: Any, tmp_path: 
         time.sleep(0.05)
     assert not child.exists()
     assert records_of(tmp_path / "out") == {}
+
+
+def test_two_coordinators_of_which_one_is_killed_leave_one_complete_result_for_each_job(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    jobs = [{"model": f"{MODELS}:make({size})", "name": f"net{size}"} for size in (2, 3)]
+    file.write_text("\n".join(map(json.dumps, jobs)), encoding="utf-8")
+    arguments = ("batch", file, "-o", tmp_path / "out", "-j", "1", "--cache", tmp_path / "cache")
+    with start(*arguments, TMPDIR=str(tmp_path)) as killed, start(*arguments, TMPDIR=str(tmp_path)) as other:
+        while not list((tmp_path / "out" / "entries").glob("*.json")):
+            time.sleep(0.02)
+            assert killed.poll() is None or other.poll() is None
+        killed.kill()
+        killed.communicate()
+        _, errors = other.communicate(timeout=120)
+    assert other.returncode == 0, errors
+    report = modelexport.batch(jobs, tmp_path / "out", cache=tmp_path / "cache", workers=1)
+    assert report.passed
+    assert {job.action for job in report.jobs} <= {"up_to_date", "record"}
+    for records in records_of(tmp_path / "out").values():
+        assert len({record.digest for record in records}) == 1
+        assert 1 <= len(records) <= 2
+    store = EntryStore(Location(tmp_path / "out"), named=True)
+    for key in store.list_keys():
+        entry = store.get(key)
+        assert entry is not None
+        store.fetch(entry, tmp_path / "read" / key)

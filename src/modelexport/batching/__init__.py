@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelexport.batching.coordinator import BatchProgress, JobReport
 from modelexport.batching.jobs import Job
 from modelexport.batching.planning import DEFAULT_TIMEOUT
-from modelexport.batching.run_batch import ENGINES, BatchReport, RayOptions, batch, export_batch
+from modelexport.batching.run_batch import ENGINES, BatchReport, RayOptions, batch, batch_schema, export_batch
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -16,5 +16,6 @@ __all__ = [
     "JobReport",
     "RayOptions",
     "batch",
+    "batch_schema",
     "export_batch",
 ]

@@ -21,6 +21,7 @@ from modelexport.batching.jobs import Job
 from modelexport.batching.planning import DEFAULT_TIMEOUT, Action, PlannedJob, plan_jobs
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
+from modelexport.hierarchy import json_schema
 from modelexport.job_results import Catalog, Location, Status, user_cache, write_index
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class BatchReport(msgspec.Struct, frozen=True):
         """The report for JSON."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         return content
+
+
+def batch_schema() -> dict[str, Any]:
+    """The JSON Schema of the output of ``modelexport batch --format json``."""
+    return json_schema("modelexport batch", BatchReport)
 
 
 class RayOptions(msgspec.Struct, frozen=True):

@@ -17,13 +17,12 @@ from modelexport.display import counted, shortened
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.job_results import Catalog, CatalogChanges
+    from modelexport.job_results import Catalog, CatalogChanges, CatalogStats
 
 _VERSION = re.compile(r"(?P<library>[\w-]+)=(?P<version>.+)")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\dZ?)?)?")
 _MESSAGE_CHARACTERS = 160
 _MEGABYTE = 1e6
-_SLOWEST = 5
 
 
 class CatalogAction(enum.StrEnum):
@@ -85,7 +84,9 @@ def catalog(
     if form is CatalogFormat.CSV and action is not CatalogAction.LS:
         raise InputError(f"catalog {action} has no CSV: use --format json")
     report.check()
-    from modelexport.job_results import read_catalog
+    from msgspec import to_builtins
+
+    from modelexport.job_results import catalog_stats, read_catalog
 
     found = read_catalog(results)
     for problem in found.problems:
@@ -99,9 +100,9 @@ def catalog(
     elif action is CatalogAction.SHOW:
         report.write(_shown(found, str(other), form, report.width), out)
     else:
-        content = _stats(found)
-        text = json_text(content) if form is CatalogFormat.JSON else _stats_text(content, report.width)
-        report.write(text, out)
+        counts = catalog_stats(found)
+        is_json = form is CatalogFormat.JSON
+        report.write(json_text(to_builtins(counts)) if is_json else _stats_text(counts, report.width), out)
 
 
 def _check_options(action: CatalogAction, other: str | None, **options: Any) -> None:
@@ -122,12 +123,14 @@ def _chosen(rows: Sequence[dict[str, Any]], status: str | None) -> list[dict[str
 
 
 def _listed(rows: Sequence[dict[str, Any]], form: CatalogFormat, report: ReportFile, limit: int) -> str:
-    plain = [{name: value for name, value in row.items() if name != "record"} for row in rows]
+    from modelexport.job_results import printed_rows
+
+    content = printed_rows(rows)
     if form is CatalogFormat.JSON:
-        return json_text({"jobs": plain, "schema_version": 1})
+        return json_text(content)
     if form is CatalogFormat.CSV:
-        names = list(plain[0]) if plain else ["job"]
-        return as_csv(names, [[row[name] for name in names] for row in plain])
+        names = list(content["jobs"][0]) if rows else ["job"]
+        return as_csv(names, [[row[name] for name in names] for row in content["jobs"]])
     headers = ("job", "status", "strategy", "check", "verify", "MB", "seconds", "time")
     cells = [
         (
@@ -164,12 +167,11 @@ def _shown(found: Catalog, job: str, form: CatalogFormat, width: int) -> str:
         close = difflib.get_close_matches(job, [row["job"] for row in found.latest()], n=3, cutoff=0.4)
         likely = f"; did you mean {' or '.join(close)}?" if close else ""
         raise InputError(f"{found.output} has no job {job!r}{likely}")
-    import msgspec
+    from modelexport.job_results import printed_job
 
     record = found.record(rows[-1])
     if form is CatalogFormat.JSON:
-        attempts = [msgspec.to_builtins(found.record(row)) for row in rows]
-        return json_text({"job": job, "attempts": attempts, "schema_version": 1})
+        return json_text(printed_job(found, rows))
     facts = {
         "model": record.model,
         "status": record.status.value,
@@ -266,40 +268,18 @@ def _value(value: Any) -> str:
     return {None: "none", 0: "no", 1: "yes"}.get(value) or (str(value)[:12] if value else "none")
 
 
-def _stats(found: Catalog) -> dict[str, Any]:
-    rows = found.latest()
-    verified = [row for row in rows if row["worst_excess"] is not None]
-    return {
-        "jobs": len(rows),
-        "attempts": len(found.rows()),
-        "status": dict(Counter(row["status"] for row in rows)),
-        "failures": dict(Counter(row["failure"] for row in rows if row["failure"])),
-        "strategies": dict(Counter(f"{row['strategy']} ({row['exporter']})" for row in rows if row["strategy"])),
-        "checks": dict(Counter(row["checked"] for row in rows if row["checked"])),
-        "slowest": _top(rows, "seconds"),
-        "largest": _top([row for row in rows if row["bytes"]], "bytes"),
-        "worst_verified": _top(verified, "worst_excess"),
-        "schema_version": 1,
-    }
-
-
-def _top(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
-    chosen = sorted(rows, key=lambda row: row[name], reverse=True)[:_SLOWEST]
-    return {row["job"]: row[name] for row in chosen}
-
-
-def _stats_text(content: Mapping[str, Any], width: int) -> str:
+def _stats_text(found: CatalogStats, width: int) -> str:
     def sections() -> Iterator[Section]:
         for name in ("status", "failures", "strategies", "checks"):
-            counts = sorted(content[name].items(), key=lambda item: -item[1])
+            counts = sorted(getattr(found, name).items(), key=lambda item: -item[1])
             yield Section(name.capitalize(), (), (name, "jobs"), tuple(counts))
-        yield Section("Slowest", (), ("job", "seconds"), tuple(content["slowest"].items()))
-        sizes = tuple((job, size / _MEGABYTE) for job, size in content["largest"].items())
+        yield Section("Slowest", (), ("job", "seconds"), tuple(found.slowest.items()))
+        sizes = tuple((job, size / _MEGABYTE) for job, size in found.largest.items())
         yield Section("Largest", (), ("job", "MB"), sizes)
-        yield Section("Worst verified", (), ("job", "x tolerance"), tuple(content["worst_verified"].items()))
+        yield Section("Worst verified", (), ("job", "x tolerance"), tuple(found.worst_verified.items()))
 
     return as_text(
-        f"{counted(content['jobs'], 'job')}, {counted(content['attempts'], 'attempt')}",
+        f"{counted(found.jobs, 'job')}, {counted(found.attempts, 'attempt')}",
         [section for section in sections() if section.rows],
         width,
     )

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from modelexport.job_results.cache_contents import CacheContents, cache_information, prune_cache
+from modelexport.job_results.cache_contents import CacheContents, cache_information, cache_schema, prune_cache
 from modelexport.job_results.catalogue import Catalog, read_catalog
+from modelexport.job_results.catalogue_reports import (
+    CatalogStats,
+    catalog_schema,
+    catalog_stats,
+    printed_job,
+    printed_rows,
+)
 from modelexport.job_results.changes import CatalogChanges, JobChange, compare_catalogs
 from modelexport.job_results.entries import Entry, EntryStore, StoredFile, hash_file
 from modelexport.job_results.index_page import write_index
@@ -29,6 +36,7 @@ __all__ = [
     "CacheContents",
     "Catalog",
     "CatalogChanges",
+    "CatalogStats",
     "Entry",
     "EntryStore",
     "Failure",
@@ -39,11 +47,16 @@ __all__ = [
     "Status",
     "StoredFile",
     "cache_information",
+    "cache_schema",
+    "catalog_schema",
+    "catalog_stats",
     "compare_catalogs",
     "hash_file",
     "key_in_names",
     "latest_by_key",
     "new_record_id",
+    "printed_job",
+    "printed_rows",
     "prune_cache",
     "read_catalog",
     "read_record",

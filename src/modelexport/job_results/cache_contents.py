@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from modelexport.errors import InputError
+from modelexport.hierarchy import json_schema
 from modelexport.job_results.entries import ENTRIES, EntryStore
 from modelexport.job_results.locations import Location
 
@@ -37,6 +38,11 @@ class CacheContents(msgspec.Struct, frozen=True):
         """The contents for JSON."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         return content
+
+
+def cache_schema() -> dict[str, Any]:
+    """The JSON Schema of the output of ``modelexport cache --format json``."""
+    return json_schema("modelexport cache", CacheContents)
 
 
 def cache_information(cache: str | Path, storage_options: Mapping[str, Any] | None = None) -> CacheContents:

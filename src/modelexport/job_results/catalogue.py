@@ -24,7 +24,7 @@ FILE_NAME = "catalog.sqlite"
 _VERSION = 1
 _READERS = 8
 _LIBRARIES = ("python", "modelexport", "torch", "onnx", "onnxruntime", "transformers")
-_COLUMNS = {
+COLUMNS = {
     **dict.fromkeys(("id", "job", "model", "key", "status", "failure", "error", "message", "time"), "text"),
     **dict.fromkeys(("attempt",), "integer"),
     **dict.fromkeys(("source", "engine", "machine"), "text"),
@@ -74,11 +74,11 @@ class Catalog:
         self.path, database = _opened(self._location)
         with contextlib.closing(database):
             self._update(database, names)
-            columns = ", ".join(_COLUMNS)
+            columns = ", ".join(COLUMNS)
             found = database.execute(f"select {columns} from records order by id").fetchall()
         # Another coordinator may have added records in the meantime.
         listed = set(names)
-        self._rows = [row for values in found if (row := dict(zip(_COLUMNS, values, strict=True)))["id"] in listed]
+        self._rows = [row for values in found if (row := dict(zip(COLUMNS, values, strict=True)))["id"] in listed]
 
     def rows(self) -> list[Row]:
         """A row for each attempt, the oldest first."""
@@ -107,12 +107,12 @@ class Catalog:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
             raise InputError("to_pandas needs pandas, which is not installed: pip install pandas") from error
-        return pandas.DataFrame(self._rows, columns=list(_COLUMNS))
+        return pandas.DataFrame(self._rows, columns=list(COLUMNS))
 
     def _update(self, database: sqlite3.Connection, names: Sequence[str]) -> None:
         known = {name for (name,) in database.execute("select id from records")}
         database.executemany("delete from records where id = ?", [(name,) for name in known.difference(names)])
-        marks = ", ".join("?" for _ in _COLUMNS)
+        marks = ", ".join("?" for _ in COLUMNS)
         rows = [list(_row(record).values()) for record in self._read(sorted(set(names) - known))]
         database.executemany(f"insert or replace into records values ({marks})", rows)
         database.commit()
@@ -188,7 +188,7 @@ def _opened(location: Location) -> tuple[Path | None, sqlite3.Connection]:
 
 
 def _create(database: sqlite3.Connection) -> None:
-    columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
     database.execute(f"create table if not exists records ({columns}, primary key (id))")
     database.execute(f"pragma user_version = {_VERSION}")
     database.commit()
@@ -198,7 +198,7 @@ def _row(record: Record) -> Row:
     result = record.result
     steps = {name.partition(":")[0]: step for name, step in result.get("steps", {}).items()}
     verify, validate = steps.get("verify", {}), steps.get("validate", {})
-    found = {name: getattr(record, name, None) for name in _COLUMNS}
+    found = {name: getattr(record, name, None) for name in COLUMNS}
     found |= {name: record.versions.get(name, "") for name in _LIBRARIES}
     found |= {
         "status": record.status.value,

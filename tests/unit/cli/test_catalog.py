@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 from tests.support.batch_records import write_output
 from tests.support.command import Outcome
+from tests.support.schemas import closed
 
 
 @pytest.fixture
@@ -49,6 +51,21 @@ def test_commands_answer_within_80_columns(
     assert json.loads(counted)["failures"] == {"crashed": 1}
     assert "entries" in info
     assert pruned == "removed 0 entries and 0.00 MB of files\n"
+
+
+def test_json_of_every_action_is_what_its_schema_says(command: Callable[..., Outcome], output: Path) -> None:
+    (output.parent / "cache").mkdir()
+    for arguments in (
+        ("catalog", "ls", output, "--attempts"),
+        ("catalog", "show", output, "c"),
+        ("catalog", "stats", output),
+        ("catalog", "diff", output, "--before", "torch=2.12.0"),
+        ("cache", "info", output.parent / "cache"),
+    ):
+        schema = closed(json.loads(command("schema", arguments[0]).stdout))
+        content = json.loads(command(*arguments, "--format", "json").stdout)
+        jsonschema.Draft202012Validator(schema).validate(content)
+        assert content["schema_version"] == 1
 
 
 @pytest.mark.parametrize(
