@@ -8,7 +8,9 @@ from typing import Any
 from modelexport.job_results import Failure, Location, Record, Status, StoredFile, write_record
 
 
-def _write(output: Path, number: int, job: str, status: str = "succeeded", failure: str = "", **fields: Any) -> Record:
+def write_attempt(
+    output: Path, number: int, job: str, status: str = "succeeded", failure: str = "", **fields: Any
+) -> Record:
     """A record; a higher number is a later one."""
     versions = {"torch": fields.pop("torch", "2.12.0"), "python": "3.11"}
     result = {"strategy": "fx", "exporter": "dynamo", "attempts": [], "check": {"outcome": "equal"}, "coverage": 1.0}
@@ -32,13 +34,13 @@ def _write(output: Path, number: int, job: str, status: str = "succeeded", failu
 def write_output(folder: Path) -> Path:
     """Four jobs: at first two work and one fails, and with a later torch one is broken and one new."""
     verified = {"passed": False, "worst_excess": 3.5}
-    _write(folder, 1, "a", seconds=1)
-    _write(folder, 2, "b", seconds=2, digest="1")
-    _write(folder, 3, "c", "failed", "timed_out", seconds=3)
-    _write(folder, 11, "a", "failed", "crashed", torch="2.13.0+cpu", message="SIGSEGV <b>")
-    _write(folder, 12, "b", torch="2.13.0+cpu", digest="2")
+    write_attempt(folder, 1, "a", seconds=1)
+    write_attempt(folder, 2, "b", seconds=2, digest="1")
+    write_attempt(folder, 3, "c", "failed", "timed_out", seconds=3)
+    write_attempt(folder, 11, "a", "failed", "crashed", torch="2.13.0+cpu", message="SIGSEGV <b>")
+    write_attempt(folder, 12, "b", torch="2.13.0+cpu", digest="2")
     tried = {"strategy": "htp", "exporter": "torchscript", "error": None}
     result = {**tried, "attempts": [tried], "steps": {"verify": verified}}
-    _write(folder, 13, "c", "findings", torch="2.13.0+cpu", result=result)
-    _write(folder, 14, "<script>d", torch="2.13.0+cpu")
+    write_attempt(folder, 13, "c", "findings", torch="2.13.0+cpu", result=result)
+    write_attempt(folder, 14, "<script>d", torch="2.13.0+cpu")
     return folder

@@ -45,7 +45,7 @@ def cache(
 
     Examples:
 
-        modelexport cache info s3://bucket/cache
+        modelexport cache info ./cache
 
         modelexport cache prune ./cache --older-than 30
     """
