@@ -50,12 +50,12 @@ class JobReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchProgress(msgspec.Struct, frozen=True):
-    """A job ended, or will be tried again after a pause."""
+    """A job ended, or will be tried again after a pause. The first one, without a job, says how many there are."""
 
     done: int
     total: int
-    job: str
-    status: str
+    job: str = ""
+    status: str = ""
     failure: str = ""
     message: str = ""
     again_after: float | None = None
@@ -99,6 +99,8 @@ class Coordinator:
         reports = {planned.job.name: self._without_engine(planned) for planned in plan}
         waiting = [planned for planned in plan if reports[planned.job.name] is None]
         total = len(waiting)
+        if total:
+            self._progress(BatchProgress(0, total))
         try:
             for done, (name, report) in enumerate(self._run_all(waiting, total), 1):
                 reports[name] = report

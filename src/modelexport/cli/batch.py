@@ -227,7 +227,7 @@ class _ProgressDisplay:
         """A job ended, or has to wait for its next attempt."""
         if self._quiet:
             return
-        if event.status != "succeeded":
+        if event.job and event.status != "succeeded":
             self._failed += event.again_after is None
             self._print(event)
         if self._console.is_terminal:

@@ -87,6 +87,7 @@ def test_end_of_a_process_has_a_class(
     limits = ProcessLimits(seconds=60, cpu_seconds=1 if task == "spin" else None, memory_bytes=512 * 2**20)
     outcome = pool.run(f"{TASKS}:{task}", payload, limits, tmp_path / "log")
     assert (outcome.ending, outcome.detail) == (ending, detail)
+    assert outcome.peak_memory_bytes < 600 * 2**20
 
 
 def test_process_that_takes_too_long_ends_with_the_processes_that_it_started(pool: ProcessPool, tmp_path: Path) -> None:
