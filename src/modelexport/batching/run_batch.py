@@ -151,6 +151,7 @@ def batch(
             for location in (output_location, cache_location):
                 if location is not None:
                     location.check_writable()
+                    location.remove_leftovers()
         plan = _planned(chosen, stores, timeout, memory, retry_failed)
         if dry_run or chosen_engine is None:
             planned = [

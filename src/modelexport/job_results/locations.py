@@ -17,6 +17,8 @@ from modelexport.job_results.redaction import redacted, secret_values
 
 _LOCAL = ("file", "local")
 _TEMPORARY = ".modelexport-"
+# A younger one may be that of a writer on another machine.
+_LEFTOVER_SECONDS = 24 * 3600.0
 
 
 class Location:
@@ -77,6 +79,13 @@ class Location:
             raise InputError(str(error)) from error
         except Exception as error:
             raise InputError(f"{self.url} cannot be written: {self._explain(error)}") from error
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files of writers that were killed, a day after they were written; folders only have some."""
+        for path in () if self.folder is None else self.folder.rglob(f"{_TEMPORARY}*.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+                    path.unlink()
 
     def write(self, name: str, content: bytes, *, replace: bool = True) -> bool:
         """Write a file.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,17 @@ def test_place_that_cannot_be_used_is_one_error(url: str, words: str, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(InputError, match=words):
         Location(url).check_writable()
+
+
+def test_temporary_files_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -> None:
+    files = [tmp_path / "records" / f".modelexport-{name}.tmp" for name in ("old", "new")]
+    files[0].parent.mkdir()
+    for file in files:
+        file.touch()
+    os.utime(files[0], (0, 0))
+    Location(tmp_path).remove_leftovers()
+    assert [file.exists() for file in files] == [False, True]
+    assert Location(tmp_path).sizes() == {}
 
 
 def test_password_in_an_url_is_not_shown() -> None:
