@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag profile-truth batch-proof cluster conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth batch-proof cluster conformance breakage sweep compatibility clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -92,8 +92,14 @@ projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for gr
 verify-benchmark: $(DEV_STAMP)  ## Measure how the cost of verify grows with the model
 	$(BIN)/python -m benchmarks.verify_growth
 
+view-benchmark: $(DEV_STAMP)  ## Measure the size and time of pages, and of what a browser does with them
+	$(BIN)/python -m benchmarks.view_page --write docs/measurements/view.md
+
 durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in threads and in processes, and look for mixed files
 	$(BIN)/python -m benchmarks.durability $(DURABILITY_ARGS)
+
+viewer:  ## Build the page of view from viewer/ (needs Node.js)
+	cd viewer && npm ci --no-audit --no-fund && npm run build
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python -m benchmarks.retag_table --write docs/measurements/retag.md

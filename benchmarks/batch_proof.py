@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="modelexport-proof-") as folder:
         place = Path(folder)
-        lines = ["# Batches", "", f"`make batch-proof`, {os.cpu_count()} CPUs, {options.workers} jobs at a time.", ""]
+        lines = ["# Batches", "", _how(options), ""]
         lines += _many(place / "many", options)
         lines += _killed(place / "killed", options)
         lines += _together(place / "together", options)
@@ -69,15 +70,26 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _how(options: argparse.Namespace) -> str:
+    given = " ".join(sys.argv[1:]).partition("--write")[0].strip()
+    command = f"`make batch-proof BATCH_ARGS='{given}'`" if given else "`make batch-proof`"
+    load = os.getloadavg()[0]
+    return f"{command}: {os.cpu_count()} CPUs with a load of {load:.0f}, {options.workers} jobs at a time."
+
+
+def _cpu() -> float:
+    """The CPU time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _holds(condition: bool) -> str:
     return "yes" if condition else "**no**"
 
 
 def _many(folder: Path, options: argparse.Namespace) -> list[str]:
     chosen = jobs(options.models, _FILE)
-    began = time.monotonic()
     first = modelexport.batch(chosen, folder / "out", workers=options.workers, progress=_show)
-    seconds = time.monotonic() - began
     found = {job.job: job.failure or job.status for job in first.jobs}
     wrong = {name: how for name, how in found.items() if how != EXPECTED.get(name, "succeeded")}
     began = time.monotonic()
@@ -97,14 +109,17 @@ def _many(folder: Path, options: argparse.Namespace) -> list[str]:
     lines += [f"| {name} | {how}, expected {EXPECTED.get(name, 'succeeded')} | **no** |" for name, how in wrong.items()]
     if options.baseline:
         part = chosen[: options.baseline]
+        spent = [_cpu()]
+        began = time.monotonic()
+        modelexport.batch(part, folder / "part", workers=options.workers)
+        seconds = time.monotonic() - began
+        spent.append(_cpu())
         alone = _one_after_the_other(part, folder)
-        if len(part) < len(chosen):
-            began = time.monotonic()
-            modelexport.batch(part, folder / "part", workers=options.workers)
-            seconds = time.monotonic() - began
+        spent.append(_cpu())
         ratio = seconds / alone
         words = (
-            f"{len(part)} models: {seconds:.0f} s, one after the other in fresh processes {alone:.0f} s: {ratio:.2f}"
+            f"{len(part)} models: {seconds:.0f} s ({spent[1] - spent[0]:.0f} s of CPU time), one after the other "
+            f"{alone:.0f} s ({spent[2] - spent[1]:.0f} s of CPU time): {ratio:.2f}"
         )
         lines.append(f"| at most 0.65 of the time of fresh processes | {words} | {_holds(ratio <= 0.65)} |")
     return [*lines, ""]

@@ -23,11 +23,11 @@ from benchmarks.sweep_process import describe
 from tests.support.value_check import judge
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
 from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.onnx_run import GraphInputs
-from modelexport.verification.report import Verdict
 
 RTOL, ATOL = 1e-3, 1e-4
 # So many calls of a model are cut out.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from modelexport._version import __version__ as __version__
 
+# Not from typing, and nothing else is imported: Ctrl-C is a traceback until the command line has begun.
+TYPE_CHECKING = False
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
+    from typing import Any
+
     from modelexport.analysis.comparison.comparison_report import Comparison as Comparison
     from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
     from modelexport.analysis.extraction.extractor import Extractor as Extractor
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
     from modelexport.analysis.validation.store_repair import repair as repair
     from modelexport.analysis.validation.validator import validate as validate
+    from modelexport.analysis.verification_report import CallVerification as CallVerification
+    from modelexport.analysis.verification_report import VerificationReport as VerificationReport
+    from modelexport.analysis.verification_report import read_verification as read_verification
     from modelexport.batching.coordinator import BatchProgress as BatchProgress
     from modelexport.batching.coordinator import JobReport as JobReport
     from modelexport.batching.jobs import Job as Job
@@ -109,8 +113,8 @@ if TYPE_CHECKING:
     from modelexport.strategies.selection import StrategySelector as StrategySelector
     from modelexport.strategies.usage_based import UsageBasedStrategy as UsageBasedStrategy
     from modelexport.verification.module_verification import verify_modules as verify_modules
-    from modelexport.verification.report import CallVerification as CallVerification
-    from modelexport.verification.report import VerificationReport as VerificationReport
+    from modelexport.viewing.file_view import View as View
+    from modelexport.viewing.file_view import view as view
 
 # The module that defines each public name. It is imported when the name is first used: reading files needs no torch.
 _HOMES = {
@@ -119,7 +123,7 @@ _HOMES = {
     "BatchProgress": "batching.coordinator",
     "BatchReport": "batching.run_batch",
     "CacheContents": "job_results.cache_contents",
-    "CallVerification": "verification.report",
+    "CallVerification": "analysis.verification_report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
@@ -180,7 +184,8 @@ _HOMES = {
     "UsageBasedExporter": "exporting.exporters",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
-    "VerificationReport": "verification.report",
+    "View": "viewing.file_view",
+    "VerificationReport": "analysis.verification_report",
     "analyze": "analysis.query.analysis_report",
     "batch": "batching.run_batch",
     "cache_information": "job_results.cache_contents",
@@ -206,6 +211,7 @@ _HOMES = {
     "read_catalog": "job_results.catalogue",
     "read_model": "storage.opened_file",
     "read_profile": "profiling.report",
+    "read_verification": "analysis.verification_report",
     "register_strategy": "strategies.registry",
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",
@@ -216,6 +222,7 @@ _HOMES = {
     "tag_file": "exporting.file_tagging",
     "validate": "analysis.validation.validator",
     "verify_modules": "verification.module_verification",
+    "view": "viewing.file_view",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])
@@ -224,7 +231,9 @@ __all__ = sorted([*_HOMES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from modelexport.job_results import EntryStore, Location, Record, read_record, r
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("batch")]
 
 MODELS = f"{ROOT}/tests/support/batch_models.py"
-STEPS = ["verify", "validate", "extract:lin"]
+STEPS = ["view", "verify", "validate", "extract:lin"]
 SECRET = "thisisverysecret"
 
 
@@ -98,9 +98,10 @@ def test_record_has_what_there_is_to_know_of_an_export(outcome: Any) -> None:
     assert record.versions["torch"]
     assert record.seconds > 0
     assert {file.name for file in record.files} == {
-        *("model.onnx", "model_hierarchy.json", "verify.json", "validate.json"),
+        *("model.onnx", "model_hierarchy.json", "verify.json", "validate.json", "view.html"),
         *("extracted/lin/lin.onnx", "extracted/lin/lin_hierarchy.json", "extracted/lin/manifest.json"),
     }
+    assert f"{record.folder}/view.html" in (folder / "out" / "index.html").read_text(encoding="utf-8")
     file = folder / "out" / record.folder / "model.onnx"
     assert modelexport.validate(file).is_valid
 

@@ -178,6 +178,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/commands/tag.md": lambda: {"make_net": own_package().make_net},
     "docs/commands/tree.md": dict,
     "docs/commands/validate.md": dict,
+    "docs/commands/view.md": dict,
     "docs/document.md": dict,
     "docs/exported-programs.md": dict,
     "docs/inputs.md": lambda: dict(zip(("model", "inputs"), bert_and_inputs(), strict=True)),

@@ -48,6 +48,18 @@ def test_owner_of_every_node_is_a_related_module_and_unchanged_nodes_keep_theirs
     assert report.tensors_kept <= report.tensors_before
 
 
+@pytest.mark.xdist_group("resnet")
+@pytest.mark.filterwarnings("ignore")
+def test_nodes_in_another_memory_layout_have_the_owners_of_the_nodes_that_they_replace(retagged: Retagged) -> None:
+    _, report = retagged("resnet", "onnxruntime all")
+    calls = report.document.calls
+    others = {tensor.tensor or tensor.stand_in for call in calls for tensor in (*call.inputs, *call.outputs)}
+    assert {node.kind for node in report.document.nodes} == {"exact", "fused"}
+    # Each is of a few modules of one block; and no call begins or ends at a tensor in that layout.
+    assert max(len(node.contributors) for node in report.document.nodes) <= 4
+    assert not any(name and name.startswith("reorder") for name in others)
+
+
 @pytest.mark.xdist_group("bert")
 @pytest.mark.filterwarnings("ignore")
 def test_retag_changes_only_the_metadata_of_a_file(exported: Exporter, retagged: Retagged) -> None:

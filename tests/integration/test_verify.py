@@ -12,7 +12,7 @@ from tests.support.verify_reports import calls_with, grouped, verified
 from torch import nn
 
 import modelexport
-from modelexport.verification.report import Verdict
+from modelexport.analysis.verification_report import Verdict
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ from tests.support.damage import change_attribute, change_weight
 from tests.support.verify_reports import callers_of, calls_with, grouped, verified
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict, VerificationReport
 from modelexport.graph.digest import graph_hash
 from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.verification.report import Verdict, VerificationReport
 
 pytestmark = pytest.mark.integration
 

@@ -19,10 +19,10 @@ from tests.support.verify_reports import calls_with, verified
 from torch import nn
 
 import modelexport
+from modelexport.analysis.verification_report import CallVerification, Verdict
 from modelexport.errors import InputError, SelectorError
 from modelexport.storage.transaction import sidecar_path
 from modelexport.verification.pytorch_run import BoundaryRecorder, BoundaryRecording
-from modelexport.verification.report import CallVerification, Verdict
 
 pytestmark = pytest.mark.integration
 

@@ -132,7 +132,8 @@ def judge(tagged: Path, before: HierarchyDocument, rewritten: Path, after: Hiera
 
     A node is untouched if its outputs, operator and inputs are the same as before. A module's tensors are those that
     its nodes, or those of modules inside of it, read or made before. A node touches a module if it reads or makes one
-    of them, itself or through tensors that the tool put in between.
+    of them, itself or through tensors that the tool put in between. All tensors of a module may be gone where it was
+    fused: then those of the modules it was fused with count, if they were its neighbours.
     """
     old, new = onnx.load(tagged), onnx.load(rewritten)
     records = {record.id: record for record in before.nodes}
@@ -152,7 +153,8 @@ def judge(tagged: Path, before: HierarchyDocument, rewritten: Path, after: Hiera
             untouched += 1
             if owner != records[identity].module:
                 moved.append(f"{identity}: {owner!r}, before {records[identity].module!r}")
-        if not _touches(number, new, touched.get(owner, set()), known, neighbours):
+        own = _with_neighbours(owner, found[identity].contributors, touched)
+        if not _touches(number, new, own, known, neighbours):
             unrelated.append(f"{identity}: {owner!r}")
     nodes = list(new.graph.node)
     return Verdict(
@@ -182,6 +184,15 @@ def _tensors_of_modules(model: onnx.ModelProto, document: HierarchyDocument) -> 
                 tensors.setdefault(around, set()).update(_tensors(node))
                 around = parents[around]
     return tensors
+
+
+def _with_neighbours(owner: str, contributors: Iterable[str], tensors: dict[str, set[str]]) -> set[str]:
+    """The tensors of a module, and those of contributors that share one with it, directly or through others."""
+    found, left = set(tensors.get(owner, ())), list(contributors)
+    while joined := [call for call in left if found & tensors.get(call, set())]:
+        found = found.union(*(tensors[call] for call in joined))
+        left = [call for call in left if call not in joined]
+    return found
 
 
 def _tensors(node: onnx.NodeProto) -> Iterable[str]:

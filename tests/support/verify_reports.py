@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict, VerificationReport
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.verification import VerificationReport
-from modelexport.verification.report import Verdict
 from tests.conftest import Exported
 
 

@@ -58,7 +58,7 @@ def export_job(payload: Any) -> dict[str, Any]:
     given = msgspec.convert(payload, ExportPayload)
     job, folder = given.job, Path(given.folder)
     _set_seeds(job.seed)
-    from modelexport.batching.steps import run_step
+    from modelexport.batching.steps import StepContext, run_step
     from modelexport.exporting import export_model
     from modelexport.sources.inputs import choose_inputs
     from modelexport.sources.loaders import LoadOptions, load_model
@@ -80,8 +80,10 @@ def export_job(payload: Any) -> dict[str, Any]:
     )
     content = result.as_dict()
     steps = {}
-    for step in job.steps:
-        steps[step] = run_step(step, folder, FILE_NAME, sourced.model, chosen.inputs)
+    context = StepContext(folder / FILE_NAME, folder, sourced.model, chosen.inputs, private=job.private)
+    # The page shows the reports of the other steps.
+    for step in sorted(job.steps, key=lambda step: step == "view"):
+        steps[step] = run_step(step, context)
         _say(f"{step}: {steps[step]}")
     _remove_hidden(folder)
     kept = ("attempts", "check", "dynamic_axes", "notes")

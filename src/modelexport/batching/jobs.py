@@ -13,7 +13,7 @@ from modelexport.errors import InputError
 from modelexport.input_options import read_dynamic
 
 # What a step name may be followed by: `extract:SELECTOR`.
-STEPS = {"verify": False, "validate": False, "profile": False, "extract": True}
+STEPS = {"verify": False, "validate": False, "profile": False, "extract": True, "view": False}
 _MODEL_OPTIONS = ("task", "revision", "trust_remote_code", "dtype", "attn_implementation", "random_weights")
 _INPUT_OPTIONS = ("inputs", "input_shape", "input_text", "input_image", "input_audio")
 _LONGEST_NAME = 100
@@ -32,7 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
         inputs, input_shape, input_text, input_image, input_audio: The example inputs.
         strategy, exporter, opset, optimize, dynamic, torch_names, allow_specialization, torch_nn_exceptions, boundary,
             enable_advanced_resolution, external_data, private, check, check_bytes: How it is exported.
-        steps: What is done afterwards: ``verify``, ``validate``, ``profile``, ``extract:SELECTOR``.
+        steps: What is done afterwards: ``verify``, ``validate``, ``profile``, ``extract:SELECTOR``, ``view``.
         seed: The seed of all random numbers, so that the same job gives the same bytes.
         depends: Files and patterns that the result depends on besides the model's own: weights that a factory reads.
         timeout: Seconds for the whole job.

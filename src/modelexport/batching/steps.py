@@ -26,28 +26,32 @@ class StepContext:
         model: The PyTorch model.
         inputs: The example inputs.
         argument: What follows the colon of the step: ``extract:SELECTOR``.
+        private: Whether source lines are left out.
     """
 
     file: Path
     folder: Path
     model: torch.nn.Module
     inputs: Any
-    argument: str
+    argument: str = ""
+    private: bool = False
 
+
+_VERIFICATION = "verify.json"
+_PROFILE = "profile.json"
 
 Step = Callable[[StepContext], dict[str, Any]]
 
 
-def run_step(step: str, folder: Path, file_name: str, model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
+def run_step(step: str, context: StepContext) -> dict[str, Any]:
     """Run a step. An error of this package in it is a finding: the exported file is there all the same.
 
     Returns:
         Whether it ``passed``, and what it found.
     """
     kind, _, argument = step.partition(":")
-    context = StepContext(folder / file_name, folder, model, inputs, argument)
     try:
-        return STEP_FUNCTIONS[kind](context)
+        return STEP_FUNCTIONS[kind](dataclasses.replace(context, argument=argument))
     except ModelExportError as error:
         return {"passed": False, "error": type(error).__name__, "message": in_one_line(error)}
 
@@ -56,7 +60,8 @@ def _verify(context: StepContext) -> dict[str, Any]:
     from modelexport.verification import verify_modules
 
     report = verify_modules(context.file, context.model, context.inputs)
-    _write(context.folder / "verify.json", report.as_dict())
+    names = {"file": context.file.name, "model": type(context.model).__name__}
+    _write(context.folder / _VERIFICATION, {**report.as_dict(), **names})
     judged = [call.judged for call in report.calls if call.judged is not None]
     return {
         "passed": report.passed,
@@ -80,7 +85,7 @@ def _profile(context: StepContext) -> dict[str, Any]:
     from modelexport.profiling import profile
 
     report = profile(context.file)
-    _write(context.folder / "profile.json", {**report.as_dict(), "file": context.file.name})
+    _write(context.folder / _PROFILE, {**report.as_dict(), "file": context.file.name})
     return {"passed": True, "seconds": report.session.median}
 
 
@@ -93,11 +98,25 @@ def _extract(context: StepContext) -> dict[str, Any]:
     return {"passed": True, "extracted": len(report.submodels), "refused": len(report.refused)}
 
 
+def _view(context: StepContext) -> dict[str, Any]:
+    from modelexport.viewing import view
+
+    reports = {"verification": context.folder / _VERIFICATION, "profile": context.folder / _PROFILE}
+    view(
+        context.file,
+        output=context.folder / "view.html",
+        private=context.private,
+        **{name: path for name, path in reports.items() if path.is_file()},
+    )
+    return {"passed": True}
+
+
 STEP_FUNCTIONS: Mapping[str, Step] = {
     "verify": _verify,
     "validate": _validate,
     "profile": _profile,
     "extract": _extract,
+    "view": _view,
 }
 
 

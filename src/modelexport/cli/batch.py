@@ -42,7 +42,7 @@ class JobDefaults:
 
     steps: Annotated[
         list[str] | None,
-        option("Jobs", "What follows each export: verify, validate, profile, extract:SELECTOR; repeat for more."),
+        option("Jobs", "What follows each export: verify, validate, profile, extract:SELECTOR, view; repeat for more."),
     ] = None
     opset: Annotated[int | None, option("Jobs", "The ONNX opset version.")] = None
     dtype: Annotated[str | None, option("Jobs", "The data type of the weights: float32, float16, bfloat16.")] = None

@@ -44,6 +44,7 @@ _COMMANDS = {
         "tree": "Show the module tree of a file with node and parameter counts.",
         "analyze": "Count the nodes, operators and parameters of a file, by module and by class.",
         "select": "List the nodes that a selector picks, in the format of other tools.",
+        "view": "Show a file in the browser: modules first, nodes on demand, with everything that is known about them.",
         "profile": "Show which modules are slow, large, or on another device.",
         "schema": "Print the JSON Schema of the sidecar file or of a command's JSON.",
     },

@@ -1,7 +1,8 @@
-"""`modelexport profile`: the time and memory of each module, measured in onnxruntime."""
+"""`modelexport profile`: the time and memory of each module: measured, imported, or counted without a run."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.flame_graph import flame_graph
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
-from modelexport.cli.options import LimitOption, SelectOption, given_options, option, refuse_other_options
-from modelexport.cli.output import FINDINGS, ROOT, Output, ReportFile, format_option, json_text
-from modelexport.cli.pages import Section, as_csv, as_text
+from modelexport.cli.options import LimitOption, SelectOption, given_options, option, parse_axes, refuse_other_options
+from modelexport.cli.output import FINDINGS, Activity, Output, ReportFile, format_option, json_text
 from modelexport.cli.profile_changes import changes_text
+from modelexport.cli.profile_text import ProfileView, profile_csv, profile_text
 from modelexport.cli.static_profile import static_output
-from modelexport.display import Cell, counted
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.profiling import ProfileReport, ProfileRow, Timing
+    from modelexport.profiling import ProfileReport
 
 
 class ProfileFormat(enum.StrEnum):
@@ -61,10 +60,6 @@ class Optimization(enum.StrEnum):
     OFF = "off"
 
 
-_MILLISECONDS = 1e3
-_LONG_RUN = 0.1
-_THOUSAND = 1000
-_MOST_DIGITS = 12
 _RUN = "Run"
 _INSTEAD = "Instead of a run"
 _REPORT = "Report"
@@ -74,6 +69,76 @@ _OF_EVERY_REPORT = frozenset({"file", "by", "select", "depth", "sort", "limit"})
 )
 _OF_STATIC_REPORTS = _OF_EVERY_REPORT | {"static", "axis"}
 _OF_IMPORTS = _OF_EVERY_REPORT | {"imported", "compare", "source", "timeout", "memory_limit"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """The options for how the file is run."""
+
+    axis: Annotated[
+        list[str] | None,
+        option("Inputs", "The size of a dynamic axis of synthesized inputs, as batch=8; repeat for more."),
+    ] = None
+    runs: Annotated[int, option(_RUN, "Measured runs.")] = 20
+    warmup: Annotated[int, option(_RUN, "Runs before them, which do not count.")] = 3
+    provider: Annotated[
+        list[str] | None,
+        option(_RUN, "An execution provider of onnxruntime (cpu, cuda, ...); repeat in order of preference."),
+    ] = None
+    threads: Annotated[int, option(_RUN, "Threads of one operator; 0 for onnxruntime's default.")] = 0
+    optimization: Annotated[Optimization, option(_RUN, "onnxruntime's graph optimization.")] = Optimization.ALL
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The sizes of dynamic axes by name.
+
+        Raises:
+            InputError: One of them cannot be read.
+        """
+        return parse_axes(self.axis or [])
+
+
+@dataclasses.dataclass(frozen=True)
+class RowOptions:
+    """The options for what the report shows."""
+
+    by: Annotated[By, option(_REPORT, "What a row is.")] = By.CALL
+    select: SelectOption = None
+    depth: Annotated[
+        int | None, option(_REPORT, "Count modules deeper than this many levels for those around them.", min=0)
+    ] = None
+    sort: Annotated[Sort, option(_REPORT, "What rows are sorted by, the largest first.")] = Sort.OWN
+    split_fused: Annotated[
+        bool,
+        option(
+            _REPORT,
+            "Spread fused nodes over the modules whose work they do, by the times without optimization.",
+            "--split-fused",
+        ),
+    ] = False
+    compare: Annotated[
+        Path | None,
+        option(_REPORT, "A profile written with --format json: show what became faster or slower since.", "--compare"),
+    ] = None
+    source: Annotated[
+        bool, option(_REPORT, "Show the source line behind the most expensive node of each row.", "--source")
+    ] = False
+    limit: LimitOption = None
+
+    def earlier(self, form: ProfileFormat) -> ProfileReport | None:
+        """The profile to compare with; None if there is none.
+
+        Raises:
+            InputError: It cannot be read, or a comparison does not have this format.
+            FileFormatError: It is not a profile.
+        """
+        if self.compare is None:
+            return None
+        if form not in (ProfileFormat.HUMAN, ProfileFormat.TABLE, ProfileFormat.JSON):
+            raise InputError(f"a comparison has the formats human and json, not {form.value}")
+        from modelexport.profiling import read_profile
+
+        return read_profile(self.compare)
 
 
 def profile(
@@ -88,18 +153,7 @@ def profile(
     ] = None,
     loading: ModelLoading,
     inputs: InputOptions,
-    axis: Annotated[
-        list[str] | None,
-        option("Inputs", "The size of a dynamic axis of synthesized inputs, as batch=8; repeat for more."),
-    ] = None,
-    runs: Annotated[int, option(_RUN, "Measured runs.")] = 20,
-    warmup: Annotated[int, option(_RUN, "Runs before them, which do not count.")] = 3,
-    provider: Annotated[
-        list[str] | None,
-        option(_RUN, "An execution provider of onnxruntime (cpu, cuda, ...); repeat in order of preference."),
-    ] = None,
-    threads: Annotated[int, option(_RUN, "Threads of one operator; 0 for onnxruntime's default.")] = 0,
-    optimization: Annotated[Optimization, option(_RUN, "onnxruntime's graph optimization.")] = Optimization.ALL,
+    run: RunOptions,
     limits: RunLimitOptions,
     static: Annotated[
         bool,
@@ -115,28 +169,7 @@ def profile(
             metavar="SOURCE",
         ),
     ] = None,
-    by: Annotated[By, option(_REPORT, "What a row is.")] = By.CALL,
-    select: SelectOption = None,
-    depth: Annotated[
-        int | None, option(_REPORT, "Count modules deeper than this many levels for those around them.", min=0)
-    ] = None,
-    sort: Annotated[Sort, option(_REPORT, "What rows are sorted by, the largest first.")] = Sort.OWN,
-    split_fused: Annotated[
-        bool,
-        option(
-            _REPORT,
-            "Spread fused nodes over the modules whose work they do, by the times without optimization.",
-            "--split-fused",
-        ),
-    ] = False,
-    compare: Annotated[
-        Path | None,
-        option(_REPORT, "A profile written with --format json: show what became faster or slower since.", "--compare"),
-    ] = None,
-    source: Annotated[
-        bool, option(_REPORT, "Show the source line behind the most expensive node of each row.", "--source")
-    ] = False,
-    limit: LimitOption = None,
+    shown: RowOptions,
     output_format: Annotated[
         ProfileFormat | None,
         format_option(
@@ -176,90 +209,57 @@ def profile(
     report.check(file)
     if static:
         refuse_other_options(context, "--static does not run the file", _OF_STATIC_REPORTS)
-        from modelexport.profiling.static_cost import profile_statically
-
-        with out.working(f"counting {file}"):
-            costs = profile_statically(file, axes=_sizes(axis or []), select=select)
-        costed = costs.rows(by.value, depth=depth, sort=sort.value)
-        report.write(static_output(costs, costed, by.value, form.value, report.rows(limit), report.width), out)
+        report.write(_count(file, run, shown, form, report, out), out)
         return
     if imported is not None:
         refuse_other_options(context, "--import takes the times from a profile", _OF_IMPORTS)
-    if compare is not None and form not in (ProfileFormat.HUMAN, ProfileFormat.TABLE, ProfileFormat.JSON):
-        raise InputError(f"a comparison has the formats human and json, not {form.value}")
-    axes = _sizes(axis or [])
-    if axes and (model is not None or inputs.inputs is not None):
-        raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
-    from modelexport.profiling import as_collapsed, as_speedscope, as_trace, compare_profiles, read_profile
-    from modelexport.profiling import profile as profile_file
-    from modelexport.profiling.imported import import_profile
-
-    earlier = None if compare is None else read_profile(compare)
-
+    earlier = shown.earlier(form)
     with out.running_model() as activity:
-        given, shapes = _inputs(file, model, loading, inputs, out)
-        activity.show(f"loading {file}")
         if imported is not None:
-            found = import_profile(file, imported, select=select, limits=limits.limits)
+            from modelexport.profiling.imported import import_profile
+
+            activity.show(f"loading {file}")
+            found = import_profile(file, imported, select=shown.select, limits=limits.limits)
         else:
-            found = profile_file(
-                file,
-                given,
-                shapes=shapes,
-                axes=axes,
-                runs=runs,
-                warmup=warmup,
-                providers=provider or (),
-                threads=threads,
-                optimization=optimization.value,
-                select=select,
-                split_fused=split_fused,
-                limits=limits.limits,
-                progress=lambda done, total: activity.show(f"run {done} of {total}"),
-            )
+            given = _given_inputs(file, model, loading, inputs, run, out)
+            activity.show(f"loading {file}")
+            found = _measure(file, given, run, shown, limits, activity)
     if earlier is not None:
-        changes = compare_profiles(earlier, found)
-        is_json = form is ProfileFormat.JSON
-        report.write(json_text(changes.as_dict()) if is_json else changes_text(changes, report, limit), out)
-        if changes.slower:
-            raise typer.Exit(FINDINGS)
-    elif form is ProfileFormat.JSON:
-        report.write(json_text(found.as_dict()), out)
-    elif form is ProfileFormat.CSV:
-        rows = found.rows(by.value, depth=depth, sort=sort.value)
-        report.write(as_csv(_CSV_HEADERS, [_csv_row(row) for row in rows]), out)
-    elif form is ProfileFormat.TRACE:
-        report.write(json_text(as_trace(found)), out)
-    elif form is ProfileFormat.COLLAPSED:
-        report.write(as_collapsed(found), out)
-    elif form is ProfileFormat.SPEEDSCOPE:
-        report.write(json_text(as_speedscope(found)), out)
-    else:
-        rows = found.rows(by.value, depth=depth, sort=sort.value)
-        report.write(_text(found, rows, by, source, report.rows(limit), report.width), out)
+        _write_changes(earlier, found, shown, form, report, out)
+        return
+    report.write(_profile_output(found, shown, form, report), out)
     if found.findings:
         raise typer.Exit(FINDINGS)
 
 
-def _sizes(options: list[str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for text in options:
-        name, _, size = text.partition("=")
-        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS:
-            raise InputError(f"--axis {text!r} cannot be read: write batch=8")
-        sizes[name] = int(size)
-    return sizes
+def _count(file: Path, run: RunOptions, shown: RowOptions, form: ProfileFormat, report: ReportFile, out: Output) -> str:
+    """The cost of the file without a run, in a format."""
+    from modelexport.profiling.static_cost import profile_statically
+
+    with out.working(f"counting {file}"):
+        costs = profile_statically(file, axes=run.axes, select=shown.select)
+    rows = costs.rows(shown.by.value, depth=shown.depth, sort=shown.sort.value)
+    return static_output(costs, rows, shown.by.value, form.value, report.rows(shown.limit), report.width)
 
 
-def _inputs(
-    file: Path, model: str | None, loading: ModelLoading, inputs: InputOptions, out: Output
-) -> tuple[Mapping[str, Any] | None, dict[str, tuple[int, ...]]]:
-    """The given inputs by name, None to synthesize them; and given shapes."""
+@dataclasses.dataclass(frozen=True)
+class _GivenInputs:
+    """The inputs by name, None to synthesize them; and the shapes of synthesized ones."""
+
+    arrays: Mapping[str, Any] | None = None
+    shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+
+def _given_inputs(
+    file: Path, model: str | None, loading: ModelLoading, inputs: InputOptions, run: RunOptions, out: Output
+) -> _GivenInputs:
+    if run.axes and (model is not None or inputs.inputs is not None):
+        raise InputError("--axis is for synthesized inputs: leave out --model and --inputs, or --axis")
     if model is not None:
         from modelexport.verification import feeds_of_file
 
         sourced = loading.load(model, out)
-        return feeds_of_file(file, sourced.model, inputs.choose(sourced, out)), {}
+        return _GivenInputs(feeds_of_file(file, sourced.model, inputs.choose(sourced, out)))
     from modelexport.input_options import read_arrays, read_shape
 
     without = [name for name in given_options(loading, inputs) if name not in ("--inputs", "--input-shape")]
@@ -268,126 +268,67 @@ def _inputs(
     if inputs.inputs is not None:
         if inputs.inputs.suffix == ".json":
             raise InputError(f"{inputs.inputs}: a .json file of inputs needs --model; without it, give an .npz file")
-        return read_arrays(inputs.inputs), {}
+        return _GivenInputs(read_arrays(inputs.inputs))
     for text in inputs.input_shape or ():
         if ":" in text:
             raise InputError(f"--input-shape {text!r}: the file has the type of its inputs; write name=1x16")
     given = [read_shape(text) for text in inputs.input_shape or ()]
-    return None, {shape.name: shape.shape for shape in given}
+    return _GivenInputs(shapes={shape.name: shape.shape for shape in given})
 
 
-def _headers(by: By, unit: str) -> tuple[str, ...]:
-    return (
-        *(by.value, "class name" if by is By.CLASS else "class", "calls"),
-        *(f"own {unit}", "p90", "share %", f"total {unit}", "total p90", "total %"),
-        *("kernels", "outputs", "weights", "temporary", "provider", "fused with", "fused into", "source"),
+def _measure(
+    file: Path, given: _GivenInputs, run: RunOptions, shown: RowOptions, limits: RunLimitOptions, activity: Activity
+) -> ProfileReport:
+    """Run the file."""
+    from modelexport.profiling import profile as profile_file
+
+    return profile_file(
+        file,
+        given.arrays,
+        shapes=given.shapes,
+        axes=run.axes,
+        runs=run.runs,
+        warmup=run.warmup,
+        providers=run.provider or (),
+        threads=run.threads,
+        optimization=run.optimization.value,
+        select=shown.select,
+        split_fused=shown.split_fused,
+        limits=limits.limits,
+        progress=lambda done, total: activity.show(f"run {done} of {total}"),
     )
 
 
-def _text(found: ProfileReport, rows: list[ProfileRow], by: By, source: bool, limit: int, width: int) -> str:
-    # Short runs in whole microseconds, which is what onnxruntime measures.
-    unit, scale = ("ms", 1e3) if found.session.median >= _LONG_RUN else ("\N{MICRO SIGN}s", 1e6)
-    headers = _headers(by, unit)
-    shown = [_cells(row, scale, source) for row in rows[: limit or None]]
-    optional = (
-        *("fused into", "temporary", "total p90", "provider", "weights", "outputs", "calls", "kernels", "fused with"),
-        *("p90", headers[1], f"total {unit}", "total %"),
-    )
-    table = Section("", (), headers, (*shown, _overhead(found, scale, len(headers))), optional=optional)
-    left = len(rows) - len(shown)
-    more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
-    if source and not any(row.source for row in rows):
-        more.append("note: the file has no source lines: not recorded by its exporter, or exported with --private")
-    body = [table, Section("", (*more, "", *_tail(found, limit)))]
-    head = as_text("", [Section("", (*_head(found), ""))], width)
-    return f"{head}{flame_graph(found, width)}\n{as_text('', body, width)}"
+def _write_changes(
+    earlier: ProfileReport,
+    found: ProfileReport,
+    shown: RowOptions,
+    form: ProfileFormat,
+    report: ReportFile,
+    out: Output,
+) -> None:
+    """Write what changed since an earlier profile; modules that became slower are findings."""
+    from modelexport.profiling import compare_profiles
+
+    changes = compare_profiles(earlier, found)
+    is_json = form is ProfileFormat.JSON
+    report.write(json_text(changes.as_dict()) if is_json else changes_text(changes, report, shown.limit), out)
+    if changes.slower:
+        raise typer.Exit(FINDINGS)
 
 
-def _head(found: ProfileReport) -> list[str]:
-    settings = found.settings
-    median, p90 = (f"{seconds * 1e3:.3g}" for seconds in (found.session.median, found.session.p90))
-    times = f"{median} ms a run (median of {counted(settings.runs, 'run')}, p90 {p90})"
-    inputs = ", ".join(f"{name} {shape}" for name, shape in settings.inputs.items())
-    level = f", optimization {settings.optimization}" if settings.optimization else ""
-    lines = [f"{found.file}", f"{times}, {found.runtime}{level}"]
-    if inputs:
-        lines.append(f"inputs: {inputs}{' (synthesized)' if settings.synthesized else ''}")
-    return lines
+def _profile_output(found: ProfileReport, shown: RowOptions, form: ProfileFormat, report: ReportFile) -> str:
+    """A measured or imported profile in a format."""
+    from modelexport.profiling import as_collapsed, as_speedscope, as_trace
 
-
-def _tail(found: ProfileReport, limit: int) -> list[str]:
-    added = f"{1 - found.unexplained:.1%}"
-    lines = [
-        f"all calls and the overhead add up to the session in each run; their medians add up to {added} of its median"
-    ]
-    if found.selected is not None:
-        lines.append(f"selected: {counted(len(found.selected), 'call')} of {len(found.calls):,}")
-    lines += [f"note: {note}" for note in found.notes]
-    shown = found.findings[: limit or None]
-    lines += [f"{finding.severity.value}: {finding.message}" for finding in shown]
-    if len(shown) < len(found.findings):
-        lines.append(f"… and {len(found.findings) - len(shown):,} more findings (--limit 0 shows all)")
-    if shown:
-        lines.append(f"next: {shown[0].fix}")
-    return lines
-
-
-def _cells(row: ProfileRow, scale: float, source: bool) -> tuple[Cell, ...]:
-    memory = row.memory
-    return (
-        *(row.name, None if row.class_name == row.name else row.class_name, row.calls),
-        *(*_times(row.own, scale), row.share * 100, *_times(row.total, scale), row.total_share * 100),
-        *(row.nodes, _size(memory.output), _size(memory.parameter), _size(memory.temporary)),
-        ", ".join(name.removesuffix("ExecutionProvider") for name in row.providers),
-        *(_listed(row.fused_with), _listed(row.fused_into), _short_path(row.source) if source else None),
-    )
-
-
-def _overhead(found: ProfileReport, scale: float, columns: int) -> tuple[Cell, ...]:
-    from modelexport.profiling import OVERHEAD_NAME
-
-    cells = (OVERHEAD_NAME, None, None, *_times(found.overhead, scale), found.overhead_share * 100)
-    return (*cells, *[None] * (columns - len(cells)))
-
-
-def _times(timing: Timing, scale: float) -> tuple[Cell, Cell]:
-    median, p90 = timing.median * scale, timing.p90 * scale
-    return (median, p90) if scale == _MILLISECONDS else (round(median), round(p90))
-
-
-def _size(amount: float | None) -> str | None:
-    if amount is None:
-        return None
-    for unit in ("B", "kB", "MB"):
-        if amount < _THOUSAND:
-            return f"{amount:.3g} {unit}"
-        amount /= _THOUSAND
-    return f"{amount:.3g} GB"
-
-
-def _listed(calls: tuple[str, ...]) -> str | None:
-    if not calls:
-        return None
-    return f"{calls[0] or ROOT}{f' and {len(calls) - 1} more' if len(calls) > 1 else ''}"
-
-
-def _short_path(source: str) -> str:
-    """A source line without the folder that packages are installed in."""
-    return source.rpartition("site-packages/")[2]
-
-
-_CSV_HEADERS = (
-    *("name", "class", "calls", "own_seconds", "own_p90", "share", "total_seconds", "total_p90", "total_share"),
-    *("kernels", "activation_bytes", "parameter_bytes", "output_bytes", "temporary_bytes"),
-    *("providers", "fused_with", "fused_into", "source"),
-)
-
-
-def _csv_row(row: ProfileRow) -> tuple[Cell, ...]:
-    memory = row.memory
-    return (
-        *(row.name, row.class_name, row.calls, row.own.median, row.own.p90, row.share),
-        *(row.total.median, row.total.p90, row.total_share, row.nodes),
-        *(memory.activation, memory.parameter, memory.output, memory.temporary),
-        *(" ".join(row.providers), " ".join(row.fused_with), " ".join(row.fused_into), row.source),
-    )
+    if form is ProfileFormat.JSON:
+        return json_text(found.as_dict())
+    if form is ProfileFormat.TRACE:
+        return json_text(as_trace(found))
+    if form is ProfileFormat.COLLAPSED:
+        return as_collapsed(found)
+    if form is ProfileFormat.SPEEDSCOPE:
+        return json_text(as_speedscope(found))
+    limit = report.rows(shown.limit)
+    view = ProfileView(shown.by.value, shown.depth, shown.sort.value, shown.source, limit, report.width)
+    return profile_csv(found, view) if form is ProfileFormat.CSV else profile_text(found, view)

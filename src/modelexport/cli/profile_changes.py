@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from modelexport.cli.output import ROOT, ReportFile
 from modelexport.cli.pages import Section, as_text, limited
+from modelexport.cli.profile_text import shown_time, time_unit
 from modelexport.display import Cell, counted
 
 if TYPE_CHECKING:
     from modelexport.profiling import CallChange, ProfileComparison
 
-_HEADERS = ("verdict", "call", "class", "before ms", "after ms", "ratio", "own before", "own after")
+_HEADERS = ("verdict", "call", "class", "before {}", "after {}", "ratio", "own before", "own after")
 _OPTIONAL = ("own after", "own before", "class")
 
 
@@ -28,16 +29,14 @@ def changes_text(found: ProfileComparison, report: ReportFile, limit: int | None
         f"{len(found.slower):,} slower, {len(found.faster):,} faster, {counted(same, 'call')} within noise",
         "",
     )
-    table = limited("", _HEADERS, map(_cells, changed), report.rows(limit), _OPTIONAL)
+    unit, scale = time_unit(max(found.session_before, found.session_after))
+    headers = tuple(header.format(unit) for header in _HEADERS)
+    rows = (_cells(change, scale) for change in changed)
+    table = limited("", headers, rows, report.rows(limit), _OPTIONAL)
     return as_text("", [Section("", lines), table, Section("", ("", found.test))], report.width)
 
 
-def _cells(change: CallChange) -> tuple[Cell, ...]:
-    return (
-        *(change.verdict, change.call or ROOT, change.class_name),
-        *(_ms(change.before), _ms(change.after), change.ratio, _ms(change.own_before), _ms(change.own_after)),
-    )
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
+def _cells(change: CallChange, scale: float) -> tuple[Cell, ...]:
+    times = (change.before, change.after, change.own_before, change.own_after)
+    before, after, own_before, own_after = (None if time is None else shown_time(time, scale) for time in times)
+    return change.verdict, change.call or ROOT, change.class_name, before, after, change.ratio, own_before, own_after

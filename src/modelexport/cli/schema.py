@@ -30,7 +30,8 @@ _SCHEMAS = {
     "tag": "exporting:tagging_schema",
     "tree": "analysis.query:tree_schema",
     "validate": "analysis:validation_schema",
-    "verify": "verification:verification_schema",
+    "verify": "analysis:verification_schema",
+    "view": "viewing:page_schema",
 }
 SchemaName = enum.StrEnum("SchemaName", {name.upper().replace("-", "_"): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
 

@@ -17,10 +17,10 @@ _THOUSAND = 1000
 _PREFIXES = ("", "k", "M", "G", "T")
 _MOST_UNCOUNTED = 10
 _CSV_HEADERS = (
-    *("name", "class", "calls", "nodes", "own_macs", "own_flops", "own_parameters", "own_parameter_bytes"),
-    *("own_activation_bytes", "own_traffic_bytes", "own_flops_per_byte"),
-    *("total_macs", "total_flops", "total_parameters", "total_parameter_bytes"),
-    *("total_activation_bytes", "total_traffic_bytes", "total_flops_per_byte"),
+    *("name", "class", "calls", "nodes", "own_macs", "own_flops", "own_other_operations"),
+    *("own_parameters", "own_parameter_bytes", "own_activation_bytes", "own_traffic_bytes", "own_operations_per_byte"),
+    *("total_macs", "total_flops", "total_other_operations", "total_parameters", "total_parameter_bytes"),
+    *("total_activation_bytes", "total_traffic_bytes", "total_operations_per_byte"),
 )
 
 
@@ -48,8 +48,8 @@ def _csv_row(row: StaticRow) -> tuple[Cell, ...]:
 
 def _numbers(cost: StaticCost) -> tuple[Cell, ...]:
     return (
-        *(cost.macs, cost.flops, cost.parameters, cost.parameter_bytes),
-        *(cost.activation_bytes, cost.traffic_bytes, cost.flops_per_byte),
+        *(cost.macs, cost.flops, cost.other_operations, cost.parameters, cost.parameter_bytes),
+        *(cost.activation_bytes, cost.traffic_bytes, cost.operations_per_byte),
     )
 
 
@@ -59,9 +59,9 @@ def _text(found: StaticReport, rows: list[StaticRow], by: str, limit: int, width
     unit, scale = f"{_PREFIXES[power]}FLOPs", _THOUSAND**power
     headers = (
         *(by, "class name" if by == "class" else "class", "calls", f"own {unit}", "own %"),
-        *("total", "total %", "params", "activations", "traffic", "FLOPs/B", "nodes"),
+        *("total", "total %", "other", "params", "activations", "traffic", "ops/B", "nodes"),
     )
-    optional = ("nodes", "traffic", "calls", "activations", headers[1], "total %", "own %", "total")
+    optional = ("nodes", "traffic", "calls", "activations", headers[1], "total %", "own %", "total", "other")
     shown = rows[: limit or None]
     table = Section("", (), headers, tuple(_cells(row, scale, whole) for row in shown), optional=optional)
     left = len(rows) - len(shown)
@@ -74,15 +74,17 @@ def _head(found: StaticReport) -> Iterator[str]:
     axes = "".join(f", {name}={size:,}" for name, size in found.axes.items())
     yield f"static cost of one run, from shapes; nothing was run{axes}"
     yield (
-        f"{_scaled(cost.flops)}FLOPs ({_scaled(cost.macs)}MACs), {counted(cost.parameters, 'parameter')} "
-        f"({_scaled(cost.parameter_bytes)}B), activations {_scaled(cost.activation_bytes)}B, "
-        f"memory traffic {_scaled(cost.traffic_bytes)}B"
+        f"{_scaled(cost.flops)}FLOPs ({_scaled(cost.macs)}MACs), {_scaled(cost.other_operations)} other "
+        f"operations, {counted(cost.parameters, 'parameter')} ({_scaled(cost.parameter_bytes)}B), "
+        f"activations {_scaled(cost.activation_bytes)}B, memory traffic {_scaled(cost.traffic_bytes)}B"
     )
 
 
 def _tail(found: StaticReport) -> Iterator[str]:
     yield ""
-    yield "params and FLOPs/B (per byte of memory traffic without fusion; low where memory is the limit): of own nodes"
+    yield "FLOPs: two for each MAC of matrix products and convolutions; other: all other arithmetic, in the same unit"
+    yield "ops/B: FLOPs and other for each byte of memory traffic without fusion; low where memory is the limit"
+    yield "other, params and ops/B are those of own nodes"
     if found.selected is not None:
         yield f"selected: {counted(len(found.selected), 'call')} of {len(found.calls):,}"
     for entry in found.uncounted[:_MOST_UNCOUNTED]:
@@ -98,8 +100,9 @@ def _cells(row: StaticRow, scale: int, whole: int) -> tuple[Cell, ...]:
         *(row.name, None if row.class_name == row.name else row.class_name, row.calls or None),
         *(row.own.flops / scale, 100 * row.own.flops / whole if whole else None),
         *(row.total.flops / scale, 100 * row.total.flops / whole if whole else None),
-        *(row.own.parameters, f"{_scaled(row.own.activation_bytes)}B", f"{_scaled(row.own.traffic_bytes)}B"),
-        *(row.own.flops_per_byte, row.own.nodes),
+        *(row.own.other_operations / scale, row.own.parameters),
+        *(f"{_scaled(row.own.activation_bytes)}B", f"{_scaled(row.own.traffic_bytes)}B"),
+        *(row.own.operations_per_byte, row.own.nodes),
     )
 
 

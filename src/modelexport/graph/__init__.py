@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.graph.constants import same_constant
+from modelexport.graph.constants import same_constant, same_elements
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, graph_hash
 from modelexport.graph.element_types import ELEMENT_TYPES
 from modelexport.graph.fingerprints import Array, Fingerprint, ValueIndex, take_fingerprint
@@ -35,6 +35,7 @@ __all__ = [
     "proto_subgraphs_of",
     "read_flow_graph",
     "same_constant",
+    "same_elements",
     "shapes_compatible",
     "subgraphs_of",
     "take_fingerprint",

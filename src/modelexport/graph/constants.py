@@ -29,3 +29,17 @@ def same_constant(one: ir.Value, other: ir.Value, max_bytes: int | None = None) 
     if max_bytes is not None and first.nbytes > max_bytes:
         return False
     return np.array_equal(first.numpy(), second.numpy())
+
+
+def same_elements(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two values are constants with the same elements other than zero, in any order, and at least two of them.
+
+    So a weight equals itself in another memory layout, which permutes the elements and pads them with zeros.
+    """
+    tensors = [ir.convenience.get_const_tensor(value) for value in (one, other)]
+    if tensors[0] is None or tensors[1] is None or tensors[0].dtype != tensors[1].dtype:
+        return False
+    first, second = (array[array != 0] for array in (tensor.numpy() for tensor in tensors if tensor is not None))
+    if first.size != second.size or first.size < 2:
+        return False
+    return np.array_equal(np.sort(first), np.sort(second))

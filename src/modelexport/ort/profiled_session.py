@@ -68,6 +68,10 @@ class ProfiledSession:
     def __exit__(self, *raised: object) -> None:
         self._runner.__exit__(*raised)
 
+    def start(self) -> None:
+        """Start the process, which imports onnxruntime meanwhile, without waiting for it."""
+        self._runner.start()
+
     def open(self, candidates: Iterable[Mapping[str, np.ndarray]]) -> None:
         """Load the file, and run it once.
 

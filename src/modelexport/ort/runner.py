@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from modelexport.child_process import OUT_OF_MEMORY, signal_name
+from modelexport.deadline import deadline_paused
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import worker
@@ -28,6 +29,9 @@ _STDERR_BYTES = 4096
 _SECONDS_FOR_STDERR = 5.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
+# The process needs numpy for arrays only. OpenBLAS, which numpy's wheels contain, would start a thread for each core on
+# import, which takes as much CPU time as the rest of the import.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 # The name of onnxruntime's exception for an operator that it cannot run with these types.
@@ -181,7 +185,7 @@ class Runner:
         if self._timeouts >= _MOST_TIMEOUTS:
             raise OnnxRunError(f"skipped: {name} already timed out {self._timeouts} times on this file")
         process = self._started()
-        with self._failing_as(name, process):
+        with deadline_paused(), self._failing_as(name, process):
             # If the process answered and ended, the write fails and the answer can still be read.
             with self._timed():
                 with contextlib.suppress(OSError):
@@ -264,7 +268,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,
         )
         self._process = process

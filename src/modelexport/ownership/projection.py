@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -23,15 +24,24 @@ class Projection:
 
     Attributes:
         attributions: The owner of every node.
-        calls: The module calls, with the boundary that each has in the rewritten graph.
+        original_calls: The module calls, with the boundary that each has in the original graph.
         constants: The initializers that nodes of the original main graph computed, with their owners.
         values: Which tensor of the rewritten graph is which of the original; None where both are the same graph.
+        boundaries: Projects call boundaries; None where both are the same graph.
     """
 
     attributions: Mapping[ir.Node, Attribution]
-    calls: CallTree
+    original_calls: CallTree
     constants: Mapping[str, Attribution] = dataclasses.field(default_factory=dict)
     values: ValueCorrespondence | None = None
+    boundaries: BoundaryProjector | None = None
+
+    @functools.cached_property
+    def calls(self) -> CallTree:
+        """The module calls, with the boundary that each has in the rewritten graph; found when first asked for."""
+        if self.boundaries is None:
+            return self.original_calls
+        return CallTree({call.id: self.boundaries.projected(call) for call in self.original_calls})
 
     def renamed(self, by_tensor: Mapping[str, T]) -> dict[str, T]:
         """A mapping by tensors of the original main graph, keyed by their names in the rewritten one."""
@@ -70,5 +80,4 @@ def project(
     if policy.advanced:
         attributions = add_contexts(rewritten, attributions)
     boundaries = BoundaryProjector(calls, values, owners, attributions)
-    projected_calls = CallTree({call.id: boundaries.projected(call) for call in calls})
-    return Projection(attributions, projected_calls, projector.folded_constants(), values)
+    return Projection(attributions, calls, projector.folded_constants(), values, boundaries)

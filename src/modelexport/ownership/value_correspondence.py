@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from modelexport.graph import ValueNumbers, attributes_key, named_values, same_constant, subgraphs_of
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
+from modelexport.ownership.renamed_values import RenamedValues
 
 
 class ValueCorrespondence:
@@ -40,10 +41,16 @@ class ValueCorrespondence:
         self._also: dict[ir.Value, ir.Value] = {}
         # The nodes whose outputs turned out to equal the value of this number.
         self._merged: dict[int, dict[ir.Node, None]] = {}
+        # Values in another memory layout: they complete the work of an original value, and are not equal to it; and
+        # values behind which there is another one, perhaps in another layout.
+        self._completed: Mapping[ir.Value, ir.Value] = {}
+        self._behind: Mapping[ir.Value, ir.Value] = {}
         graphs = list(self._match_graphs())
         for graph in graphs:
             self._match_by_consumers(graph)
-        kept = {*self._originals.values(), *self._also.values()}
+        renamed = RenamedValues(self, self._originals)
+        self._completed, self._behind = renamed.completed, renamed.passed_on
+        kept = {*self._originals.values(), *self._also.values(), *self._completed.values()}
         self._kept = kept | {self._passed_on[value] for value in kept if value in self._passed_on}
         self._kept_numbers = {self._numbers.of(value) for value in self._kept}
         for graph in graphs:
@@ -78,8 +85,8 @@ class ValueCorrespondence:
         return found
 
     def original_of(self, value: ir.Value) -> ir.Value | None:
-        """The value of the original graph that this one of the rewritten graph is."""
-        return self._originals.get(value)
+        """The value of the original graph that this one of the rewritten graph is, perhaps in another layout."""
+        return self._originals.get(value) or self._completed.get(value)
 
     def original_name(self, value: ir.Value) -> str | None:
         """The name in the original graph that a value of the rewritten graph is matched by."""
@@ -87,7 +94,8 @@ class ValueCorrespondence:
 
     def numbers_of(self, value: ir.Value) -> Iterator[int]:
         """The numbers of all values of the original graph that this one of the rewritten graph is."""
-        for values in (self._originals, self._also):
+        value = self._behind.get(value, value)
+        for values in (self._originals, self._also, self._completed):
             if value in values:
                 yield self._numbers.of(values[value])
 
@@ -109,7 +117,7 @@ class ValueCorrespondence:
 
     def producer_of(self, value: ir.Value) -> ir.Node | None:
         """The node of the original graph that computes what this value of the rewritten graph is."""
-        original = self._originals.get(value)
+        original = self.original_of(value)
         return self.producer(original) if original is not None else None
 
     def consumers(self, original: ir.Value) -> Iterator[tuple[ir.Node, int]]:

@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import onnx
 
 from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument
-from modelexport.profiling.records import CallProfile, Memory, OwnedKernel, middle_runs, timing
+from modelexport.profiling.records import CallProfile, Memory, OwnedKernel, Timing, middle_runs, timing, timings
+from modelexport.storage import source_line
 
 # How much of a kernel's time counts for each call; by default all for its owner.
 Shares = Mapping[int, Mapping[str, float]]
@@ -19,7 +21,7 @@ def profile_calls(
     kernels: Sequence[OwnedKernel],
     session: Sequence[float],
     shares: Shares,
-    sources: Mapping[str, str],
+    nodes: Mapping[str, onnx.NodeProto],
 ) -> tuple[CallProfile, ...]:
     """The profile of every module call, callers before the calls inside of them.
 
@@ -28,7 +30,7 @@ def profile_calls(
         kernels: The kernels with their owners.
         session: The session's time in each run.
         shares: By position of a kernel, the fraction of its time by call; the owner has all of it by default.
-        sources: The source line of nodes by id.
+        nodes: The nodes of the file by id.
     """
     root = CallRecord(str(ROOT_CALL), "", 0, "")
     calls = {call.id: call for call in (root, *document.calls)}
@@ -52,9 +54,8 @@ def profile_calls(
     middle = middle_runs(session)
     whole = timing(session, middle).mean
 
-    def profiled(call: CallRecord) -> CallProfile:
+    def profiled(call: CallRecord, own_time: Timing, total_time: Timing) -> CallProfile:
         owned = by_call[call.id]
-        own_time, total_time = timing(own[call.id], middle), timing(total[call.id], middle)
         return CallProfile(
             id=call.id,
             path=call.path,
@@ -69,10 +70,11 @@ def profile_calls(
             providers=dict(Counter(kernel.provider for kernel in owned if kernel.provider)),
             fused_with=tuple(dict.fromkeys(other for kernel in owned for other in kernel.contributors)),
             fused_into=tuple(into[call.id]),
-            source=_source(owned, sources),
+            source=_source(owned, nodes),
         )
 
-    return tuple(profiled(call) for call in calls.values())
+    times = (timings(list(seconds.values()), middle) for seconds in (own, total))
+    return tuple(map(profiled, calls.values(), *times))
 
 
 def sum_memory(kernels: Iterable[OwnedKernel]) -> Memory:
@@ -94,9 +96,7 @@ def sum_memory(kernels: Iterable[OwnedKernel]) -> Memory:
     )
 
 
-def _source(kernels: Iterable[OwnedKernel], sources: Mapping[str, str]) -> str:
+def _source(kernels: Iterable[OwnedKernel], nodes: Mapping[str, onnx.NodeProto]) -> str:
     """The source line of the most expensive kernel that has one."""
-    for kernel in sorted(kernels, key=lambda one: -sum(one.seconds)):
-        if sources.get(kernel.node):
-            return sources[kernel.node]
-    return ""
+    found = sorted((kernel for kernel in kernels if kernel.node in nodes), key=lambda one: -sum(one.seconds))
+    return next(filter(None, (source_line(nodes[kernel.node]) for kernel in found)), "")

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
 import msgspec
 import onnx_ir as ir
 
-from modelexport.analysis.retagging import project_owners
 from modelexport.graph import nodes_with_ids, subgraphs_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, HierarchyDocument
 from modelexport.ownership import Projection
 from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.profiling.records import Kernel, OwnedKernel
-from modelexport.profiling.renamed_tensors import original_names
 
 UNMATCHED = "unmatched"
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnedGraph:
-    """Kernels with their owners, their nodes in the executed graph, and the projection that gave the owners."""
-
-    kernels: tuple[OwnedKernel, ...]
-    nodes: tuple[ir.Node | None, ...]
-    projection: Projection
-
-
-def own_by_graph(profile: OrtProfile, tagged: ir.Model, document: HierarchyDocument, executed: ir.Model) -> OwnedGraph:
-    """The owners of the kernels of a profile, from a projection of the file's owners onto the executed graph.
+def own_by_graph(profile: OrtProfile, executed: ir.Model, projection: Projection) -> tuple[OwnedKernel, ...]:
+    """The kernels of a profile with their owners, and with the nodes of the file that they execute.
 
     A kernel without a node in the executed graph belongs to the call of the kernel around it, else to the root call,
     and its kind is `UNMATCHED`.
 
     Args:
         profile: The profile.
-        tagged: The graph of the file.
-        document: The hierarchy of that graph.
         executed: The graph that onnxruntime saved in the session of the profile.
+        projection: The owners of the nodes of that graph.
     """
-    projection = project_owners(tagged, document, executed, original_names(tagged, executed))
     ids = {node: identity for identity, node in nodes_with_ids(executed)}
+    originals = _Originals(projection)
     nodes = _nodes_of(profile, executed)
     found: list[OwnedKernel] = []
     for kernel, node, parent in zip(profile.measurement.kernels, nodes, profile.parents, strict=True):
@@ -50,8 +37,9 @@ def own_by_graph(profile: OrtProfile, tagged: ir.Model, document: HierarchyDocum
             around = str(ROOT_CALL) if parent is None else found[parent].call
             found.append(_owned(kernel, kernel.name, around, UNMATCHED))
         else:
-            found.append(_owned_as(kernel, ids[node], projection.attributions[node], _weight_bytes(node)))
-    return OwnedGraph(tuple(found), tuple(nodes), projection)
+            known = msgspec.structs.replace(kernel, sources=originals.of(node), parameter_bytes=_weight_bytes(node))
+            found.append(_owned_as(known, ids[node], projection.attributions[node]))
+    return tuple(found)
 
 
 def own_by_sources(document: HierarchyDocument, kernels: Iterable[Kernel]) -> tuple[OwnedKernel, ...]:
@@ -73,10 +61,33 @@ def own_by_sources(document: HierarchyDocument, kernels: Iterable[Kernel]) -> tu
     return tuple(found)
 
 
-def _owned_as(kernel: Kernel, node: str, attribution: Attribution, weight_bytes: int) -> OwnedKernel:
+def _owned_as(kernel: Kernel, node: str, attribution: Attribution) -> OwnedKernel:
     contributors = tuple(str(call) for call in attribution.contributors)
-    owned = _owned(kernel, node, str(attribution.owner), attribution.kind.value, contributors)
-    return msgspec.structs.replace(owned, parameter_bytes=weight_bytes)
+    return _owned(kernel, node, str(attribution.owner), attribution.kind.value, contributors)
+
+
+class _Originals:
+    """The nodes of the file that nodes of the executed graph execute, by id."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._values = values = projection.values
+        nodes = nodes_with_ids(values.original) if values is not None else ()
+        self._ids = {node: (position, identity) for position, (identity, node) in enumerate(nodes)}
+
+    def of(self, node: ir.Node) -> tuple[str, ...]:
+        """The nodes between the tensors that a node consumes and those it produces, in the order of the file."""
+        values = self._values
+        if values is None:
+            return ()
+        waiting = [values.producer_of(value) for value in node.outputs]
+        seen: set[ir.Node] = set()
+        while waiting:
+            original = waiting.pop()
+            if original is not None and original not in seen:
+                seen.add(original)
+                removed = (v for v in original.inputs if v is not None and not values.is_kept(values.number(v)))
+                waiting.extend(map(values.producer, removed))
+        return tuple(identity for _, identity in sorted(self._ids[one] for one in seen if one in self._ids))
 
 
 def _weight_bytes(node: ir.Node) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import tempfile
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from modelexport.analysis import Finding, Severity
 from modelexport.analysis.query import select_calls
-from modelexport.analysis.retagging import feeds_of_model
+from modelexport.analysis.retagging import feeds_of_model, project_owners
 from modelexport.display import counted
 from modelexport.errors import InputError, OnnxRunError
 from modelexport.gc_pause import gc_paused
@@ -24,11 +25,11 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import OPTIMIZATION_LEVELS, ProfiledSession
 from modelexport.profiling.aggregation import Shares, profile_calls
 from modelexport.profiling.ort_profile import read_ort_profile
-from modelexport.profiling.owners import UNMATCHED, OwnedGraph, own_by_graph
+from modelexport.profiling.owners import UNMATCHED, own_by_graph
 from modelexport.profiling.records import Measurement, OwnedKernel, middle_runs, timing
 from modelexport.profiling.report import ROOT_NAME, ProfileReport, ProfileSettings
 from modelexport.profiling.split_fused import split_shares
-from modelexport.storage import LoadedModel, ModelFile, find_hierarchy, load, source_lines
+from modelexport.storage import LoadedModel, ModelFile, find_hierarchy
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -147,12 +148,13 @@ class _ProfiledFile:
 
     def __init__(self, path: str | Path, options: _Options, stack: contextlib.ExitStack) -> None:
         self._options, self._stack = options, stack
-        self.file = load(path)
+        self.file = ModelFile(path, weights=True)
+        self._session = self._started(options.optimization)
         self._hierarchy = find_hierarchy(self.file)
         self._selected = None if options.select is None else selected_calls(self._hierarchy.document, options.select)
-        self._session = self._opened(options.optimization)
+        self._session.open(self._candidates())
 
-    def _opened(self, optimization: str, feeds: Arrays | None = None) -> ProfiledSession:
+    def _started(self, optimization: str) -> ProfiledSession:
         options = self._options
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="modelexport-"))
         session = ProfiledSession(
@@ -163,8 +165,7 @@ class _ProfiledFile:
             threads=options.threads,
             limits=options.limits,
         )
-        self._stack.enter_context(session)
-        session.open([feeds] if feeds is not None else self._candidates())
+        self._stack.enter_context(session).start()
         return session
 
     def _candidates(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -180,7 +181,7 @@ class _ProfiledFile:
     def report(self) -> ProfileReport:
         """The report of all runs so far."""
         options, feeds = self._options, self._session.feeds
-        measurement, owned = self._measured(self._session)
+        measurement, kernels = self._measured(self._session)
         settings = ProfileSettings(
             runs=options.runs,
             warmup=options.warmup,
@@ -195,34 +196,39 @@ class _ProfiledFile:
             self.file,
             self._hierarchy.document,
             measurement,
-            owned.kernels,
+            kernels,
             settings,
-            shares=self._shares(owned) if options.split_fused else None,
+            shares=self._shares(kernels) if options.split_fused else None,
             selected=self._selected,
             notes=self._hierarchy.missing,
         )
 
-    def _measured(self, session: ProfiledSession) -> tuple[Measurement, OwnedGraph]:
+    def _measured(self, session: ProfiledSession) -> tuple[Measurement, tuple[OwnedKernel, ...]]:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            # onnxruntime writes the profile meanwhile, which takes as long as finding the owners.
+            written = pool.submit(session.close)
+            executed = ModelFile(session.executed, weights=True).model
+            projection = project_owners(self.file.model, self._hierarchy.document, executed)
         profile = read_ort_profile(
-            session.close(), warmup=self._options.warmup, runtime=f"onnxruntime {session.version}"
+            written.result(), warmup=self._options.warmup, runtime=f"onnxruntime {session.version}"
         )
         if len(profile.measurement.session) < self._options.runs:
             raise OnnxRunError(
                 f"onnxruntime recorded {len(profile.measurement.session):,} of {self._options.runs:,} runs: its "
                 "profile has at most 1,000,000 kernels; give fewer --runs"
             )
-        executed = ModelFile(session.executed, weights=True).model
-        return profile.measurement, own_by_graph(profile, self.file.model, self._hierarchy.document, executed)
+        return profile.measurement, own_by_graph(profile, executed, projection)
 
-    def _shares(self, owned: OwnedGraph) -> Shares:
+    def _shares(self, kernels: Sequence[OwnedKernel]) -> Shares:
         """How fused kernels are split, from a session without optimization."""
-        session = self._opened("off", self._session.feeds)
+        session = self._started("off")
+        session.open([self._session.feeds])
         for _ in range(self._options.warmup + self._options.runs - 1):
             session.run()
         measurement, plain = self._measured(session)
         middle = middle_runs(measurement.session)
-        seconds = {kernel.node: timing(kernel.seconds, middle).mean for kernel in plain.kernels}
-        return split_shares(owned, self.file.model, self._hierarchy.document, seconds)
+        seconds = {kernel.node: timing(kernel.seconds, middle).mean for kernel in plain}
+        return split_shares(kernels, self._hierarchy.document, seconds)
 
 
 def _profile_in_turns(
@@ -279,7 +285,7 @@ def build_report(
         settings=settings,
         session=timing(session, middle),
         overhead=timing(overhead, middle),
-        calls=profile_calls(document, kernels, session, shares or {}, source_lines(file.nodes)),
+        calls=profile_calls(document, kernels, session, shares or {}, dict(file.nodes)),
         kernels=tuple(kernels),
         timeline=measurement.timeline,
         selected=selected,

@@ -23,7 +23,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seconds: Its own time in each run, without kernels of its subgraphs.
         executions: How often it ran in one run: more than once in a loop.
         sources: The ids of the nodes of the profiled file that it executes, the one that computes its output last;
-            empty if the runtime does not name them.
+            empty if that is not known.
         activation_bytes: The size of its inputs that other kernels computed; None if unknown.
         parameter_bytes: The size of its inputs that are weights; None if unknown.
         output_bytes: The size of its outputs; None if unknown.
@@ -114,10 +114,16 @@ def middle_runs(session: Sequence[float]) -> list[int]:
 
 def timing(seconds: Sequence[float] | np.ndarray, middle: Sequence[int]) -> Timing:
     """The statistics of the seconds of each run; `middle` are the runs that count for the mean."""
-    array = np.asarray(seconds, np.float64)
-    # numpy's percentile takes ten times as long, and a report has thousands.
-    median, p90 = np.interp((0.5 * (array.size - 1), 0.9 * (array.size - 1)), range(array.size), np.sort(array))
-    return Timing(float(median), float(p90), float(array[list(middle)].mean()), tuple(array.tolist()))
+    return timings([seconds], middle)[0]
+
+
+def timings(rows: Sequence[Sequence[float] | np.ndarray], middle: Sequence[int]) -> list[Timing]:
+    """The statistics of several rows, each with the seconds of each run: one call for all rows of a large report."""
+    array = np.asarray(rows, np.float64)
+    medians, p90s = np.quantile(array, (0.5, 0.9), axis=1)
+    means = array[:, list(middle)].mean(axis=1)
+    columns = (one.tolist() for one in (medians, p90s, means, array))
+    return [Timing(median, p90, mean, tuple(row)) for median, p90, mean, row in zip(*columns, strict=True)]
 
 
 class Memory(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -302,16 +302,13 @@ def remove_source_references(model: ir.Model | onnx.ModelProto) -> None:
             del properties[key]
 
 
-def source_lines(nodes: Iterable[tuple[str, onnx.NodeProto]]) -> dict[str, str]:
-    """File and line of the code behind each node, by node id, where torch recorded it.
+def source_line(node: onnx.NodeProto) -> str:
+    """File and line of the code behind a node; empty where torch did not record it.
 
     That is the innermost frame outside of torch, or the innermost of all.
     """
-    found: dict[str, str] = {}
-    for node_id, node in nodes:
-        text = next((entry.value for entry in node.metadata_props if entry.key == _STACK_TRACE_KEY), "")
-        frames: list[tuple[str, str]] = _FRAME.findall(text)
-        if frames:
-            own = [frame for frame in frames if not _OF_TORCH.search(frame[0])]
-            found[node_id] = ":".join((own or frames)[-1])
-    return found
+    text = next((entry.value for entry in node.metadata_props if entry.key == _STACK_TRACE_KEY), "")
+    # Text that is not UTF-8 is bytes.
+    frames: list[tuple[str, str]] = _FRAME.findall(text) if isinstance(text, str) else []
+    own = [frame for frame in frames if not _OF_TORCH.search(frame[0])]
+    return ":".join((own or frames)[-1]) if frames else ""

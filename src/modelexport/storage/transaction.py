@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from modelexport.deadline import deadline_paused
 from modelexport.errors import ContractError, InputError, StorageError
 from modelexport.storage.commit_journal import (
     JOURNAL,
@@ -141,7 +142,7 @@ class Staging:
         finals = [final for _, final in moves] + [file.absolute() for file in obsolete]
         if len({*finals}) < len(finals) or any(file.parent != target.parent for file in finals):
             raise ContractError(f"Not a set of different files in {target.parent}: {moves}, {obsolete}")
-        with reporting(target):
+        with deadline_paused(), reporting(target):
             for name, _ in moves:  # the contents alone: the staged names need not survive a crash
                 sync(self.path(name))
             with turn(target.parent) as locked:

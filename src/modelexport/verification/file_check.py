@@ -15,17 +15,17 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from modelexport.analysis import Difference, Verdict
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
 from modelexport.torch_support import copied_inputs, named_results
-from modelexport.verification.difference import Difference, Tolerance, compare, precisions_of
+from modelexport.verification.difference import Tolerance, compare, precisions_of
 from modelexport.verification.module_verification import verify_modules
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.pytorch_run import array_of, reference_run
-from modelexport.verification.report import Verdict
 
 _RUN, _LOAD, _OFF = CHECK_LEVELS
 # Outputs of a full model add up the rounding errors of all modules.

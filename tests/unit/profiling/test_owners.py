@@ -5,8 +5,11 @@ from __future__ import annotations
 import msgspec
 import onnx
 import onnx_ir as ir
+import pytest
 from tests.conftest import Exporter
+from tests.unit.profiling.conftest import Profiler
 
+from modelexport.analysis.retagging import project_owners
 from modelexport.profiling.ort_profile import OrtProfile
 from modelexport.profiling.owners import UNMATCHED, own_by_graph, own_by_sources
 from modelexport.profiling.records import Kernel, Measurement
@@ -40,11 +43,12 @@ def test_unnamed_nodes_are_matched_in_the_order_of_execution_and_unknown_kernels
     kernels = [kernel(f"{node.op_type}_{position}", node.op_type) for position, node in enumerate(executed.graph)]
     kernels.append(kernel("Memcpy_9", "Memcpy"))
     measurement = Measurement(runtime="", kernels=tuple(kernels), session=(1.0,))
-    owned = own_by_graph(OrtProfile(measurement, (None,) * len(kernels)), ir.from_proto(proto), ours.document, executed)
+    projection = project_owners(ir.from_proto(proto), ours.document, executed)
+    owned = own_by_graph(OrtProfile(measurement, (None,) * len(kernels)), executed, projection)
     records = {node.id: node.module for node in ours.document.nodes}
-    assert [found.call for found in owned.kernels[:-1]] == [records[found.node] for found in owned.kernels[:-1]]
-    assert [found.node for found in owned.kernels[:-1]] == [node.id for node in ours.document.nodes]
-    assert (owned.kernels[-1].call, owned.kernels[-1].kind) == ("", UNMATCHED)
+    assert [found.call for found in owned[:-1]] == [records[found.node] for found in owned[:-1]]
+    assert [found.node for found in owned[:-1]] == [node.id for node in ours.document.nodes]
+    assert (owned[-1].call, owned[-1].kind) == ("", UNMATCHED)
 
 
 def test_weights_that_onnxruntime_packed_count(exported: Exporter) -> None:
@@ -53,6 +57,17 @@ def test_weights_that_onnxruntime_packed_count(exported: Exporter) -> None:
     node = next(node for node in model.graph if any(value and value.is_initializer() for value in node.inputs))
     measured = msgspec.structs.replace(kernel(node.name or "", node.op_type), parameter_bytes=0)
     profile = OrtProfile(Measurement(runtime="", kernels=(measured,), session=(1.0,)), (None,))
-    (found,) = own_by_graph(profile, model, ours.document, model).kernels
+    (found,) = own_by_graph(profile, model, project_owners(model, ours.document, model))
     weights = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
     assert found.parameter_bytes == sum(weight.nbytes for weight in weights) > 0
+
+
+@pytest.mark.xdist_group("bert")
+def test_kernels_name_the_nodes_of_the_file_that_they_execute(exported: Exporter, profiled: Profiler) -> None:
+    known = [node.id for node in exported("bert").document.nodes]
+    plain, optimized = profiled(optimization="off"), profiled()
+    assert all(kernel.sources == (kernel.node,) for kernel in plain.kernels)
+    named = [source for kernel in optimized.kernels for source in kernel.sources]
+    assert set(named) <= set(known)
+    # A fused kernel names all nodes whose work it does, and new nodes that change a layout name none.
+    assert any(len(kernel.sources) > 1 for kernel in optimized.kernels if kernel.kind == "fused")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -103,13 +103,20 @@ def test_notebook_view_lists_the_slowest_calls(profiled: Profiler) -> None:
     assert "own ms" in view
 
 
-def test_data_frame_has_a_line_for_each_row(profiled: Profiler) -> None:
-    pytest.importorskip("pandas")
-    assert list(profiled().to_pandas("class")["name"]) == [row.name for row in profiled().rows("class")]
+@pytest.mark.parametrize("by", ["call", "module", "class", "op"])
+def test_data_frame_has_a_line_for_each_row(profiled: Profiler, by: str) -> None:
+    frame, rows = profiled().to_pandas(by), profiled().rows(by)
+    assert list(frame["name"]) == [row.name for row in rows]
+    assert list(frame["own"]) == [row.own.median for row in rows]
+    assert frame["nodes"].sum() == len(profiled().kernels)
+    # Numbers are numbers, so that they can be summed, sorted and plotted.
+    assert {frame[name].dtype.kind for name in ("own", "total_p90", "share", "nodes", "parameter_bytes")} <= set("fi")
+    assert frame.set_index("name").loc[rows[0].name, "class"] == rows[0].class_name
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pandas") is not None, reason="pandas is installed")
-def test_data_frame_without_pandas_is_refused(profiled: Profiler) -> None:
+def test_data_frame_without_pandas_is_refused(profiled: Profiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What Python does where a package is not installed.
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pip install pandas"):
         profiled().to_pandas()
 

@@ -8,8 +8,9 @@ import pytest
 from tests.conftest import Exporter
 
 from modelexport.analysis.retagging import project_owners
-from modelexport.profiling.owners import OwnedGraph
-from modelexport.profiling.records import OwnedKernel
+from modelexport.profiling.ort_profile import OrtProfile
+from modelexport.profiling.owners import own_by_graph
+from modelexport.profiling.records import Kernel, Measurement
 from modelexport.profiling.split_fused import split_shares
 
 
@@ -47,21 +48,12 @@ def test_fused_kernel_is_split_by_the_times_of_the_nodes_that_it_replaces(
         and owners[producer.output[0]].module != owners[consumer.output[0]].module
     )
     tagged, executed = ir.from_proto(proto), fused_graph(proto, first, second)
-    projection = project_owners(tagged, ours.document, executed)
-    node = next(node for node in executed.graph if node.name == "both")
-    attribution = projection.attributions[node]
+    measured = Kernel(name="both", op="Both", provider="", seconds=(1.0,))
+    profile = OrtProfile(Measurement(runtime="", kernels=(measured,), session=(1.0,)), (None,))
+    (kernel,) = own_by_graph(profile, executed, project_owners(tagged, ours.document, executed))
     calls = [owners[one.output[0]].module for one in (first, second)]
-    assert [str(attribution.owner), *map(str, attribution.contributors)] == calls[::-1]
-    kernel = OwnedKernel(
-        name="both",
-        op="Both",
-        provider="",
-        seconds=(1.0,),
-        node=second.output[0],
-        call=calls[1],
-        kind="fused",
-        contributors=(calls[0],),
-    )
+    assert [kernel.call, *kernel.contributors] == calls[::-1]
+    assert kernel.sources == (first.output[0], second.output[0])
     times = dict(zip((first.output[0], second.output[0]), seconds, strict=True))
-    shares = split_shares(OwnedGraph((kernel,), (node,), projection), tagged, ours.document, times)
+    shares = split_shares([kernel], ours.document, times)
     assert [shares[0][call] for call in calls] == pytest.approx(expected)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import onnx_ir as ir
 
+from modelexport.analysis.retagging import project_owners
 from modelexport.display import counted
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.hierarchy import HierarchyDocument
@@ -47,15 +48,12 @@ def read_onnxruntime(
         FileFormatError: It is not a profile of onnxruntime, or is one of another file.
     """
     path = paths[0]
-    try:
-        profile = read_ort_profile(path)
-    except (ArithmeticError, RecursionError, ValueError) as error:
-        raise FileFormatError(f"{path} is not a profile of onnxruntime: {error}") from error
+    profile = read_ort_profile(path)
     measurement = profile.measurement
     best: tuple[OwnedKernel, ...] = ()
     graphs = iter([ModelFile(paths[1], weights=True).model]) if len(paths) > 1 else _graphs(profile, file, limits)
     for executed in graphs:
-        found = own_by_graph(profile, file.model, document, executed).kernels
+        found = own_by_graph(profile, executed, project_owners(file.model, document, executed))
         if not best or _unmatched(found) < _unmatched(best):
             best = found
         if not _unmatched(best):

@@ -22,7 +22,7 @@ NO_FORMULA = "no formula for this operator"
 NO_SHAPE = "a shape is unknown"
 TOO_MANY_FUNCTIONS = "too many functions with different shapes, or too deeply nested"
 # What one node can cost; more is a file that lies about its shapes.
-_MOST_FLOPS = 2**126
+_MOST_OPERATIONS = 2**126
 # Bodies of functions are counted once for each combination of input shapes.
 _MOST_BODIES = 256
 # Each time, all functions are sent to shape inference: this many bytes in all.
@@ -83,9 +83,9 @@ class GraphCost:
 def graph_cost(model: onnx.ModelProto, nodes: Sequence[tuple[str, onnx.NodeProto]], axes: Axes) -> GraphCost:
     """Count every node of a model.
 
-    Of an If, the branch with the most FLOPs counts. The nodes in a Loop count as often as its constant trip count says,
-    once without one; those in a Scan once for each element of the sequence. A node that calls a local function costs
-    what the function's body costs with the shapes of that call.
+    Of an If, the branch with the most operations counts. The nodes in a Loop count as often as its constant trip count
+    says, once without one; those in a Scan once for each element of the sequence. A node that calls a local function
+    costs what the function's body costs with the shapes of that call.
 
     Args:
         model: The model; the content of its weights is not needed.
@@ -159,8 +159,8 @@ class _Counter:
     ) -> list[NodeCost]:
         """The nodes of a control-flow operator's subgraphs, as often as they run."""
         if len(inside) > 1:
-            self.notes["of each If, the branch with the most FLOPs counts"] = None
-            return max(inside, key=lambda branch: sum(cost.work.flops for cost in branch))
+            self.notes["of each If, the branch with the most operations counts"] = None
+            return max(inside, key=lambda branch: sum(cost.work.operations for cost in branch))
         number = _iterations(node, scope, constants)
         if number is None:
             number = 1
@@ -220,7 +220,7 @@ def _node_cost(node_id: str, node: onnx.NodeProto, scope: Scope) -> NodeCost:
             )
         except (UnknownShapeError, TypeError, ValueError, ArithmeticError):
             reason = NO_SHAPE
-    if work.flops > _MOST_FLOPS:
+    if work.operations > _MOST_OPERATIONS:
         work, reason = NO_WORK, NO_SHAPE
     written = sum(tensor.size or 0 for tensor in outputs)
     read = [tensor.size or 0 for tensor in inputs]

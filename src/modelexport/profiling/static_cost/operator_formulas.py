@@ -1,8 +1,9 @@
 """The arithmetic of one node from its shapes: multiply-accumulates and other operations, by kind of operator.
 
-One multiply-accumulate (MAC) is two FLOPs. Any other step on one element (an addition, a comparison, a function such as
-``exp`` or ``tanh``) is one FLOP, on integers too. An operator that ONNX defines by a formula counts the steps of that
-formula; a bias is one addition for each output element. Padding counts like data, as in other counters.
+Multiply-accumulates (MACs) are those of matrix products, convolutions, attention and recurrent layers. Any other step
+on one element (an addition, a comparison, a function such as ``exp`` or ``tanh``) is one other operation, on integers
+too. An operator that ONNX defines by a formula counts the steps of that formula; a bias is one addition for each output
+element. Padding counts like data, as in other counters.
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ class Work:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: two for each multiply-accumulate."""
-        return 2 * self.macs + self.other
+        """Floating-point operations as torch's FlopCounterMode and fvcore count them: two for each MAC, no others."""
+        return 2 * self.macs
+
+    @property
+    def operations(self) -> int:
+        """All operations: FLOPs and others."""
+        return self.flops + self.other
 
 
 NO_WORK = Work()
@@ -287,7 +293,7 @@ def interpolation(default: bytes, *, every_axis: bool) -> Cost:
         taps = _TAPS.get(shapes.attribute("mode", default), 0)
         source, result = shapes.input(0), shapes.output()
         axes = len(result) - 2 if every_axis else sum(a != b for a, b in zip(source, result, strict=True))
-        return Work(macs=math.prod(result) * taps**axes if taps and axes > 0 else 0)
+        return Work(other=2 * math.prod(result) * taps**axes if taps and axes > 0 else 0)
 
     return cost
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,18 +9,20 @@ from typing import Any
 
 import msgspec
 
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, counted, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.profiling.profiler import selected_calls
 from modelexport.profiling.report import ROOT_NAME, Grouping, Sorting
-from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, count_uncounted, graph_cost
+from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, GraphCost, count_uncounted, graph_cost
 from modelexport.profiling.static_cost.tensor_shapes import Axes
-from modelexport.storage import find_hierarchy, read_model
+from modelexport.storage import ModelFile, check_functions, find_hierarchy, read_model
 
 _MOST_AXES = 10
-_MOST_EXPANDED_NODES = 1_000_000
+# Shape inference visits the body of a function for each call of it: what `check_functions` accepts.
+MOST_EXPANDED_NODES = 1_000_000
 
 
 class StaticCost(msgspec.Struct, frozen=True):
@@ -29,26 +30,29 @@ class StaticCost(msgspec.Struct, frozen=True):
 
     Attributes:
         nodes: The number of nodes.
-        macs: Multiply-accumulates.
-        flops: Floating-point operations: two for each multiply-accumulate, one for each other step on an element.
+        macs: Multiply-accumulates of matrix products, convolutions, attention and recurrent layers.
+        flops: Floating-point operations: two for each multiply-accumulate, as torch's FlopCounterMode counts.
+        other_operations: Other arithmetic, which FLOPs do not contain: one for each step on an element, as of
+            activations, normalizations, sums and reductions.
         parameters: Elements of the initializers that the nodes read, each initializer once, without those of types
             that shapes, indices and masks have (32-bit and 64-bit integers, booleans).
         parameter_bytes: Their size.
         activation_bytes: The size of the outputs of the nodes.
         traffic_bytes: The size of all inputs and outputs, each time a node reads or writes them: the memory traffic of
             a run without fusion.
-        flops_per_byte: FLOPs for each byte of traffic; None without traffic. On a roofline, a value below the
-            machine's FLOPs per second by its bytes per second says that memory limits the module.
+        operations_per_byte: FLOPs and other operations for each byte of traffic; None without traffic. On a roofline, a
+            value below the machine's FLOPs per second by its bytes per second says that memory limits the module.
     """
 
     nodes: int
     macs: int
     flops: int
+    other_operations: int
     parameters: int
     parameter_bytes: int
     activation_bytes: int
     traffic_bytes: int
-    flops_per_byte: float | None
+    operations_per_byte: float | None
 
 
 class CallCost(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ class NodeRow(msgspec.Struct, frozen=True, omit_defaults=True):
     call: str
     macs: int = 0
     flops: int = 0
+    other_operations: int = 0
     activation_bytes: int = 0
     traffic_bytes: int = 0
     weights: tuple[str, ...] = ()
@@ -105,6 +110,7 @@ def _summary(report: StaticReport) -> Summary:
         "file": report.file,
         "flops": report.total.flops,
         "macs": report.total.macs,
+        "other_operations": report.total.other_operations,
         "parameters": report.total.parameters,
         "uncounted_nodes": sum(entry.nodes for entry in report.uncounted),
     }
@@ -185,10 +191,10 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
             for key in grouped.keys
         ]
 
-        def size(row: StaticRow) -> tuple[int, int, int]:
+        def size(row: StaticRow) -> tuple[int, int, int, int]:
             memory = row.own.parameter_bytes + row.own.activation_bytes
             amount = {"own": row.own.flops, "total": row.total.flops, "memory": memory}[sort]
-            return amount, row.own.traffic_bytes, row.total.flops
+            return amount, row.own.other_operations, row.own.traffic_bytes, row.total.flops
 
         return sorted(found, key=size, reverse=True)
 
@@ -198,6 +204,7 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
+@reads_files()
 def profile_statically(
     path: str | Path,
     *,
@@ -218,15 +225,12 @@ def profile_statically(
         InputError: The size of a dynamic axis is missing or not positive, or the model has no such axis.
         FileFormatError: The file is invalid or has no hierarchy.
     """
-    # Shape inference visits the body of a function for each call of it.
-    most = min(limits.expanded_nodes, _MOST_EXPANDED_NODES)
-    file = read_model(path, dataclasses.replace(limits, expanded_nodes=most))
+    file = read_model(path, limits)
+    check_functions(file.proto, file.path, MOST_EXPANDED_NODES)
     hierarchy = find_hierarchy(file)
     document = hierarchy.document
     selected = None if select is None else selected_calls(document, select)
-    sizes = Axes(axes or {})
-    sizes.check(file.proto.graph)
-    found = graph_cost(file.proto, file.nodes, sizes)
+    sizes, found = count_nodes(file, axes)
     notes = [*hierarchy.missing, *found.notes]
     owners = {node.id: node.module for node in document.nodes}
     known = {call.id for call in document.calls}
@@ -240,6 +244,7 @@ def profile_statically(
             call=call if (call := owners.get(cost.id, "")) in known else "",
             macs=cost.work.macs,
             flops=cost.work.flops,
+            other_operations=cost.work.other,
             activation_bytes=cost.output_bytes,
             traffic_bytes=cost.traffic,
             weights=tuple(cost.weights),
@@ -264,6 +269,17 @@ def profile_statically(
         uncounted=tuple(Uncounted(op, number, reason) for (op, reason), number in uncounted.most_common()),
         notes=tuple(notes),
     )
+
+
+def count_nodes(file: ModelFile, axes: Mapping[str, int] | None = None) -> tuple[Axes, GraphCost]:
+    """The cost of each node of an opened file whose functions were checked, and the sizes of its axes.
+
+    Raises:
+        InputError: The size of a dynamic axis is missing or not positive, or the model has no such axis.
+    """
+    sizes = Axes(axes or {})
+    sizes.check(file.proto.graph)
+    return sizes, graph_cost(file.proto, file.nodes, sizes)
 
 
 def static_schema() -> dict[str, Any]:
@@ -328,24 +344,25 @@ class _Groups:
 
 
 def _summed(nodes: Iterable[NodeRow], weights: Mapping[str, WeightSize]) -> StaticCost:
-    number = macs = flops = activations = traffic = 0
+    number = macs = other = activations = traffic = 0
     read: dict[str, None] = {}
     for node in nodes:
         number += 1
         macs += node.macs
-        flops += node.flops
+        other += node.other_operations
         activations += node.activation_bytes
         traffic += node.traffic_bytes
         read.update(dict.fromkeys(node.weights))
     return StaticCost(
         nodes=number,
         macs=macs,
-        flops=flops,
+        flops=2 * macs,
+        other_operations=other,
         parameters=sum(weights[name].elements for name in read),
         parameter_bytes=sum(weights[name].bytes for name in read),
         activation_bytes=activations,
         traffic_bytes=traffic,
-        flops_per_byte=flops / traffic if traffic else None,
+        operations_per_byte=(2 * macs + other) / traffic if traffic else None,
     )
 
 

@@ -171,7 +171,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
             {"name": "a_kernel_time", "ts": 1, "dur": 1, "args": {"activation_size": "many"}},
             {"name": "model_run", "ts": 0, "dur": 9, "args": {}},
         ),
-        "is not a profile of onnxruntime",
+        "cannot be read as a profile of onnxruntime",
+    ),
+    "time that no clock has": (
+        "ort",
+        layers({"name": "model_run", "ts": 0, "dur": 10**400, "args": {}}),
+        "cannot be read as a profile of onnxruntime",
     ),
     "not XML": ("openvino", "[]", "is not an execution graph of OpenVINO"),
     "other XML": ("openvino", "<svg/>", "its root is <svg>"),

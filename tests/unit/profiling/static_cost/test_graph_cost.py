@@ -46,8 +46,8 @@ def cost(
     return graph_cost(model, proto_nodes_with_ids(model), sizes)
 
 
-def flops(found: GraphCost) -> dict[str, int]:
-    return {node.id: node.work.flops for node in found.nodes}
+def operations(found: GraphCost) -> dict[str, int]:
+    return {node.id: node.work.operations for node in found.nodes}
 
 
 def matmul(output: str = "y", right: str = "w") -> onnx.NodeProto:
@@ -57,7 +57,7 @@ def matmul(output: str = "y", right: str = "w") -> onnx.NodeProto:
 def test_shapes_that_the_file_does_not_declare_are_inferred() -> None:
     relu = helper.make_node("Relu", ["h"], ["y"])
     found = cost([matmul("h"), relu], [floats("x", "batch", 4)], weights=[weight("w", 4, 5)], axes={"batch": 3})
-    assert flops(found) == {"h": 2 * 3 * 4 * 5, "y": 3 * 5}
+    assert operations(found) == {"h": 2 * 3 * 4 * 5, "y": 3 * 5}
     product = found.nodes[0]
     assert product.output_bytes == 3 * 5 * 4
     assert product.traffic == 4 * (3 * 4 + 4 * 5 + 3 * 5)
@@ -96,15 +96,15 @@ def branch(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
     return helper.make_graph(nodes, name, [], [onnx.ValueInfoProto(name=nodes[-1].output[0])])
 
 
-def test_of_an_if_the_branch_with_the_most_flops_counts() -> None:
+def test_of_an_if_the_branch_with_the_most_operations_counts() -> None:
     small = branch("small", helper.make_node("Relu", ["x"], ["s"]))
     large = branch("large", matmul("m"), helper.make_node("Relu", ["m"], ["l"]))
     node = helper.make_node("If", ["c"], ["y"], then_branch=small, else_branch=large)
     condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
     found = cost([node], [floats("x", 3, 4), condition], weights=[weight("w", 4, 4)])
-    assert flops(found) == {"y": 0, "y/else_branch/m": 2 * 3 * 4 * 4, "y/else_branch/l": 12}
+    assert operations(found) == {"y": 0, "y/else_branch/m": 2 * 3 * 4 * 4, "y/else_branch/l": 12}
     assert found.nodes[1].weights == {"w": (16, 64)}
-    assert any("branch with the most FLOPs" in note for note in found.notes)
+    assert any("branch with the most operations" in note for note in found.notes)
 
 
 def loop(trips: onnx.TensorProto | None) -> GraphCost:
@@ -126,14 +126,14 @@ def loop(trips: onnx.TensorProto | None) -> GraphCost:
 
 def test_loop_counts_as_often_as_its_constant_trip_count_says() -> None:
     found = loop(numpy_helper.from_array(np.array(5), "trips"))
-    assert flops(found)["y/body/r"] == 5 * 12
+    assert operations(found)["y/body/r"] == 5 * 12
     assert found.nodes[1].traffic == 5 * 2 * 12 * 4
     assert found.notes == ()
 
 
 def test_loop_of_unknown_length_counts_once_and_says_so() -> None:
     found = loop(None)
-    assert flops(found)["y/body/r"] == 12
+    assert operations(found)["y/body/r"] == 12
     assert found.notes == ("Loop: the number of iterations is not known; one counts",)
 
 
@@ -146,7 +146,7 @@ def test_scan_counts_once_for_each_element_of_the_sequence() -> None:
     )
     node = helper.make_node("Scan", ["start", "x"], ["last", "y"], body=body, num_scan_inputs=1)
     found = cost([node], [floats("start", 4), floats("x", 7, 4)])
-    assert flops(found)["last/body/next"] == 7 * 4
+    assert operations(found)["last/body/next"] == 7 * 4
 
 
 def function(name: str, nodes: Sequence[onnx.NodeProto], **options: Any) -> onnx.FunctionProto:
@@ -164,7 +164,7 @@ def test_call_of_a_function_costs_what_its_body_costs_with_the_shapes_of_the_cal
     outer.attribute.append("side")
     weights = [weight("w", 4, 5), weight("v", 4, 6)]
     found = cost(calls, [floats("x", 3, 4)], weights=weights, functions=[inner, outer])
-    assert flops(found) == {
+    assert operations(found) == {
         "h": (2 * 3 * 4 * 5 + 15) + 2 * 3 * 5 * 4,
         "y": (2 * 3 * 4 * 6 + 18) + 2 * 3 * 6 * 4,
     }
