@@ -22,6 +22,7 @@ import typer
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
 from tests.support.renaming import rename_file
+from tests.support.schemas import closed
 from tests.support.subgraphs import walk_nodes
 from typer.testing import CliRunner
 
@@ -57,16 +58,6 @@ def validator(command: str) -> jsonschema.Draft202012Validator:
     schema = closed(json.loads(printed("schema", command)))
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
-
-
-def closed(schema: Any) -> Any:
-    """The schema without room for fields that it does not name."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts = {key: closed(part) for key, part in schema.items()}
-    return parts | {"additionalProperties": False} if isinstance(parts.get("properties"), dict) else parts
 
 
 def run(*words: str) -> str:

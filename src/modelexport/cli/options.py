@@ -129,13 +129,6 @@ def refuse_other_options(context: typer.Context, why: str, allowed: frozenset[st
             raise InputError(f"{why}: leave out {parameter.opts[0]}")
 
 
-def parse_exceptions(text: str | None) -> list[str] | str | None:
-    """The torch.nn exceptions as a list of names, or one of the words ``all`` and ``none``."""
-    if text is None or text in ("all", "none"):
-        return text
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def parse_axes(options: list[str]) -> dict[str, int]:
     """The sizes of dynamic axes, from options such as ``batch=8``.
 
