@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -71,8 +72,12 @@ def test_opened_file_reads_each_part_once_and_rereads_only_the_weights(
     assert not file.stored
     assert [stores.doc_string for stores in file.stores] == [None]
     assert reads == [False]
-    assert file.model.graph.initializers["w"].const_value.nbytes == 2**21
+    weight = file.model.graph.initializers["w"].const_value
+    assert (weight.nbytes, weight.dtype, list(weight.shape)) == (2**21, ir.DataType.FLOAT, [2**19])
     assert file.model is file.model
+    assert reads == [False]
+    assert (weight.numpy() == 1).all()
+    assert weight.tobytes() == np.ones(2**19, np.float32).tobytes()
     assert reads == [False, True]
     loaded = load(path)
     assert loaded.proto.graph.initializer[0].raw_data
@@ -81,11 +86,13 @@ def test_opened_file_reads_each_part_once_and_rereads_only_the_weights(
 
 
 def test_file_that_changes_after_it_was_opened_is_not_mixed_with_its_old_graph(tmp_path: Path) -> None:
-    path = saved(tmp_path, make_model([relu()]))
+    weight = onnx.numpy_helper.from_array(np.ones(2**19, np.float32), "w")
+    path = saved(tmp_path, make_model([relu()], [weight]))
     file = read_model(path)
-    saved(tmp_path, make_model([relu("x", "z"), relu("z", "y")]))
+    saved(tmp_path, make_model([relu("x", "z"), relu("z", "y")], [weight]))
+    assert len(file.model.graph) == 1
     with pytest.raises(FileFormatError, match="was changed after it was opened"):
-        _ = file.model
+        file.model.graph.initializers["w"].const_value.numpy()
 
 
 @pytest.mark.parametrize("path", [None, 3, b"m.onnx"])
