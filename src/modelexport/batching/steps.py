@@ -101,12 +101,13 @@ def _extract(context: StepContext) -> dict[str, Any]:
 def _view(context: StepContext) -> dict[str, Any]:
     from modelexport.viewing import view
 
-    reports = {"verification": context.folder / _VERIFICATION, "profile": context.folder / _PROFILE}
+    verification, profile = context.folder / _VERIFICATION, context.folder / _PROFILE
     view(
         context.file,
         output=context.folder / "view.html",
         private=context.private,
-        **{name: path for name, path in reports.items() if path.is_file()},
+        verification=verification if verification.is_file() else None,
+        profile=profile if profile.is_file() else None,
     )
     return {"passed": True}
 
