@@ -143,7 +143,7 @@ def test_click_on_a_cell_zooms_the_map_and_selects(open_page: Opener, page_of: P
 
 def test_map_is_sized_by_nodes_or_parameters(open_page: Opener, page_of: Pages, exported: Callable[..., Any]) -> None:
     opened = open_page(page_of("bert"), "view=map&size=parameters&map=treemap")
-    total = sum(parameter.numel() for parameter in exported("bert").specimen.model.parameters())
+    total = sum(parameter.numel() for parameter in exported("bert").example.model.parameters())
     opened.page.locator("g.cell").first.hover(position={"x": 4, "y": 4})
     expect(opened.page.locator("#tooltip")).to_contain_text("Parameters")
     opened.page.select_option("#size", "nodes")

@@ -245,9 +245,9 @@ def _is_run(case: Case) -> bool:
 def _tag(case: Case, workspace: Workspace, draw: Random) -> str:
     if not _is_run(case):
         return ""
-    specimen = zoo.build(case.seed.specimen)
+    example = zoo.build(case.seed.example)
     found = modelexport.tag_file(
-        case.path, specimen.model, specimen.inputs, workspace.results / "tagged.onnx", limits=_RUN_LIMITS
+        case.path, example.model, example.inputs, workspace.results / "tagged.onnx", limits=_RUN_LIMITS
     )
     return repr(found) + _written(workspace.results)
 
@@ -255,8 +255,8 @@ def _tag(case: Case, workspace: Workspace, draw: Random) -> str:
 def _verify(case: Case, workspace: Workspace, draw: Random) -> str:
     if not _is_run(case):
         return ""
-    specimen = zoo.build(case.seed.specimen)
-    report = modelexport.verify_modules(case.path, specimen.model, specimen.inputs, limits=_RUN_LIMITS)
+    example = zoo.build(case.seed.example)
+    report = modelexport.verify_modules(case.path, example.model, example.inputs, limits=_RUN_LIMITS)
     return _harmless(repr(report)) + report._repr_html_()
 
 

@@ -116,6 +116,19 @@ def test_report_fits_a_terminal_and_shows_the_overhead(
     assert "add up to the session" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("sort", "columns"), [("own", ["share %"]), ("total", ["total %"]), ("memory", ["outputs", "weights"])]
+)
+def test_column_that_rows_are_sorted_by_is_shown_in_a_narrow_terminal(
+    slow: Path, command: Command, monkeypatch: pytest.MonkeyPatch, sort: str, columns: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    ended = command("profile", slow, "--runs", "2", "--limit", "3", "--by", "class", "--source", "--sort", sort)
+    (header,) = [line for line in ended.stdout.splitlines() if line.startswith("class ")]
+    assert all(column in header for column in columns)
+    assert "p90" not in header
+
+
 @pytest.fixture
 def cnn(exported: Exporter) -> Path:
     return exported("cnn").path

@@ -160,7 +160,7 @@ def test_page_without_a_valid_sidecar_has_recovered_owners_and_says_so(
 def test_reports_of_the_same_graph_are_laid_over(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("bert")
     profile = modelexport.profile(ours.path, ours.feeds, warmup=1, runs=4, threads=1)
-    verified = modelexport.verify_modules(ours.path, ours.specimen.model, ours.specimen.inputs)
+    verified = modelexport.verify_modules(ours.path, ours.example.model, ours.example.inputs)
     (tmp_path / "profile.json").write_text(json.dumps(profile.as_dict()), encoding="utf-8")
     (tmp_path / "verify.json").write_text(json.dumps(verified.as_dict()), encoding="utf-8")
     other = exported("bert", optimize=False).path
@@ -194,7 +194,7 @@ def test_report_of_another_graph_is_refused_with_both_names(exported: Exporter, 
     (tmp_path / "profile.json").write_text(json.dumps(profile.as_dict()), encoding="utf-8")
     with pytest.raises(modelexport.InputError, match=r"a profile of cnn\.onnx .*, not of bert\.onnx"):
         modelexport.view(ours.path, profile=tmp_path / "profile.json")
-    verified = modelexport.verify_modules(other.path, other.specimen.model, other.specimen.inputs)
+    verified = modelexport.verify_modules(other.path, other.example.model, other.example.inputs)
     (tmp_path / "verify.json").write_text(json.dumps(verified.as_dict()), encoding="utf-8")
     with pytest.raises(modelexport.InputError, match=r"a verification of cnn\.onnx .*, not of bert\.onnx"):
         modelexport.view(ours.path, verification=tmp_path / "verify.json")

@@ -75,7 +75,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     # typer reads the options from these two.
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # any function takes one
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = _one_line_per_paragraph(inspect.getdoc(command) or "")
     return run
+
+
+def _one_line_per_paragraph(text: str) -> str:
+    """Join the lines of each paragraph: typer keeps line breaks, which do not fit the width of the terminal."""
+    return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _name_values(parameter: inspect.Parameter) -> None:
@@ -121,13 +127,6 @@ def refuse_other_options(context: typer.Context, why: str, allowed: frozenset[st
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in allowed:
             raise InputError(f"{why}: leave out {parameter.opts[0]}")
-
-
-def parse_exceptions(text: str | None) -> list[str] | str | None:
-    """The torch.nn exceptions as a list of names, or one of the words ``all`` and ``none``."""
-    if text is None or text in ("all", "none"):
-        return text
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def parse_axes(options: list[str]) -> dict[str, int]:

@@ -318,4 +318,5 @@ def _is_terminal(stream: Any) -> bool:
 def _stderr_console() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    # No emoji: `:a:` in the name of a model is no emoji.
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)

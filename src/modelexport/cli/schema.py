@@ -14,6 +14,9 @@ from modelexport.cli.output import Output, ReportFile, json_text
 _SCHEMAS = {
     "sidecar": "hierarchy:document_schema",
     "analyze": "analysis.query:analysis_schema",
+    "batch": "batching:batch_schema",
+    "cache": "job_results:cache_schema",
+    "catalog": "job_results:catalog_schema",
     "compare": "analysis.comparison:comparison_schema",
     "export": "exporting:export_schema",
     "extract": "analysis.extraction:extraction_schema",

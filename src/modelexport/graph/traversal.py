@@ -45,6 +45,8 @@ def consumed_values(node: ir.Node) -> list[ir.Value]:
     """The values a node consumes: its inputs, and what its subgraphs consume from the graphs around them."""
     values = [value for value in node.inputs if value is not None]
     subgraphs = [subgraph for _, subgraph in subgraphs_of(node)]
+    if not subgraphs:
+        return values
     inside: set[ir.Graph | ir.Function | None] = set()
     consumed: list[ir.Value] = []
     while subgraphs:

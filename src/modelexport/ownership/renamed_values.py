@@ -91,8 +91,9 @@ class RenamedValues:
             if self._may_be_done_by(node, consumer, consumed)
         }
         found = [consumer for consumer in consumers if consumer.op_type == node.op_type]
-        found = found or [consumer for consumer in consumers if _share_weights(consumer, node)]
-        found = found or [consumer for consumer in consumers if _weights(consumer) and _weights(node)]
+        if not found and _weights(node):
+            with_weights = [consumer for consumer in consumers if _weights(consumer)]
+            found = [consumer for consumer in with_weights if _share_weights(consumer, node)] or with_weights
         narrower: tuple[Callable[[ir.Node, ir.Node], bool], ...] = (_share_attributes, _share_weights)
         for condition in narrower:
             if len(found) > 1:

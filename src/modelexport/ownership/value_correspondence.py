@@ -56,7 +56,6 @@ class ValueCorrespondence:
         for graph in graphs:
             self._match_merged(graph)
         self.graphs = tuple(graphs)
-        self._tensors = self._surviving_tensors()
         self._removed: dict[str, str | None] = {}
 
     @functools.cached_property
@@ -66,18 +65,18 @@ class ValueCorrespondence:
 
     @functools.cached_property
     def _no_ops(self) -> RemovedNoOps:
-        return RemovedNoOps(self.original, self.original_values, self.rewritten_values, self._tensors)
+        return RemovedNoOps(self.original, self.original_values, self.rewritten_values, self.surviving)
 
     # --- the answers -------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def surviving(self) -> Mapping[str, str]:
         """For tensors of the original main graph the equal tensors of the rewritten one, no-ops removed aside."""
-        return self._tensors
+        return self._surviving_tensors()
 
     def tensor(self, name: str) -> str | None:
-        """The tensor of the rewritten main graph that equals this one of the original; None where there is none."""
-        found = self._tensors.get(name)
+        """The tensor of the rewritten main graph that equals this one of the original, or None."""
+        found = self.surviving.get(name)
         if found is None:
             if name not in self._removed:
                 self._removed[name] = self._no_ops.find(name)

@@ -148,7 +148,7 @@ class _ProfiledFile:
 
     def __init__(self, path: str | Path, options: _Options, stack: contextlib.ExitStack) -> None:
         self._options, self._stack = options, stack
-        self.file = ModelFile(path, weights=True)
+        self.file = ModelFile(path)
         self._session = self._started(options.optimization)
         self._hierarchy = find_hierarchy(self.file)
         self._selected = None if options.select is None else selected_calls(self._hierarchy.document, options.select)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -98,13 +99,27 @@ class ModelFile:
 
     @functools.cached_property
     def model(self) -> ir.Model:
-        """The model as onnx_ir has it, with its weights; external weights are read when they are used."""
-        if self._has_weights:
-            return build_ir(self.path, self.proto, self._limits)
+        """The model as onnx_ir has it; weights that are external or were not read yet are read when they are used."""
+        model = build_ir(self.path, self.proto, self._limits)
+        for tensor in () if self._has_weights else filter(_is_left_out, self.proto.graph.initializer):
+            value = model.graph.initializers.get(tensor.name)
+            if value is not None and value.const_value is not None:
+                read = functools.partial(self._weight, tensor.name)
+                value.const_value = ir.LazyTensor(
+                    read, value.const_value.dtype, ir.Shape(tensor.dims), name=tensor.name
+                )
+        return model
+
+    def _weight(self, name: str) -> ir.TensorProtocol:
+        return ir.serde.deserialize_tensor(self._weights[name])
+
+    @functools.cached_property
+    def _weights(self) -> Mapping[str, onnx.TensorProto]:
+        """The weights with their content: all of them, read when the first is used."""
         proto = read_proto(self.path, self._limits, weights=True)
         if _hash_graph(self.path, proto, proto_nodes_with_ids(proto)) != self.graph_hash:
             raise FileFormatError(f"{self.path} was changed after it was opened: open it again")
-        return build_ir(self.path, proto, self._limits)
+        return {tensor.name: tensor for tensor in proto.graph.initializer}
 
     @functools.cached_property
     def sidecar(self) -> Path:
@@ -297,6 +312,13 @@ def build_ir(file: Path, proto: onnx.ModelProto, limits: ReadLimits = DEFAULT_LI
     except Exception as error:
         raise _not_onnx(file, error) from error
     return model
+
+
+def _is_left_out(tensor: onnx.TensorProto) -> bool:
+    """Whether the content of a weight was not read."""
+    fields = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+    is_external = tensor.data_location == onnx.TensorProto.EXTERNAL
+    return not is_external and all(tensor.dims) and not any(len(getattr(tensor, name)) for name in fields)
 
 
 def _hash_graph(file: Path, proto: onnx.ModelProto, nodes: list[tuple[str, onnx.NodeProto]]) -> str:

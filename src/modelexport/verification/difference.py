@@ -27,6 +27,8 @@ _SPACING = {
     "float8_e5m2": 2.0**-2,
     "float8_e5m2fnuz": 2.0**-2,
 }
+# Of these, numpy has float16 only, and onnxruntime has few kernels for the others on a CPU.
+RARE_FLOATS = _SPACING.keys() - {"float16"}
 _COARSE_RTOL_SPACINGS = 8
 # Integers that represent floats: the distance between two of them, relative to the largest element of the tensor.
 EIGHT_BITS = "8-bit integers"

@@ -132,7 +132,7 @@ def test_summary_names_the_attempts_before_the_one_that_succeeded(bert: Exported
     assert not [line for line in summary_lines(alone, "m") if line.startswith("tried before")]
 
 
-def test_report_keeps_its_tables_whole_when_names_hold_markup(bert: Exported) -> None:
+def test_report_keeps_its_tables_whole_when_names_contain_markup(bert: Exported) -> None:
     document = decode_document(bert.sidecar_path.read_bytes(), "sidecar")
     result = ExportResult(
         bert.onnx_path,

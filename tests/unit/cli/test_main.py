@@ -78,6 +78,19 @@ def test_line_in_the_table_is_the_first_of_the_commands_own_help(name: str) -> N
     assert inspect.getdoc(function).splitlines()[0] == line  # type: ignore[union-attr]  # every command has one
 
 
+@pytest.mark.parametrize("columns", [72, 100])
+def test_paragraphs_of_help_fill_the_width_of_the_terminal(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = command("tree", "--help").stdout
+    paragraph = shown[shown.index("Reads files") : shown.index("Examples:")].strip().splitlines()
+    first_words = [line.split()[0] for line in paragraph[1:]]
+    # Each line is full: the first word of the next one does not fit.
+    for line, word in zip(paragraph, first_words, strict=False):
+        assert len(line.strip()) + 1 + len(word) > columns - 2
+
+
 def test_version_names_the_libraries_that_it_works_with() -> None:
     lines = in_process("--version").stdout.splitlines()
     assert lines[0].startswith("modelexport ")
@@ -106,7 +119,9 @@ def test_one_idea_has_one_spelling_in_every_command(name: str) -> None:
     parameters = options_of(name)
     spelled = {parameter: flags(value) for parameter, value in parameters.items()}
     everything = {flag for found in spelled.values() for flag in found}
-    assert {"--quiet", "-q", "--verbose", "-v", "--debug", "--force", "--output", "-o"} <= everything
+    assert {"--quiet", "-q", "--verbose", "-v", "--debug", "--output", "-o"} <= everything
+    # The results of a batch are not replaced.
+    assert "--force" in everything or name == "batch"
     assert not everything & {"--filter", "--output-dir", "--repair", "--out"}
     # `view` writes pages and drawings, not a report.
     if "output_format" in parameters and name != "view":

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from modelexport.storage.wire_format import scan
 
 @pytest.mark.xdist_group("cond")
 @pytest.mark.parametrize("name", ["cond", "shared_block"])
-def test_light_reader_finds_what_load_finds(exported: Exporter, name: str) -> None:
+def test_skeleton_has_the_graph_of_the_loaded_file(exported: Exporter, name: str) -> None:
     path = exported(name).path
     light, full = read_model(path), load(path)
     assert light.document == full.document == exported(name).document
@@ -42,7 +43,7 @@ def test_light_reader_finds_what_load_finds(exported: Exporter, name: str) -> No
     assert light.missing == full.missing == ""
 
 
-def test_large_weights_have_no_content_in_the_light_reader_and_all_of_it_in_load(tmp_path: Path) -> None:
+def test_large_weights_have_no_content_in_the_skeleton_and_all_of_it_after_load(tmp_path: Path) -> None:
     content = np.arange(600_000, dtype=np.float32)
     weight = onnx.numpy_helper.from_array(content, "w")
     path = saved(tmp_path, make_model([helper.make_node("Add", ["x", "w"], ["y"])], [weight]))
@@ -71,8 +72,12 @@ def test_opened_file_reads_each_part_once_and_rereads_only_the_weights(
     assert not file.stored
     assert [stores.doc_string for stores in file.stores] == [None]
     assert reads == [False]
-    assert file.model.graph.initializers["w"].const_value.nbytes == 2**21
+    weight = file.model.graph.initializers["w"].const_value
+    assert (weight.nbytes, weight.dtype, list(weight.shape)) == (2**21, ir.DataType.FLOAT, [2**19])
     assert file.model is file.model
+    assert reads == [False]
+    assert (weight.numpy() == 1).all()
+    assert weight.tobytes() == np.ones(2**19, np.float32).tobytes()
     assert reads == [False, True]
     loaded = load(path)
     assert loaded.proto.graph.initializer[0].raw_data
@@ -81,11 +86,13 @@ def test_opened_file_reads_each_part_once_and_rereads_only_the_weights(
 
 
 def test_file_that_changes_after_it_was_opened_is_not_mixed_with_its_old_graph(tmp_path: Path) -> None:
-    path = saved(tmp_path, make_model([relu()]))
+    weight = onnx.numpy_helper.from_array(np.ones(2**19, np.float32), "w")
+    path = saved(tmp_path, make_model([relu()], [weight]))
     file = read_model(path)
-    saved(tmp_path, make_model([relu("x", "z"), relu("z", "y")]))
+    saved(tmp_path, make_model([relu("x", "z"), relu("z", "y")], [weight]))
+    assert len(file.model.graph) == 1
     with pytest.raises(FileFormatError, match="was changed after it was opened"):
-        _ = file.model
+        file.model.graph.initializers["w"].const_value.numpy()
 
 
 @pytest.mark.parametrize("path", [None, 3, b"m.onnx"])
@@ -108,7 +115,7 @@ def test_sidecar_of_another_graph_is_noticed(tmp_path: Path, exported: Exporter)
 # --- files that are none ----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
     for reader in READERS:
         for path in (tmp_path, tmp_path / "none.onnx", tmp_path / "pipe.onnx"):
@@ -277,9 +284,7 @@ def beside(tmp_path: Path, exported: Exporter) -> Callable[[bytes], Path]:
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
-    beside: Callable[[bytes], Path], exported: Exporter
-) -> None:
+def test_inconsistent_or_malicious_sidecar_is_refused(beside: Callable[[bytes], Path], exported: Exporter) -> None:
     good = encode_document(exported("shared_block").document)
     assert read_model(beside(good)).document == exported("shared_block").document
     broken = {

@@ -120,7 +120,7 @@ def capture_with_torchscript(
 
 
 def _next_variant(variant: Variant, error: Exception) -> Variant | None:
-    """Return the variant that may succeed where this one failed; None where there is none."""
+    """Return the variant that may succeed where this one failed, or None."""
     own = find_own_error(error)
     if own is not None:
         return dataclasses.replace(variant, unwatched=True) if isinstance(own, ConstantAddedError) else None
