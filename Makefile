@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark durability extraction retag profile-truth conformance breakage sweep compatibility clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth batch-proof cluster conformance breakage sweep compatibility code-size clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -23,6 +23,11 @@ SWEEP_ARGS ?=
 
 # For durability: `--kills 50 --threads 2 --processes 2 --exports 5 --seed 1`.
 DURABILITY_ARGS ?=
+
+# For the proof of batches: `--models 20 --kills 3`.
+BATCH_ARGS ?=
+# A storage driver with a server for it, and Ray: too large for every test environment.
+CLUSTER_PACKAGES := s3fs "moto[server]" ray pandas
 
 # The number of mutated files of `make fuzz`; a test run has 500.
 FUZZ ?= 100000
@@ -87,14 +92,29 @@ projection-benchmark: $(DEV_STAMP)  ## Measure the time of the projection for gr
 verify-benchmark: $(DEV_STAMP)  ## Measure how the cost of verify grows with the model
 	$(BIN)/python -m benchmarks.verify_growth
 
+view-benchmark: $(DEV_STAMP)  ## Measure the size and time of pages, and of what a browser does with them
+	$(BIN)/python -m benchmarks.view_page --write docs/measurements/view.md
+
 durability: $(DEV_STAMP)  ## Kill 500 exports at random points, run 8 x 25 in threads and in processes, and look for mixed files
 	$(BIN)/python -m benchmarks.durability $(DURABILITY_ARGS)
+
+viewer:  ## Build the page of view from viewer/ (needs Node.js)
+	cd viewer && npm ci --no-audit --no-fund && npm run build
 
 retag: $(DEV_STAMP)  ## Measure what retag restores after each tool that rewrites files
 	$(BIN)/python -m benchmarks.retag_table --write docs/measurements/retag.md
 
 profile-truth: $(DEV_STAMP)  ## Measure whether profile tells the truth: owners, slow modules, submodels, cost and noise
 	$(BIN)/python -m benchmarks.profile_truth --write docs/measurements/profile.md
+
+batch-proof: $(DEV_STAMP)  ## Prove what batches promise: 100 models, killed coordinators, two at once (BATCH_ARGS=... for a part)
+	nice -n 5 $(BIN)/python -m benchmarks.batch_proof $(BATCH_ARGS) --write docs/measurements/batch.md
+
+cluster: $(DEV_STAMP)  ## Test batches on S3 and on a Ray cluster of several nodes (installs 500 MB in .venv/cluster)
+	$(PYTHON) -m venv $(VENV)/cluster
+	echo "$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages" > $(VENV)/cluster/lib/$$(ls $(VENV)/lib)/site-packages/main.pth
+	$(VENV)/cluster/bin/python -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt $(CLUSTER_PACKAGES)
+	$(VENV)/cluster/bin/python -m pytest -n 0 tests/cluster
 
 conformance: $(DEV_STAMP)  ## Score every known cause of wrong owners, for us and for torch's own metadata
 	$(BIN)/python -m tests.conformance.report --write docs/measurements/conformance.md
@@ -111,6 +131,9 @@ sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diff
 
 compatibility:  ## Test with other versions of torch, each in an environment of its own (VERSIONS="2.9.1 2.15.0")
 	$(PYTHON) -m benchmarks.compatibility $(VERSIONS) $(COMPATIBILITY_ARGS) --write docs/measurements/compatibility.md
+
+code-size: $(DEV_STAMP)  ## Count modules and lines of each package, and the modules that one export uses
+	$(BIN)/python -m benchmarks.code_size --write docs/decisions/016-packages-by-stage-and-question.md
 
 clean:  ## Remove build outputs and caches (the environment stays)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

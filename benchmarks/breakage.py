@@ -44,7 +44,7 @@ class File:
     variant: str
     options: dict[str, Any]
 
-    def build(self) -> zoo.Specimen:
+    def build(self) -> zoo.ExampleModel:
         family, _, name = self.model.rpartition(":")
         return nine.build(name) if family else zoo.build(name)
 
@@ -94,16 +94,16 @@ def files(names: list[str], every_variant: bool) -> Iterator[File]:
 
 def break_file(file: File, folder: Path, moves: int) -> Row | str:
     """Export, judge as it is, then break it; the reason where the model cannot be exported in this way."""
-    specimen = file.build()
+    example = file.build()
     path = folder / "model.onnx"
     try:
         modelexport.export_model(
-            copy.deepcopy(specimen.model), specimen.inputs, path, strategy=file.strategy, overwrite=True, **file.options
+            copy.deepcopy(example.model), example.inputs, path, strategy=file.strategy, overwrite=True, **file.options
         )
     except ModelExportError as error:
         return " ".join(str(error).split())[:160]
     subject = ValidatedFile(path)
-    checks = {"file": subject.owner_check, "model": check_owners_by_value(subject, specimen.model, specimen.inputs)}
+    checks = {"file": subject.owner_check, "model": check_owners_by_value(subject, example.model, example.inputs)}
     alarms, counts = [], {}
     for name, check in checks.items():
         found = check.findings()

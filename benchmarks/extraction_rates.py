@@ -51,32 +51,32 @@ class Subject:
 def subjects() -> Iterator[Subject]:
     for label, source in (("", zoo), ("nine: ", nine)):
         for name in source.names() if source is zoo else nine.NAMES:
-            yield _of_specimen(f"{label}{name}", source.build(name))
+            yield _of_example(f"{label}{name}", source.build(name))
     for name, case in all_cases().items():
-        model, inputs = case.specimen()
+        model, inputs = case.example()
         args, kwargs = inputs[0]
 
         def export(column: str, path: Path, case: Any = case, inputs: Any = inputs) -> Any:
             if not case.applies(_KINDS[column]):
                 return None
-            model, _ = case.specimen()
+            model, _ = case.example()
             return bench.export(model, inputs[0], path, case, _KINDS[column])
 
         yield Subject(f"case: {name}", model, args, kwargs, export)
 
 
-def _of_specimen(name: str, specimen: zoo.Specimen) -> Subject:
-    args, kwargs = normalize_inputs(specimen.inputs, None)
+def _of_example(name: str, example: zoo.ExampleModel) -> Subject:
+    args, kwargs = normalize_inputs(example.inputs, None)
 
     def export(column: str, path: Path) -> Any:
         fresh_generated_code()
         strategy = column.partition(",")[0]
         optimize = column != "fx, optimize=False"
         return modelexport.export_model(
-            specimen.model, specimen.inputs, path, strategy=strategy, optimize=optimize, overwrite=True
+            example.model, example.inputs, path, strategy=strategy, optimize=optimize, overwrite=True
         )
 
-    return Subject(name, specimen.model, args, kwargs, export)
+    return Subject(name, example.model, args, kwargs, export)
 
 
 @dataclasses.dataclass

@@ -86,8 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, quiet():
         path = Path(folder) / "bert.onnx"
-        specimen = zoo.build("bert")
-        modelexport.export_model(specimen.model, specimen.inputs, path)
+        example = zoo.build("bert")
+        modelexport.export_model(example.model, example.inputs, path)
         report = modelexport.profile(path, runs=5)
         rows = []
         for row in measure(report, options.speedscope, options.chromium):

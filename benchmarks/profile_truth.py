@@ -42,11 +42,11 @@ _COST_ROUNDS = 9
 def models() -> Iterator[tuple[str, nn.Module, Any]]:
     """The test models, the nine of transformers, and three of timm."""
     for name in zoo.names():
-        specimen = zoo.build(name)
-        yield name, specimen.model, specimen.inputs
+        example = zoo.build(name)
+        yield name, example.model, example.inputs
     for name in nine.NAMES:
-        specimen = nine.build(name)
-        yield f"nine: {name}", specimen.model, specimen.inputs
+        example = nine.build(name)
+        yield f"nine: {name}", example.model, example.inputs
     # Installed apart from the other packages.
     sys.path.append(str(Path(sys.prefix, "apart")))
     declarations = torchvision_ops.declare()

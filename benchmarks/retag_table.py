@@ -32,10 +32,10 @@ Row = tuple[object, ...]
 
 def rows(name: str, folder: Path) -> tuple[list[Row], list[Row]]:
     """The rows of a model in both tables."""
-    specimen = zoo.build(name)
+    example = zoo.build(name)
     tagged = folder / f"{name}.onnx"
-    document = modelexport.export_model(specimen.model, specimen.inputs, tagged, strategy="fx", overwrite=True).document
-    args, kwargs = normalize_inputs(specimen.inputs, None)
+    document = modelexport.export_model(example.model, example.inputs, tagged, strategy="fx", overwrite=True).document
+    args, kwargs = normalize_inputs(example.inputs, None)
     given = [tensor.numpy() for _, tensor in named_arguments(document.modules[0].forward_arguments, args, kwargs)]
     feeds = {value.name or "": array for value, array in zip(load(tagged).model.graph.inputs, given, strict=True)}
     by_name: list[Row] = []

@@ -14,23 +14,24 @@ libraries). The exports of other exporters are taken from any earlier result wit
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import logging
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from benchmarks.sweep_causes import works
 from benchmarks.sweep_options import chosen, set_environment, sweep_parser
 from benchmarks.sweep_page import page
-from benchmarks.sweep_process import Running
+from benchmarks.sweep_process import as_record, limits_of
 from benchmarks.sweep_records import current_setup, known_exports, longest_first, read_records, still_valid
 
-_WAIT_SECONDS = 0.2
+from modelexport.processes import Ending, ProcessPool
+
 # A model has so many steps that each may use up its time.
 _STEPS = 9
 _STEPS_OF_OURS = 3
@@ -45,16 +46,17 @@ def main() -> int:
     earlier = list(read_records(options.results))
     done = still_valid(earlier, setup, mixed=options.mixed)
     known = known_exports(earlier, setup)
-    with _prepared(known) as (candidates, preparation):
-        wanted = chosen(candidates, options.only)[: options.count]
-        left = [c for c in wanted if options.again or not _is_done(done.get(str(c)), ours_only=options.ours)]
-        for record in _run(longest_first(left, earlier), preparation, setup, options):
+    with ProcessPool("benchmarks.sweep_job:prepare") as pool:
+        listed = pool.run("benchmarks.sweep_job:list_names", None)
+        if listed.ending is not Ending.RETURNED:
+            raise SystemExit(f"the models cannot be listed: {listed.error or listed.detail}")
+        names: list[str] = listed.value
+        wanted = chosen(names, options.only)[: options.count]
+        left = [name for name in wanted if options.again or not _is_done(done.get(name), ours_only=options.ours)]
+        for record in _run(longest_first(left, earlier), pool, known, setup, options):
             done[record["name"]] = record
-    exist = {
-        source: sum(c.source == source for c in candidates) for source in dict.fromkeys(c.source for c in candidates)
-    }
-    names = {str(c) for c in candidates}
-    text = page([record for name, record in done.items() if name in names], exist)
+    exist = dict(Counter(_source(name) for name in names))
+    text = page([record for name, record in done.items() if name in set(names)], exist)
     if options.write is not None:
         options.write.write_text(text, encoding="utf-8")
     else:
@@ -80,72 +82,51 @@ def _is_done(record: dict[str, Any] | None, *, ours_only: bool) -> bool:
     return "torchscript" in record and ("checks" in record or not works(record, "ours"))
 
 
-@contextlib.contextmanager
-def _prepared(known: dict[str, Any]) -> Iterator[tuple[list[Any], Any]]:
-    """The candidates, and how one is swept: the libraries are imported here, before processes are forked."""
-    import torch
-    from tests.support.faster_exports import faster_exports
-
-    torch.set_num_threads(1)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with faster_exports():
-        from benchmarks.sweep_candidates import list_candidates
-        from benchmarks.sweep_steps import Limits, sweep_one
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-        # What every export does first.
-        ONNXRegistry.from_torchlib()
-        yield (
-            list_candidates(),
-            lambda candidate, options: sweep_one(
-                candidate,
-                Limits(options.seconds, int(options.memory * 2**30)),
-                known.get(str(candidate), {}),
-                ours_only=options.ours,
-            ),
-        )
-
-
 def _run(
-    waiting: list[Any], sweep_one: Any, setup: dict[str, Any], options: argparse.Namespace
+    names: list[str], pool: ProcessPool, known: dict[str, Any], setup: dict[str, Any], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Each candidate in a process, so many at a time; a record when one has ended."""
+    """Each model in a process, so many at a time; a record when one has ended."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     steps = _STEPS_OF_OURS if options.ours else _STEPS
+    memory = int(options.memory * 2**30)
+    limits = limits_of(steps * options.seconds, 2 * memory)
     ends = time.monotonic() + 60 * options.minutes
+
+    def sweep(name: str) -> dict[str, Any] | None:
+        if time.monotonic() >= ends:
+            return None
+        payload = {"name": name, "seconds": options.seconds, "memory": memory, "ours": options.ours}
+        return as_record(
+            pool.run("benchmarks.sweep_job:sweep", {**payload, "known": known.get(name, {})}, limits), limits
+        )
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    running: dict[Any, Running] = {}
-    # No thread that redraws: one that holds a lock while a process is forked would hold it there for ever.
-    with Progress(*columns, auto_refresh=False) as progress, options.results.open("a", encoding="utf-8") as results:
-        task = progress.add_task("", total=len(waiting))
+    with (
+        Progress(*columns) as progress,
+        options.results.open("a", encoding="utf-8") as results,
+        ThreadPoolExecutor(options.jobs) as threads,
+    ):
+        task = progress.add_task("", total=len(names))
+        running = {threads.submit(sweep, name): name for name in names}
         try:
-            while waiting or running:
-                while waiting and len(running) < options.jobs and time.monotonic() < ends:
-                    candidate = waiting.pop(0)
-                    seconds, memory = steps * options.seconds, int(2 * options.memory * 2**30)
-                    running[candidate] = Running(lambda c=candidate: sweep_one(c, options), seconds, memory)
-                if not running:
-                    break
-                for candidate, process in list(running.items()):
-                    outcome = process.poll()
-                    if outcome is None:
-                        continue
-                    del running[candidate]
-                    record = outcome.get("value") or {
-                        "name": str(candidate),
-                        "source": candidate.source,
-                        "built": {"error": outcome.get("error", "")},
-                    }
-                    record |= {"cpu": outcome["cpu"], "setup": setup}
-                    results.write(json.dumps(record) + "\n")
-                    results.flush()
-                    progress.update(task, advance=1, description=_line(record), refresh=True)
-                    yield record
-                time.sleep(_WAIT_SECONDS)
+            for future in as_completed(running):
+                outcome, name = future.result(), running[future]
+                if outcome is None:
+                    continue
+                failed = {"name": name, "source": _source(name), "built": {"error": outcome.get("error", "")}}
+                record = {**(outcome.get("value") or failed), "cpu": outcome["cpu"], "setup": setup}
+                results.write(json.dumps(record) + "\n")
+                results.flush()
+                progress.update(task, advance=1, description=_line(record))
+                yield record
         finally:
-            for process in running.values():
-                process.stop()
+            threads.shutdown(wait=False, cancel_futures=True)
+            pool.stop_all()
+
+
+def _source(name: str) -> str:
+    return name.partition(":")[0]
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ UNCHANGED = "unchanged"
 MOST_PARAMETERS = 150_000_000
 # So many models of a timm family are looked at to find its smallest.
 _MOST_LOOKED_AT = 16
-# So many settings that a class says nothing of by default are made up, and what they are.
+# The number of settings without a default that are synthesized, and their values.
 _MOST_MISSING = 6
 _SMALL_NUMBER = 4
 _INT = re.compile(r"\bint\b")

@@ -23,14 +23,14 @@ from benchmarks.sweep_process import describe
 from tests.support.value_check import judge
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict
 from modelexport.hierarchy.document import HierarchyDocument
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
 from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.onnx_run import GraphInputs
-from modelexport.verification.report import Verdict
 
 RTOL, ATOL = 1e-3, 1e-4
-# So many calls of a model are cut out.
+# The number of calls of a model that are extracted.
 _CALLS = 4
 # So long is looked for the call that an error comes from.
 _CULPRIT_SECONDS = 60
@@ -210,7 +210,7 @@ def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def extracted_calls(
     path: Path, document: HierarchyDocument, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """A few calls, cut out and run on what PyTorch's module got; those that own nothing in the file are left out."""
+    """A few calls, extracted and run on the inputs of PyTorch's module; calls without nodes are left out."""
     at_work = {node.module for node in document.nodes} - {""}
     calls = [call.id for call in document.calls if call.id in at_work]
     chosen = random.Random(SEED).sample(calls, min(_CALLS, len(calls)))

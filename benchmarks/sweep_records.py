@@ -20,7 +20,7 @@ Record = dict[str, Any]
 PLAIN_WAYS = ("plain", "plain_no_cache", "with_caches", "transformers", "torchscript")
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
-_SWEEP_MODULES = ("candidates", "checks", "process", "shrinking", "steps")
+_SWEEP_MODULES = ("candidates", "checks", "job", "process", "shrinking", "steps")
 
 
 def current_setup(commit: str | None = None) -> Record:

@@ -41,9 +41,9 @@ torch.set_num_threads(1)
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A specimen with its export."""
+    """An example model with its export."""
 
-    specimen: zoo.Specimen
+    example: zoo.ExampleModel
     result: modelexport.ExportResult
     options: dict[str, Any]
 
@@ -57,11 +57,11 @@ class Exported:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        return normalize_inputs(self.specimen.inputs, None)[0]
+        return normalize_inputs(self.example.inputs, None)[0]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        return normalize_inputs(self.specimen.inputs, None)[1]
+        return normalize_inputs(self.example.inputs, None)[1]
 
     @property
     def feeds(self) -> dict[str, np.ndarray]:
@@ -101,16 +101,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
     @cache
     def export(name: str, *, dynamic: bool = False, optimize: bool = True) -> Exported:
-        specimen = zoo.build(name)
+        example = zoo.build(name)
         options: dict[str, Any] = {"optimize": optimize}
         if dynamic:
-            options["dynamic_shapes"] = specimen.dynamic_shapes
+            options["dynamic_shapes"] = example.dynamic_shapes
         path = tmp_path_factory.mktemp(name) / f"{name}.onnx"
         fresh_generated_code()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = modelexport.export_model(specimen.model, specimen.inputs, path, **options)
-        return Exported(specimen, result, options)
+            result = modelexport.export_model(example.model, example.inputs, path, **options)
+        return Exported(example, result, options)
 
     return export
 

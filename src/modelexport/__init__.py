@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from modelexport._version import __version__ as __version__
 
+# Not from typing, and nothing else is imported: Ctrl-C is a traceback until the command line has begun.
+TYPE_CHECKING = False
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
+    from typing import Any
+
     from modelexport.analysis.comparison.comparison_report import Comparison as Comparison
     from modelexport.analysis.comparison.model_comparison import compare_models as compare_models
     from modelexport.analysis.extraction.extractor import Extractor as Extractor
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
     from modelexport.analysis.validation.store_repair import RepairReport as RepairReport
     from modelexport.analysis.validation.store_repair import repair as repair
     from modelexport.analysis.validation.validator import validate as validate
+    from modelexport.analysis.verification_report import CallVerification as CallVerification
+    from modelexport.analysis.verification_report import VerificationReport as VerificationReport
+    from modelexport.analysis.verification_report import read_verification as read_verification
+    from modelexport.batching.coordinator import BatchProgress as BatchProgress
+    from modelexport.batching.coordinator import JobReport as JobReport
+    from modelexport.batching.jobs import Job as Job
+    from modelexport.batching.run_batch import BatchReport as BatchReport
+    from modelexport.batching.run_batch import RayOptions as RayOptions
+    from modelexport.batching.run_batch import batch as batch
+    from modelexport.batching.run_batch import export_batch as export_batch
     from modelexport.capture.capture import Capture as Capture
     from modelexport.errors import AllStrategiesFailedError as AllStrategiesFailedError
     from modelexport.errors import ContractError as ContractError
@@ -62,6 +73,14 @@ if TYPE_CHECKING:
     from modelexport.exporting.result import ProgressEvent as ProgressEvent
     from modelexport.hierarchy.document import HierarchyDocument as HierarchyDocument
     from modelexport.hierarchy.document_codec import document_schema as document_schema
+    from modelexport.job_results.cache_contents import CacheContents as CacheContents
+    from modelexport.job_results.cache_contents import cache_information as cache_information
+    from modelexport.job_results.cache_contents import prune_cache as prune_cache
+    from modelexport.job_results.catalogue import Catalog as Catalog
+    from modelexport.job_results.catalogue import read_catalog as read_catalog
+    from modelexport.job_results.changes import CatalogChanges as CatalogChanges
+    from modelexport.job_results.changes import JobChange as JobChange
+    from modelexport.job_results.changes import compare_catalogs as compare_catalogs
     from modelexport.limits import ReadLimits as ReadLimits
     from modelexport.limits import RunLimits as RunLimits
     from modelexport.profiling.comparison import ProfileComparison as ProfileComparison
@@ -94,17 +113,22 @@ if TYPE_CHECKING:
     from modelexport.strategies.selection import StrategySelector as StrategySelector
     from modelexport.strategies.usage_based import UsageBasedStrategy as UsageBasedStrategy
     from modelexport.verification.module_verification import verify_modules as verify_modules
-    from modelexport.verification.report import CallVerification as CallVerification
-    from modelexport.verification.report import VerificationReport as VerificationReport
+    from modelexport.viewing.file_view import View as View
+    from modelexport.viewing.file_view import view as view
 
 # The module that defines each public name. It is imported when the name is first used: reading files needs no torch.
 _HOMES = {
     "AllStrategiesFailedError": "errors",
     "AnalysisReport": "analysis.query.analysis_report",
-    "CallVerification": "verification.report",
+    "BatchProgress": "batching.coordinator",
+    "BatchReport": "batching.run_batch",
+    "CacheContents": "job_results.cache_contents",
+    "CallVerification": "analysis.verification_report",
     "Capture": "capture.capture",
     "CaptureRequest": "strategies.base",
     "Case": "analysis.findings",
+    "Catalog": "job_results.catalogue",
+    "CatalogChanges": "job_results.changes",
     "ChosenInputs": "sources.inputs.choose",
     "Comparison": "analysis.comparison.comparison_report",
     "ContractError": "errors",
@@ -123,6 +147,9 @@ _HOMES = {
     "HierarchyExporter": "exporting.exporters",
     "HtpStrategy": "strategies.htp",
     "InputError": "errors",
+    "Job": "batching.jobs",
+    "JobChange": "job_results.changes",
+    "JobReport": "batching.coordinator",
     "LoadOptions": "sources.loaders.sourced_model",
     "LoadedModel": "storage.opened_file",
     "ModelCharacteristics": "strategies.characteristics",
@@ -135,6 +162,7 @@ _HOMES = {
     "ProfileComparison": "profiling.comparison",
     "ProfileReport": "profiling.report",
     "ProgressEvent": "exporting.result",
+    "RayOptions": "batching.run_batch",
     "ReadLimits": "limits",
     "RepairReport": "analysis.validation.store_repair",
     "RetagReport": "analysis.retagging.retagger",
@@ -156,12 +184,17 @@ _HOMES = {
     "UsageBasedExporter": "exporting.exporters",
     "UsageBasedStrategy": "strategies.usage_based",
     "ValidationReport": "analysis.findings",
-    "VerificationReport": "verification.report",
+    "View": "viewing.file_view",
+    "VerificationReport": "analysis.verification_report",
     "analyze": "analysis.query.analysis_report",
+    "batch": "batching.run_batch",
+    "cache_information": "job_results.cache_contents",
     "choose_inputs": "sources.inputs.choose",
+    "compare_catalogs": "job_results.changes",
     "compare_models": "analysis.comparison.model_comparison",
     "compare_profiles": "profiling.comparison",
     "document_schema": "hierarchy.document_codec",
+    "export_batch": "batching.run_batch",
     "export_model": "exporting.export",
     "export_stages": "exporting.generation_stages",
     "extract_module": "analysis.extraction.extractor",
@@ -174,8 +207,11 @@ _HOMES = {
     "profile": "profiling.profiler",
     "profile_both": "profiling.profiler",
     "profile_statically": "profiling.static_cost.static_report",
+    "prune_cache": "job_results.cache_contents",
+    "read_catalog": "job_results.catalogue",
     "read_model": "storage.opened_file",
     "read_profile": "profiling.report",
+    "read_verification": "analysis.verification_report",
     "register_strategy": "strategies.registry",
     "repair": "analysis.validation.store_repair",
     "retag": "analysis.retagging.retagger",
@@ -186,6 +222,7 @@ _HOMES = {
     "tag_file": "exporting.file_tagging",
     "validate": "analysis.validation.validator",
     "verify_modules": "verification.module_verification",
+    "view": "viewing.file_view",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])
@@ -194,7 +231,9 @@ __all__ = sorted([*_HOMES, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -79,7 +79,7 @@ def _html_cell(cell: Cell) -> str:
 
 
 def summarized(describe: Callable[[Any], Summary]) -> Callable[[Shown], Shown]:
-    """Give a class a repr of one line and an HTML view for notebooks.
+    """Give a class a repr of one line, and an HTML view for notebooks if it has none of its own.
 
     A generated repr repeats every nested record: 100,000 characters for a small model.
 
@@ -96,8 +96,9 @@ def summarized(describe: Callable[[Any], Summary]) -> Callable[[Shown], Shown]:
             return _html(cls.__name__, describe(self))
 
         # Set here rather than inherited: the generated repr of a dataclass or struct would win.
-        for name, method in (("__repr__", represent), ("_repr_html_", represent_html)):
-            setattr(cls, name, method)
+        setattr(cls, "__repr__", represent)  # noqa: B010  mypy refuses the assignment
+        if "_repr_html_" not in vars(cls):
+            setattr(cls, "_repr_html_", represent_html)  # noqa: B010  as above
         return cls
 
     return decorate

@@ -205,7 +205,7 @@ class ContractError(ModelExportError):
 
 
 def find_own_error(error: BaseException) -> ModelExportError | None:
-    """Return the error of this package that `error` is, or that it was raised from; None where there is none.
+    """Return the error of this package that `error` is, or that it was raised from, or None.
 
     torch wraps every exception that is raised while it traces. Only causes are followed: the context of an exception
     can be an unrelated error that the caller is handling.

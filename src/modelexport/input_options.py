@@ -1,10 +1,11 @@
-"""Parse command-line options for example inputs, without torch."""
+"""Parse options of the command line and of files of jobs, without torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy.typing as npt
 from modelexport.errors import InputError
 
 _SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d{1,18}(?:x\d{1,18})*|scalar)(?::(?P<dtype>\w+))?")
+_AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
+_AUTO = "auto"
 # A compressed file may expand to this size, or to this many times its own.
 _FREE_BYTES = 256 * 2**20
 _MOST_EXPANSION = 20
@@ -76,3 +79,36 @@ def _check_expansion(path: Path) -> None:
             expanded = sum(entry.file_size for entry in archive.infolist())
         if expanded > max(_FREE_BYTES, _MOST_EXPANSION * path.stat().st_size):
             raise ValueError(f"it expands to {expanded:,} bytes: save it with numpy.savez, without compression")
+
+
+def read_dynamic(texts: Sequence[str] | None) -> str | dict[str, dict[int, str]] | None:
+    """The value of ``--dynamic`` for `export_model`; None if it is not given.
+
+    Raises:
+        InputError: A value cannot be parsed, an axis is given twice, or axes are given together with ``auto``.
+    """
+    if not texts:
+        return None
+    if _AUTO in texts:
+        if len(texts) > 1:
+            raise InputError("--dynamic auto determines the axes: give no others")
+        return _AUTO
+    found: dict[str, dict[int, str]] = {}
+    for text in texts:
+        match = _AXIS.fullmatch(text)
+        if match is None:
+            raise InputError(
+                f"--dynamic {text!r} cannot be read: write auto, or name:axis=dimension, as in input_ids:0=batch"
+            )
+        axes = found.setdefault(match["name"], {})
+        if int(match["axis"]) in axes:
+            raise InputError(f"--dynamic {text!r}: axis {match['axis']} of {match['name']} is given twice")
+        axes[int(match["axis"])] = match["dimension"]
+    return found
+
+
+def read_exceptions(text: str | None) -> list[str] | str | None:
+    """The torch.nn exceptions as a list of names, or one of the words ``all`` and ``none``."""
+    if text is None or text in ("all", "none"):
+        return text
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -17,6 +17,8 @@ class ReadLimits:
         nesting: Subgraphs within subgraphs; protobuf's own limit is about 32.
         expanded_nodes: Nodes after inlining every call of a local function.
         sidecar_bytes: The size of the sidecar.
+        seconds: Wall-clock time for a function or command to read files, and all it computes from them; `math.inf` for
+            no limit. By default the environment variable MODELEXPORT_READ_SECONDS, or 600.
         linked_data: Whether weights may be in a file with several hard links: such a file can also be one outside
             the model's folder.
     """
@@ -27,10 +29,12 @@ class ReadLimits:
     expanded_nodes: int = 100_000_000
     sidecar_bytes: int = 2**30
     linked_data: bool = False
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check(field.name, getattr(self, field.name), least=0)
+            if getattr(self, field.name) is not None or field.name != "seconds":
+                _check(field.name, getattr(self, field.name), least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Truth:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.model, self.inputs = case.specimen()
+        self.model, self.inputs = case.example()
         # A run may change buffers: each uses a new model.
         runs = [watch(copy.deepcopy(self.model), args, kwargs) for args, kwargs in self.inputs]
         self.results = [run.results for run in runs]
@@ -145,7 +145,7 @@ class Bench:
         key = (name, kind)
         if key not in self._files:
             path = self._folder / f"{name}-{kind}.onnx"
-            model, (inputs, *_) = case.specimen()
+            model, (inputs, *_) = case.example()
             document = export(model, inputs, path, case, kind).document
             self._files[key] = File(path, self.truth(name, case)), document
         return self._files[key]

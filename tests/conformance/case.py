@@ -116,7 +116,7 @@ class Case:
                 return why
         return None
 
-    def specimen(self) -> tuple[nn.Module, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    def example(self) -> tuple[nn.Module, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
         """The model in evaluation mode, and its inputs as positional and keyword arguments."""
         torch.manual_seed(SEED)
         model, inputs, *more = self.build()

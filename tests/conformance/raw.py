@@ -40,7 +40,7 @@ def plain_column(bench: Bench, folder: Path, name: str, case: Case, kind: str) -
 
 
 def _export(case: Case, kind: str, path: Path) -> None:
-    model, ((args, kwargs), *_) = case.specimen()
+    model, ((args, kwargs), *_) = case.example()
     options = export_options(case, kind)
     if kind.startswith("dynamo"):
         if case.exporter is not None:

@@ -143,7 +143,7 @@ _REFUSED = [
 @pytest.mark.parametrize(("name", "file"), _REFUSED)
 def test_case_states_the_exporters_that_refuse_the_model(tmp_path: Path, name: str, file: str) -> None:
     case = all_cases()[name]
-    model, (inputs, *_) = case.specimen()
+    model, (inputs, *_) = case.example()
     with pytest.raises(modelexport.StrategyIncompatibleError):
         export(model, inputs, tmp_path / "refused.onnx", case, file)
     assert list(tmp_path.iterdir()) == []

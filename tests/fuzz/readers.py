@@ -140,6 +140,21 @@ def _no_inference(size: int, *, declared: bool) -> Iterator[Callable[[object], N
     yield lambda model: None
 
 
+def _view(case: Case, workspace: Workspace, draw: Random) -> str:
+    with mock.patch.object(graph_cost, "type_inference", _no_inference):
+        shown = modelexport.view(case.path, compare=workspace.tagged(case.seed) if draw.random() < 0.1 else None)
+    data = shown.html.partition('id="model-data">')[2].partition("</script>")[0]
+    if set("<>&") & set(data):
+        raise UnsafeOutputError("a name is part of the page's own HTML")
+    calls = [shown.data.strings[name] for name in shown.data.calls.id]
+    level = draw.choice(calls)
+    if "<script>alert" in shown.svg(level):
+        raise UnsafeOutputError("a name is part of the drawing's own markup")
+    for text in (data, shown.model_explorer(), *shown.model_explorer_node_data().values()):
+        json.loads(text)
+    return _harmless(shown.svg(level) + shown.dot(level) + repr(shown)) + data
+
+
 def _select(case: Case, workspace: Workspace, draw: Random) -> str:
     found = select(case.path, draw.choice(("*", "class:*", "op:*", "not blk", nasty.name(draw))))
     forms = select_command.SelectionFormat
@@ -230,9 +245,9 @@ def _is_run(case: Case) -> bool:
 def _tag(case: Case, workspace: Workspace, draw: Random) -> str:
     if not _is_run(case):
         return ""
-    specimen = zoo.build(case.seed.specimen)
+    example = zoo.build(case.seed.example)
     found = modelexport.tag_file(
-        case.path, specimen.model, specimen.inputs, workspace.results / "tagged.onnx", limits=_RUN_LIMITS
+        case.path, example.model, example.inputs, workspace.results / "tagged.onnx", limits=_RUN_LIMITS
     )
     return repr(found) + _written(workspace.results)
 
@@ -240,8 +255,8 @@ def _tag(case: Case, workspace: Workspace, draw: Random) -> str:
 def _verify(case: Case, workspace: Workspace, draw: Random) -> str:
     if not _is_run(case):
         return ""
-    specimen = zoo.build(case.seed.specimen)
-    report = modelexport.verify_modules(case.path, specimen.model, specimen.inputs, limits=_RUN_LIMITS)
+    example = zoo.build(case.seed.example)
+    report = modelexport.verify_modules(case.path, example.model, example.inputs, limits=_RUN_LIMITS)
     return _harmless(repr(report)) + report._repr_html_()
 
 
@@ -264,6 +279,7 @@ READERS: dict[str, Reader] = {
     "tree": _tree,
     "analyze": _analyze,
     "static cost": _static_cost,
+    "view": _view,
     "select": _select,
     "validate": _validate,
     "extract": _extract,
@@ -277,7 +293,7 @@ READERS: dict[str, Reader] = {
     "repair": _repair,
 }
 # In a test run, those that take long get one of so many inputs: projecting, matching, and writing files.
-SPARSELY = {"extract": 2, "extract files": 24, "compare": 4, "retag onto": 8, "retag from": 4, "repair": 8}
+SPARSELY = {"view": 4, "extract": 2, "extract files": 24, "compare": 4, "retag onto": 8, "retag from": 4, "repair": 8}
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ class Seed:
     data: bytes
 
     @property
-    def specimen(self) -> str:
+    def example(self) -> str:
         """The model that it was exported from."""
         return self.base if self.base in MODELS else MODELS[1]
 
@@ -62,10 +62,10 @@ def export_seeds(folder: Path) -> list[Seed]:
         path = folder / name / MODEL
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            specimen = zoo.build(name)
+            example = zoo.build(name)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                modelexport.export_model(specimen.model, specimen.inputs, path)
+                modelexport.export_model(example.model, example.inputs, path)
         paths.append(path)
     return make_seeds(*paths)
 

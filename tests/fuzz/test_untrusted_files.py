@@ -49,7 +49,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_readers_give_a_result_or_an_error_of_ours(part: int, seeds: list[Seed], tmp_path: Path) -> None:
+def test_every_command_returns_a_result_or_an_error_of_ours(part: int, seeds: list[Seed], tmp_path: Path) -> None:
     numbers = range(part * INPUTS // PARTS, (part + 1) * INPUTS // PARTS)
     tally = attack(numbers, seeds, tmp_path, SERIES, SPARSELY)
     assert tally.failures == []
@@ -60,7 +60,7 @@ def test_readers_give_a_result_or_an_error_of_ours(part: int, seeds: list[Seed],
 
 
 @pytest.mark.regression
-def test_inputs_that_once_broke_a_reader(seeds: list[Seed], tmp_path: Path) -> None:
+def test_inputs_that_once_broke_a_command(seeds: list[Seed], tmp_path: Path) -> None:
     assert attack(ONCE_BROKE_ONE, seeds, tmp_path, series=0).failures == []
 
 

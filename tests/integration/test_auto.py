@@ -33,13 +33,13 @@ def automatic(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 
     @cache
     def export(name: str, *, dynamic: bool = False) -> Exported:
-        specimen = nine.build(name)
+        example = nine.build(name)
         path = tmp_path_factory.mktemp(f"auto_{name}") / f"{name}.onnx"
         options: dict[str, Any] = {}
         if dynamic:
-            options["dynamic_shapes"] = {given: {0: torch.export.Dim.AUTO} for given in specimen.inputs}
+            options["dynamic_shapes"] = {given: {0: torch.export.Dim.AUTO} for given in example.inputs}
         fresh_generated_code()
-        return Exported(specimen, modelexport.export_model(specimen.model, specimen.inputs, path, **options), options)
+        return Exported(example, modelexport.export_model(example.model, example.inputs, path, **options), options)
 
     return export
 
@@ -48,7 +48,7 @@ def automatic(tmp_path_factory: pytest.TempPathFactory) -> Exporter:
 def test_onnxruntime_reproduces_pytorch(automatic: Exporter, name: str) -> None:
     ours = automatic(name)
     with torch.no_grad():
-        result = ours.specimen.model(**copy.deepcopy(ours.specimen.inputs))
+        result = ours.example.model(**copy.deepcopy(ours.example.inputs))
     expected = torch.utils._pytree.tree_leaves(result)
     session = onnxruntime.InferenceSession(ours.path, providers=["CPUExecutionProvider"])
     found = session.run(None, ours.feeds)
@@ -73,7 +73,7 @@ def test_no_node_is_owned_by_a_module_that_did_not_compute_it(automatic: Exporte
     assert ours.result.coverage == 1.0
     # The check that the original graph was seen raises no false alarm: owners would not be exact.
     assert not [note for note in ours.result.notes if "was not seen" in note]
-    verdict = judge(ours.path, claims(ours), ours.specimen.model, (), ours.specimen.inputs, ours.feeds)
+    verdict = judge(ours.path, claims(ours), ours.example.model, (), ours.example.inputs, ours.feeds)
     assert verdict.contaminated == ()
     assert verdict.judged >= 20
 
@@ -98,10 +98,10 @@ def test_file_equals_that_of_transformers_exporter_when_stripped(
         warnings.simplefilter("ignore")
         if name == "gpt2":
             result = modelexport.export_model(
-                ours.specimen.model, ours.specimen.inputs, tmp_path / "ours.onnx", exporter="transformers"
+                ours.example.model, ours.example.inputs, tmp_path / "ours.onnx", exporter="transformers"
             )
             fresh_generated_code()
-        program = OnnxExporter().export(ours.specimen.model, copy.deepcopy(ours.specimen.inputs), OnnxConfig())
+        program = OnnxExporter().export(ours.example.model, copy.deepcopy(ours.example.inputs), OnnxConfig())
     program.save(tmp_path / "plain.onnx", external_data=False)
     stripped = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
     plain = onnx.load(tmp_path / "plain.onnx")

@@ -22,6 +22,7 @@ import typer
 from tests.conftest import Exported, Exporter
 from tests.support import zoo
 from tests.support.renaming import rename_file
+from tests.support.schemas import closed
 from tests.support.subgraphs import walk_nodes
 from typer.testing import CliRunner
 
@@ -59,16 +60,6 @@ def validator(command: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def closed(schema: Any) -> Any:
-    """The schema without room for fields that it does not name."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts = {key: closed(part) for key, part in schema.items()}
-    return parts | {"additionalProperties": False} if isinstance(parts.get("properties"), dict) else parts
-
-
 def run(*words: str) -> str:
     """What a command prints that may find something."""
     done = CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
@@ -87,7 +78,7 @@ def test_analyze_counts_what_is_in_the_file_and_the_model(exported: Exporter, na
     found = operators(ours)
     root = checked("analyze", printed("analyze", str(ours.path), "--format", "json"))["modules"][0]
     assert (root["path"], root["nodes"], root["operations"]) == ("", found.total(), dict(found))
-    model = ours.specimen.model
+    model = ours.example.model
     assert root["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert root["class_name"] == type(model).__name__
     rows = list(csv.DictReader(io.StringIO(printed("analyze", str(ours.path), "--format", "csv"))))
@@ -122,7 +113,7 @@ def test_validate_and_tree_agree_with_the_file(exported: Exporter, name: str) ->
     assert (report["valid"], report["errors"], report["findings"], report["nodes"]) == (True, 0, [], total)
     tree = checked("tree", printed("tree", str(ours.path), "--format", "json"))
     assert (tree["coverage"], tree["modules"][0]["nodes"]) == (1.0, total)
-    assert type(ours.specimen.model).__name__ in printed("tree", str(ours.path))
+    assert type(ours.example.model).__name__ in printed("tree", str(ours.path))
 
 
 @each_model
@@ -152,7 +143,7 @@ def test_retag_by_value_gives_a_file_with_other_names_its_owners_back(
 
 
 @each_model
-def test_retag_of_the_file_itself_tells_people_that_all_is_still_there(
+def test_retag_of_the_unchanged_file_reports_that_the_whole_hierarchy_is_kept(
     exported: Exporter, name: str, tmp_path: Path
 ) -> None:
     ours = exported(name)
@@ -224,7 +215,7 @@ def test_verify_judges_every_call_and_finds_nothing_wrong(
 ) -> None:
     ours = exported(name)
     factories = types.ModuleType("zoo_factories")
-    monkeypatch.setattr(factories, name, lambda: (ours.specimen.model, ours.specimen.inputs), raising=False)
+    monkeypatch.setattr(factories, name, lambda: (ours.example.model, ours.example.inputs), raising=False)
     monkeypatch.setitem(sys.modules, factories.__name__, factories)
     words = ["verify", str(ours.path), "--model", f"zoo_factories:{name}"]
     report = checked("verify", printed(*words, "--format", "json"))

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.integration
 _JOBS = [("cnn", "fx"), ("shared_block", "fx"), ("shared_block", "htp"), ("cnn", "htp")]
 
 
-def _export(job: tuple[str, str, str], specimen: zoo.Specimen | None = None) -> dict[str, bytes]:
+def _export(job: tuple[str, str, str], example: zoo.ExampleModel | None = None) -> dict[str, bytes]:
     name, strategy, folder = job
-    specimen = specimen or zoo.build(name)
-    result = modelexport.export_model(specimen.model, specimen.inputs, Path(folder) / f"{name}.onnx", strategy=strategy)
+    example = example or zoo.build(name)
+    result = modelexport.export_model(example.model, example.inputs, Path(folder) / f"{name}.onnx", strategy=strategy)
     return {path.name: path.read_bytes() for path in result.files}
 
 
@@ -36,9 +36,9 @@ def test_threads_give_the_same_files_as_one_after_the_other(tmp_path: Path) -> N
     expected = [_export(job) for job in _jobs(tmp_path, "alone")]
     jobs = _jobs(tmp_path, "thread", copies=2)
     # Made here: torch's random numbers are shared by all threads.
-    specimens = [zoo.build(name) for name, *_ in jobs]
+    examples = [zoo.build(name) for name, *_ in jobs]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(_export, jobs, specimens))
+        found = list(pool.map(_export, jobs, examples))
     assert found == expected * 2
 
 

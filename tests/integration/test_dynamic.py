@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from tests.support.command import Outcome
+from tests.support.dynamic_files import dimensions, same_at_other_sizes
 from tests.support.nine import clip
-from tests.support.plain import export_plainly
 from torch import nn
 
 import modelexport
 from modelexport.capture.dynamic_axes import ExampleCall, check_axes, dynamic_shapes, find_axes
 from modelexport.errors import InputError, StrategyIncompatibleError
-from modelexport.torch_support.tensor_paths import named_results
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
@@ -72,19 +70,6 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Any]]], dict[str
 }
 
 
-def plain(name: str) -> str:
-    """The name of an input without what exporters write differently in it."""
-    return name.replace(".", "_")
-
-
-def dimensions(path: Path) -> dict[str, dict[int, str]]:
-    graph = onnx.load_model(path).graph
-    return {
-        plain(value.name): {axis: d.dim_param for axis, d in enumerate(value.type.tensor_type.shape.dim) if d.dim_param}
-        for value in graph.input
-    }
-
-
 def same_but_for_names(found: dict[str, dict[int, str]], wanted: dict[str, dict[int, str]]) -> bool:
     """Whether the same axes are dynamic, and the same of them equal: one exporter names them by itself."""
     places = [(name, axis) for name, axes in wanted.items() for axis in axes]
@@ -92,24 +77,6 @@ def same_but_for_names(found: dict[str, dict[int, str]], wanted: dict[str, dict[
         return False
     pairs = {(wanted[name][axis], found[name][axis]) for name, axis in places}
     return len(pairs) == len({name for name, _ in pairs}) == len({name for _, name in pairs})
-
-
-def same_at_other_sizes(model: nn.Module, call: ExampleCall, path: Path, axes: dict[str, dict[int, str]]) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = sorted({name for axes_of_one in axes.values() for name in axes_of_one.values()})
-    for more in (1, 4):
-        # Each dimension another size, so that one taken for another is seen.
-        grown = {name: more + number for number, name in enumerate(names)}
-        places = {(tensor, axis): grown[name] for tensor, found in axes.items() for axis, name in found.items()}
-        sizes = {place: call.tensors()[place[0]].shape[place[1]] + by for place, by in places.items()}
-        other = call.resized(sizes)
-        with torch.no_grad():
-            wanted = [tensor for _, tensor in named_results(model(*other.args, **other.kwargs))]
-        tensors = {plain(name): tensor.numpy() for name, tensor in other.tensors().items()}
-        got = session.run(None, {i.name: tensors[plain(i.name)] for i in session.get_inputs()})
-        for tensor, array in zip(wanted, got, strict=True):
-            np.testing.assert_allclose(array, tensor.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -221,116 +188,6 @@ def test_axis_named_by_hand_that_torch_fixes_is_an_error(tmp_path: Path) -> None
     with pytest.raises(StrategyIncompatibleError):
         modelexport.export_model(FixedWhenTraced(), inputs, tmp_path / "model.onnx", dynamic=named, strategy="fx")
     assert list(tmp_path.iterdir()) == []
-
-
-# --- the order of the inputs -----------------------------------------------------------------------------------------
-
-
-class Three(nn.Module):
-    """Arguments of one rank: the axes of one would fit another."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * 2 + z, y.sum() - y
-
-
-class ThreeByKeyword(nn.Module):
-    """The TorchScript exporter passes arguments by position, which this forward does not take."""
-
-    def forward(self, *, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * 2 + z, y.sum() - y
-
-
-class Nested(nn.Module):
-    """Tensors inside of an argument, and optional arguments between others."""
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        skipped: torch.Tensor | None = None,
-        pair: dict[str, torch.Tensor] | None = None,
-        y: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        assert pair is not None
-        assert y is not None
-        return x * 2, pair["left"] * 3, pair["right"] + 1, y - 1
-
-
-THREE = {"x": {0: "n"}, "y": {0: "k", 1: "width"}, "z": {0: "n"}}
-NESTED = {"x": {0: "n"}, "pair.left": {0: "l"}, "pair.right": {0: "r", 1: "width"}, "y": {1: "k"}}
-WAYS = {"fx": "dynamo", "htp": "torchscript", "usage_based": "dynamo"}
-
-
-def three(order: Iterable[str] = THREE) -> dict[str, torch.Tensor]:
-    tensors = {"x": torch.randn(4, 3), "y": torch.randn(5, 3), "z": torch.randn(4, 3)}
-    return {name: tensors[name] for name in order}
-
-
-def check_in_order(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    path: Path,
-    axes: dict[str, dict[int, str]],
-    **options: Any,
-) -> modelexport.ExportResult:
-    """Every axis is dynamic under its name at its own input, and the file gives PyTorch's results at other sizes."""
-    result = modelexport.export_model(model, args, path, kwargs=kwargs, dynamic=axes, **options)
-    assert dimensions(path) == {plain(name): named for name, named in axes.items()}
-    assert result.dynamic_axes == axes
-    same_at_other_sizes(model, ExampleCall(model, args, kwargs), path, axes)
-    return result
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(THREE)), ids="".join)
-@pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_axes_stay_with_their_inputs_in_any_order(strategy: str, order: tuple[str, ...], tmp_path: Path) -> None:
-    check_in_order(Three(), (), three(order), tmp_path / "model.onnx", THREE, strategy=strategy)
-
-
-@pytest.mark.parametrize("strategy", WAYS)
-def test_axes_stay_with_their_inputs_beside_positional_ones(strategy: str, tmp_path: Path) -> None:
-    given = three(("z", "y"))
-    options = {"strategy": strategy, "exporter": WAYS[strategy]}
-    check_in_order(Three(), (torch.randn(4, 3),), given, tmp_path / "model.onnx", THREE, **options)
-
-
-@pytest.mark.parametrize("order", [("y", "x", "z"), ("z", "y", "x")], ids="".join)
-def test_axes_stay_with_inputs_that_are_passed_by_keyword_alone(order: tuple[str, ...], tmp_path: Path) -> None:
-    check_in_order(ThreeByKeyword(), (), three(order), tmp_path / "model.onnx", THREE, strategy="htp")
-
-
-@pytest.mark.parametrize("strategy", ["fx", "htp"])
-@pytest.mark.parametrize("order", [("x", "pair", "y"), ("y", "x", "pair"), ("pair", "y", "x")], ids="-".join)
-@pytest.mark.parametrize("parts", [("left", "right"), ("right", "left")], ids="-".join)
-def test_axes_stay_with_tensors_inside_of_arguments(
-    strategy: str, order: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path
-) -> None:
-    pair = {name: torch.randn(3 + len(name), 3) for name in parts}
-    given: dict[str, Any] = {"x": torch.randn(2, 3), "pair": pair, "y": torch.randn(2, 6)}
-    kwargs = {name: given[name] for name in order}
-    check_in_order(Nested(), (), kwargs, tmp_path / "model.onnx", NESTED, strategy=strategy)
-
-
-def test_file_is_the_one_torch_writes_for_the_inputs_in_their_order(tmp_path: Path) -> None:
-    inputs = three(("z", "y", "x"))
-    shapes = {name: THREE[name] for name in inputs}
-    plainly = export_plainly(Three().eval(), (), inputs, tmp_path / "plain.onnx", dynamic_shapes=shapes)
-    modelexport.export_model(Three(), inputs, tmp_path / "ours.onnx", dynamic=THREE, strategy="fx", external_data=False)
-    ours = modelexport.strip_hierarchy(onnx.load(tmp_path / "ours.onnx"))
-    assert ours.SerializeToString(deterministic=True) == plainly.SerializeToString(deterministic=True)
-    assert [value.name for value in ours.graph.input] == ["z", "y", "x"]
-
-
-def test_name_that_torch_does_not_take_over_is_said(tmp_path: Path) -> None:
-    class Scaled(nn.Module):
-        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-            return x * scale
-
-    inputs = {"x": torch.randn(3, 4), "scale": 2.0}
-    named = {"x": {0: "rows"}}
-    result = modelexport.export_model(Scaled(), inputs, tmp_path / "model.onnx", dynamic=named, strategy="fx")
-    assert list(dimensions(tmp_path / "model.onnx")["x"]) == [0]
-    assert "dynamic axes: x rows x 4 (the file uses other names for rows)" in result.notes
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -462,7 +319,7 @@ def test_exporter_of_transformers_gives_texts_and_images_their_own_axes(tmp_path
         (("x:0=a", "x:0=b"), "--dynamic 'x:0=b': axis 0 of x is given twice"),
     ],
 )
-def test_command_refuses_what_is_no_axis(
+def test_command_refuses_text_that_is_not_an_axis(
     command: Callable[..., Outcome], tmp_path: Path, given: tuple[str, ...], said: str
 ) -> None:
     options = itertools.chain.from_iterable(("--dynamic", text) for text in given)

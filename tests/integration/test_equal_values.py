@@ -133,18 +133,18 @@ def test_owner_is_a_related_module_where_modules_compute_equal_values(
     build: type[nn.Module], strategy: str, optimize: bool, tmp_path: Path
 ) -> None:
     x = torch.randint(0, 5, (4, 8)) if build is Numbers else torch.randn(4, 8)
-    specimen = zoo.Specimen(build.__name__, build().eval(), x)
+    example = zoo.ExampleModel(build.__name__, build().eval(), x)
     options = {"strategy": strategy, "optimize": optimize, "opset_version": 18 if strategy == "fx" else 16}
-    result = modelexport.export_model(specimen.model, x, tmp_path / "model.onnx", **options)
+    result = modelexport.export_model(example.model, x, tmp_path / "model.onnx", **options)
     graph = stripped(result.onnx_path)
-    assert Confusion(specimen.name, graph, by_usage(graph, specimen), result.document).unrelated == []
+    assert Confusion(example.name, graph, by_usage(graph, example), result.document).unrelated == []
 
 
 def test_candidates_are_contributors_where_values_do_not_decide(tmp_path: Path) -> None:
     model, x = Twins().eval(), torch.randn(4, 8)
     result = modelexport.export_model(model, x, tmp_path / "model.onnx", strategy="fx", optimize=False)
     graph = stripped(result.onnx_path)
-    usage = by_usage(graph, zoo.Specimen("twins", model, x))
+    usage = by_usage(graph, zoo.ExampleModel("twins", model, x))
     found = next(usage.attributions[node] for node in graph.graph if len(node.inputs) == 1)
     assert str(found.owner) == ""
     assert [str(call) for call in found.contributors] == ["one", "other"]
@@ -164,21 +164,23 @@ def test_inputs_of_a_node_decide_between_equal_values(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.one(x) + self.other(-x)
 
-    specimen = zoo.Specimen("mirror", Mirror().eval(), torch.randn(4, 8))
-    result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="fx")
+    example = zoo.ExampleModel("mirror", Mirror().eval(), torch.randn(4, 8))
+    result = modelexport.export_model(example.model, example.inputs, tmp_path / "model.onnx", strategy="fx")
     graph = stripped(result.onnx_path)
-    usage = by_usage(graph, specimen)
+    usage = by_usage(graph, example)
     assert [str(usage.attributions[node].owner) for node in graph.graph] == ["one", "", "other", ""]
 
 
 def test_consumer_that_reshapes_a_value_is_not_its_producer(tmp_path: Path) -> None:
     """The next layer flattens the output of the activation, which the exporter writes as several nodes."""
-    specimen = zoo.Specimen("layers", nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(2, 3, 8))
+    example = zoo.ExampleModel(
+        "layers", nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(2, 3, 8)
+    )
     result = modelexport.export_model(
-        specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="htp", opset_version=16
+        example.model, example.inputs, tmp_path / "model.onnx", strategy="htp", opset_version=16
     )
     graph = stripped(result.onnx_path)
-    found = [by_usage(graph, specimen).attributions[node] for node in graph.graph]
+    found = [by_usage(graph, example).attributions[node] for node in graph.graph]
     assert {str(one.owner) for one in found} == {"0", "1", "2"}
     assert all(one.contributors == () for one in found)
 
@@ -193,9 +195,9 @@ def test_each_call_has_its_own_boundary_tensors_though_all_have_equal_values(tmp
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.gain * self.lin(x)
 
-    specimen = zoo.Specimen("gates", nn.Sequential(Gate(), Gate(), Gate()).eval(), torch.randn(4, 8))
-    result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="fx")
-    usage = by_usage(stripped(result.onnx_path), specimen)
+    example = zoo.ExampleModel("gates", nn.Sequential(Gate(), Gate(), Gate()).eval(), torch.randn(4, 8))
+    result = modelexport.export_model(example.model, example.inputs, tmp_path / "model.onnx", strategy="fx")
+    usage = by_usage(stripped(result.onnx_path), example)
     made = {v.name: str(found.owner) for node, found in usage.attributions.items() for v in node.outputs}
     calls = {str(call.id): call for call in usage.calls}
     assert [made[calls[name].outputs[0].tensor or ""] for name in "012"] == ["0", "1", "2"]
@@ -203,8 +205,8 @@ def test_each_call_has_its_own_boundary_tensors_though_all_have_equal_values(tmp
 
 
 def test_confidence_in_a_function_is_at_most_that_of_its_callers(tmp_path: Path) -> None:
-    specimen = zoo.Specimen("relu", Relu().eval(), torch.randn(4, 8))
-    result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="fx")
+    example = zoo.ExampleModel("relu", Relu().eval(), torch.randn(4, 8))
+    result = modelexport.export_model(example.model, example.inputs, tmp_path / "model.onnx", strategy="fx")
     proto = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
     body = onnx.NodeProto()
     body.CopyFrom(proto.graph.node[-1])
@@ -216,20 +218,20 @@ def test_confidence_in_a_function_is_at_most_that_of_its_callers(tmp_path: Path)
     del proto.opset_import[:]
     proto.opset_import.extend(opsets)
     graph = ir.from_proto(proto)
-    found = by_usage(graph, specimen).attributions
+    found = by_usage(graph, example).attributions
     inside = [found[node] for identity, node in nodes_with_ids(graph) if identity.startswith("local")]
     assert [(str(one.owner), one.kind) for one in inside] == [("", "inferred")]
     assert inside[0].confidence < 1
 
 
 def test_owners_do_not_depend_on_the_order_of_nodes_in_the_file(tmp_path: Path) -> None:
-    specimen = zoo.Specimen("numbers", Numbers().eval(), torch.randint(0, 5, (4, 8)))
-    result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="fx")
+    example = zoo.ExampleModel("numbers", Numbers().eval(), torch.randint(0, 5, (4, 8)))
+    result = modelexport.export_model(example.model, example.inputs, tmp_path / "model.onnx", strategy="fx")
     proto = modelexport.strip_hierarchy(onnx.load(result.onnx_path))
     owners = []
     for _ in range(2):
         graph = ir.from_proto(proto)
-        usage = by_usage(graph, specimen)
+        usage = by_usage(graph, example)
         owners.append({identity: usage.attributions[node] for identity, node in nodes_with_ids(graph)})
         nodes = list(reversed(proto.graph.node))
         del proto.graph.node[:]

@@ -17,6 +17,7 @@ import onnx
 import pytest
 import torch
 import typer
+from tests.support.batch_records import write_attempt, write_output
 from tests.support.renaming import rename_file
 from tests.support.tiny_models import save_bert
 from typer.testing import CliRunner
@@ -34,12 +35,16 @@ importlib.import_module("onnxruntime.transformers")
 ROOT = Path(__file__).parent.parent.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Commands that find something end with 1; it is what the example is about. Times differ on a busy machine.
-_FINDS = ("compare", "profile")
+_FINDS = ("catalog", "compare", "profile")
+# These need a bucket or a cluster: tests/cluster.
+_ELSEWHERE = ("s3://", "--engine ray")
 
 
 def run(line: str) -> None:
     words = shlex.split(line)
     assert words[0] == "modelexport", line
+    # The plan only: tests/integration/test_batch.py runs the jobs of batches.
+    words += ["--dry-run"] if words[1] == "batch" else []
     done = CliRunner().invoke(app, words[1:], catch_exceptions=False, standalone_mode=False)
     code = done.exit_code or done.return_value or 0
     assert code in ((0, 1) if words[1] in _FINDS else (0,)), f"{line}\n{done.output}"
@@ -159,6 +164,8 @@ def is_float(tensor: onnx.TensorProto) -> bool:
 _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/api.md": dict,
     "docs/commands/analyze.md": dict,
+    "docs/commands/cache.md": dict,
+    "docs/commands/catalog.md": dict,
     "docs/commands/compare.md": dict,
     "docs/commands/export.md": lambda: {"make_net": own_package().make_net},
     "docs/commands/extract.md": dict,
@@ -171,6 +178,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/commands/tag.md": lambda: {"make_net": own_package().make_net},
     "docs/commands/tree.md": dict,
     "docs/commands/validate.md": dict,
+    "docs/commands/view.md": dict,
     "docs/document.md": dict,
     "docs/exported-programs.md": dict,
     "docs/inputs.md": lambda: dict(zip(("model", "inputs"), bert_and_inputs(), strict=True)),
@@ -179,7 +187,7 @@ _GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/strategies.md": lambda: dict(zip(("model", "inputs"), own_package().make_net(), strict=True)),
 }
 # Those that a test of their own runs.
-_APART = {"docs/guide.md", "docs/models.md", "docs/commands/verify.md"}
+_APART = {"docs/guide.md", "docs/models.md", "docs/commands/batch.md", "docs/commands/verify.md"}
 
 
 # Profiles that other tools wrote, by the name that the pages give them.
@@ -242,6 +250,37 @@ def test_recipe_of_verify_names_the_module_whose_weight_is_wrong(
     names["test_export_computes_what_the_model_computes"](here)
 
 
+def test_jobs_on_the_page_about_batches_are_read_and_its_commands_are_understood(here: Path) -> None:
+    found = blocks("docs/commands/batch.md")
+    prepare_batches(here)
+    (here / "jobs.toml").write_text(next(text for language, text in found if language == "toml"), encoding="utf-8")
+    report = modelexport.batch("jobs.toml", here / "out", dry_run=True)
+    assert [job.job for job in report.jobs] == [
+        *("my-bert-opset18", "my-bert-opset20", "timm-resnet18-opset18-float32", "timm-resnet18-opset18-float16"),
+        *("timm-resnet18-opset20-float32", "timm-resnet18-opset20-float16", "net64"),
+    ]
+    lines = [line for language, text in found if not language for line in commands(text) if not elsewhere(line)]
+    assert len(lines) == 2
+    for line in lines:
+        run(line)
+
+
+def elsewhere(line: str) -> bool:
+    return any(words in line for words in _ELSEWHERE)
+
+
+def prepare_batches(here: Path) -> None:
+    """Jobs, models, and the results of batches."""
+    jobs = "[[job]]\nmodel = 'my_package.models:make_net'\n"
+    (here / "jobs.toml").write_text(jobs, encoding="utf-8")
+    shutil.copytree(here / "my-bert", here / "models" / "one")
+    (here / "weights").mkdir()
+    (here / "weights" / "net64.safetensors").touch()
+    (here / "cache").mkdir()
+    for name in ("exports", "last-week", "this-week"):
+        write_attempt(write_output(here / name), 20, "resnet18-opset18")
+
+
 def test_every_page_with_recipes_is_run() -> None:
     docs = ROOT / "docs"
     pages = {str(path.relative_to(ROOT)) for folder in (docs, docs / "commands") for path in folder.glob("*.md")}
@@ -278,7 +317,7 @@ def examples() -> list[str]:
     for name in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
         function = getattr(importlib.import_module(f"modelexport.cli.{name}"), name)
         lines = [line.strip() for line in function.__doc__.splitlines()]
-        own = [line for line in lines if line.startswith("modelexport ")]
+        own = [line for line in lines if line.startswith("modelexport ") and not elsewhere(line)]
         found += own or [f"the help of {name} has no example"]
     return found
 
@@ -309,6 +348,9 @@ def test_example_in_the_help_of_a_command_runs(here: Path, material: Path, line:
 
 def prepare(here: Path, material: Path, text: str, *, exports: bool) -> None:
     """Put the files into the folder that an example reads; one that exports writes them itself."""
+    if re.search(r"modelexport (batch|catalog|cache) ", text):
+        prepare_batches(here)
+        return
     for path in () if exports else material.iterdir():
         (here / path.name).symlink_to(path) if path.suffix == ".data" else shutil.copy(path, here / path.name)
     if "cnn.onnx" in text:

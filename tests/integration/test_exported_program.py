@@ -37,8 +37,8 @@ def grouped(*names: str) -> list[Any]:
 
 
 def saved(name: str, folder: Path, **options: Any) -> Path:
-    specimen = zoo.build(name)
-    return programs.save_program(specimen.model, specimen.inputs, folder / f"{name}.pt2", **options)
+    example = zoo.build(name)
+    return programs.save_program(example.model, example.inputs, folder / f"{name}.pt2", **options)
 
 
 def exported_from(path: Path) -> tuple[SourcedModel, modelexport.ExportResult]:
@@ -78,8 +78,8 @@ def test_program_gives_torchs_own_graph_with_the_owners_that_hooks_saw(
     assert [entry[3:] for entry in ours] == [(m.parameters, m.buffers) for m in hooked.document.modules]
     verdict = judge(
         result.onnx_path,
-        claims(Exported(hooked.specimen, result, {})),
-        hooked.specimen.model,
+        claims(Exported(hooked.example, result, {})),
+        hooked.example.model,
         hooked.args,
         hooked.kwargs,
         hooked.feeds,
@@ -97,8 +97,8 @@ def test_program_of_strict_export_counts_calls_as_well(exported: Exporter, tmp_p
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_call_of_a_program_can_be_cut_out_and_gives_what_the_module_gives(tmp_path: Path) -> None:
-    specimen = zoo.build("shared_block")
+def test_extracted_call_of_a_program_returns_what_the_module_returns(tmp_path: Path) -> None:
+    example = zoo.build("shared_block")
     sourced, result = exported_from(saved("shared_block", tmp_path))
     calls = {call.id: call for call in result.document.calls}
     assert [[t.name for t in side] for side in (calls["blk@1"].inputs, calls["blk@1"].outputs)] == [
@@ -106,19 +106,19 @@ def test_call_of_a_program_can_be_cut_out_and_gives_what_the_module_gives(tmp_pa
         ["output"],
     ]
     part = modelexport.extract_module(result.onnx_path, "blk@1")
-    x = torch.randn(*specimen.inputs.shape)
+    x = torch.randn(*example.inputs.shape)
     session = onnxruntime.InferenceSession(ir.to_proto(part).SerializeToString(), providers=["CPUExecutionProvider"])
     (made,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    np.testing.assert_allclose(made, specimen.model.blk(x).detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(made, example.model.blk(x).detach().numpy(), atol=1e-5)
     whole = modelexport.verify_modules(result.onnx_path, sourced.model, sourced.example_inputs)
     assert whole.passed
     assert {call["verdict"] for call in whole.as_dict()["calls"] if call["call"] == ""} == {"within"}
-    each = modelexport.verify_modules(result.onnx_path, specimen.model, sourced.example_inputs)
+    each = modelexport.verify_modules(result.onnx_path, example.model, sourced.example_inputs)
     assert {call["verdict"] for call in each.as_dict()["calls"]} == {"within"}
 
 
 @pytest.mark.xdist_group("cond")
-def test_what_no_record_tells_is_inferred_and_never_exact(exported: Exporter, tmp_path: Path) -> None:
+def test_owner_without_evidence_is_inferred_and_never_exact(exported: Exporter, tmp_path: Path) -> None:
     _, result = exported_from(saved("cond", tmp_path))
     truth = {node.id: node.module for node in exported("cond").document.nodes}
     wrong = {node.id: node.kind for node in result.document.nodes if node.module != truth[node.id]}
@@ -263,7 +263,7 @@ def test_file_that_was_only_rewritten_loads(tmp_path: Path) -> None:
     assert load_model(str(path)).example_inputs is not None
 
 
-def test_file_that_is_no_program_is_refused_with_what_it_is(tmp_path: Path) -> None:
+def test_file_that_is_not_a_program_is_refused_with_what_it_is(tmp_path: Path) -> None:
     path = net(tmp_path)
     content = path.read_bytes()
     cases = {"short.pt2": content[: len(content) // 2], "empty.pt2": b"", "text.pt2": b"no program" * 10}

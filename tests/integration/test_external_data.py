@@ -19,37 +19,35 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("external")]
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
 def test_weights_lie_in_one_file_with_a_name_made_of_their_content(tmp_path: Path, strategy: str) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     path = tmp_path / "m.onnx"
     result = modelexport.export_model(
-        specimen.model, specimen.inputs, path, strategy=strategy, external_data=True, overwrite=True
+        example.model, example.inputs, path, strategy=strategy, external_data=True, overwrite=True
     )
     (data,) = tmp_path.glob("m-*.onnx.data")
     assert set(result.files) == {path, data, result.sidecar_path}
     first = data.name
-    _check_runs(path, specimen)
+    _check_runs(path, example)
     with torch.no_grad():
-        specimen.model.head.weight.add_(1)
-    modelexport.export_model(
-        specimen.model, specimen.inputs, path, strategy=strategy, external_data=True, overwrite=True
-    )
+        example.model.head.weight.add_(1)
+    modelexport.export_model(example.model, example.inputs, path, strategy=strategy, external_data=True, overwrite=True)
     (data,) = tmp_path.glob("m-*.onnx.data")
     assert data.name != first
-    _check_runs(path, specimen)
+    _check_runs(path, example)
 
 
-def _check_runs(path: Path, specimen: zoo.Specimen) -> None:
+def _check_runs(path: Path, example: zoo.ExampleModel) -> None:
     onnx.checker.check_model(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: specimen.inputs.numpy()})
-    np.testing.assert_allclose(found, specimen.model(specimen.inputs).detach().numpy(), rtol=1e-3, atol=1e-5)
+    (found,) = session.run(None, {session.get_inputs()[0].name: example.inputs.numpy()})
+    np.testing.assert_allclose(found, example.model(example.inputs).detach().numpy(), rtol=1e-3, atol=1e-5)
     assert modelexport.load(path).document is not None
 
 
 def test_graph_is_torchs_own_but_for_where_the_data_lies(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
-    modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "ours.onnx", external_data=True)
-    torch.onnx.export(specimen.model, (specimen.inputs,), str(tmp_path / "plain.onnx"), verbose=False)
+    example = zoo.build("cnn")
+    modelexport.export_model(example.model, example.inputs, tmp_path / "ours.onnx", external_data=True)
+    torch.onnx.export(example.model, (example.inputs,), str(tmp_path / "plain.onnx"), verbose=False)
     stripped = modelexport.strip_hierarchy(onnx.load(tmp_path / "ours.onnx", load_external_data=False))
     plain = onnx.load(tmp_path / "plain.onnx", load_external_data=False)
     assert plain.graph.initializer[0].external_data
@@ -66,9 +64,9 @@ def test_torchscript_model_too_large_for_one_protobuf_is_one_graph_and_one_data_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporter_file, "_LARGEST_IN_MEMORY", 0)
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     path = tmp_path / "m.onnx"
-    result = modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp", external_data=True)
+    result = modelexport.export_model(example.model, example.inputs, path, strategy="htp", external_data=True)
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in result.files}
     assert len(result.files) == 3
-    _check_runs(path, specimen)
+    _check_runs(path, example)

@@ -39,7 +39,7 @@ def test_every_extracted_call_returns_the_outputs_of_pytorch_or_is_refused_as_fu
     exported: Exporter, name: str, optimize: bool
 ) -> None:
     ours = exported(name, optimize=optimize)
-    truth = eager_truth(ours.specimen.model, ours.args, ours.kwargs)
+    truth = eager_truth(ours.example.model, ours.args, ours.kwargs)
     outcomes = judge_extractions(ours.path, truth, ours.feeds)
     assert outcomes
     assert [outcome for outcome in outcomes if outcome.status == "differs"] == []
@@ -51,10 +51,10 @@ def test_every_extracted_call_returns_the_outputs_of_pytorch_or_is_refused_as_fu
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "aliased")])
 def test_modules_are_extracted_from_files_of_the_torchscript_exporter(tmp_path: Path, name: str) -> None:
-    specimen = zoo.build(name)
-    result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "m.onnx", strategy="htp")
-    ours = Exported(specimen, result, {})
-    outcomes = judge_extractions(ours.path, eager_truth(specimen.model, ours.args, ours.kwargs), ours.feeds)
+    example = zoo.build(name)
+    result = modelexport.export_model(example.model, example.inputs, tmp_path / "m.onnx", strategy="htp")
+    ours = Exported(example, result, {})
+    outcomes = judge_extractions(ours.path, eager_truth(example.model, ours.args, ours.kwargs), ours.feeds)
     assert len(outcomes) > 10
     assert {outcome.status for outcome in outcomes} == {"equal"}
 
@@ -66,7 +66,7 @@ def test_modules_are_extracted_from_files_of_the_torchscript_exporter(tmp_path: 
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
 def test_chained_layers_of_bert_compute_the_output_of_the_model(exported: Exporter, optimize: bool) -> None:
     ours = exported("bert", optimize=optimize)
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     mask = eager["encoder.layer.0"].inputs["attention_mask"].astype(bool)
     hidden = _run(modelexport.extract_module(ours.path, "embeddings"), {"input_ids": ours.feeds["input_ids"]})["output"]
     for layer in ("encoder.layer.0", "encoder.layer.1"):
@@ -85,7 +85,7 @@ def test_dynamic_axes_stay_dynamic(exported: Exporter, optimize: bool) -> None:
     ours = exported("bert", dynamic=True, optimize=optimize)
     submodel = modelexport.Extractor(ours.path).extract("encoder.layer.1")
     assert [port.argument for port in submodel.inputs] == ["hidden_states", "attention_mask"]
-    layer = ours.specimen.model.encoder.layer[1]
+    layer = ours.example.model.encoder.layer[1]
     for batch, length in ((3, 5), (1, 11)):
         hidden = torch.randn(batch, length, 32)
         mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
@@ -102,7 +102,7 @@ def test_dynamic_axes_stay_dynamic(exported: Exporter, optimize: bool) -> None:
 @pytest.mark.xdist_group("shared_block")
 def test_each_call_of_a_shared_block_is_extracted_as_its_own_model(exported: Exporter) -> None:
     ours = exported("shared_block")
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     for call in ("blk", "blk@1", "blk@2"):
         made = _run(modelexport.extract_module(ours.path, call), {"x": eager[call].inputs["x"]})
         np.testing.assert_allclose(made["output"], eager[call].outputs["output"], rtol=1e-4, atol=1e-5)
@@ -117,7 +117,7 @@ def test_alias_extracts_its_module(exported: Exporter) -> None:
     extractor = modelexport.Extractor(ours.path)
     assert extractor.find("second@1").id == "first@1"
     assert extractor.find("list.0@2").id == "first@2"
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     made = run_submodel(extractor.extract("second@1"), {"x": eager["first@1"].inputs["x"]})
     np.testing.assert_allclose(made["output"], eager["first@1"].outputs["output"], rtol=1e-4, atol=1e-5)
 
@@ -131,7 +131,7 @@ def test_module_in_a_branch_is_extracted(exported: Exporter, optimize: bool) -> 
         submodel = modelexport.Extractor(ours.path).extract(path)
         (port,) = submodel.inputs
         with torch.no_grad():
-            expected = ours.specimen.model.get_submodule(path)(torch.from_numpy(x))
+            expected = ours.example.model.get_submodule(path)(torch.from_numpy(x))
         made = run_submodel(submodel, {port.name: x})
         np.testing.assert_allclose(made["output"], expected.numpy(), rtol=1e-3, atol=1e-5)
     whole = modelexport.extract_module(ours.path, "")
@@ -352,7 +352,7 @@ def test_module_is_extracted_by_node_metadata_without_a_sidecar(
     alone.write_bytes(ours.path.read_bytes())
     submodel = modelexport.Extractor(alone).extract(target)
     assert "no sidecar" in submodel.notes[-1]
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)[target]
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)[target]
     (port,) = submodel.inputs
     made = run_submodel(submodel, {port.name: next(iter(eager.inputs.values()))})
     np.testing.assert_allclose(made["output"], eager.outputs["output"], rtol=1e-4, atol=1e-5)
@@ -363,7 +363,7 @@ def test_module_is_extracted_from_a_plain_torch_file_by_the_metadata_of_torch(ex
     ours = exported("shared_block")
     bare = modelexport.strip_hierarchy(onnx.load(ours.path))
     submodel = modelexport.Extractor(bare).extract("out")
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)["out"]
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)["out"]
     (port,) = submodel.inputs
     made = run_submodel(submodel, {port.name: eager.inputs["input"]})
     np.testing.assert_allclose(made["output"], eager.outputs["output"], rtol=1e-4, atol=1e-5)

@@ -32,14 +32,14 @@ each_model = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.
 
 @pytest.fixture(scope="session")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """Specimens exported by htp, made when first asked for."""
+    """Models exported by htp, made when first asked for."""
 
     @cache
     def export(name: str) -> Exported:
-        specimen = zoo.build(name)
+        example = zoo.build(name)
         path = tmp_path_factory.mktemp(f"htp_{name}") / f"{name}.onnx"
-        result = modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp")
-        return Exported(specimen, result, {})
+        result = modelexport.export_model(example.model, example.inputs, path, strategy="htp")
+        return Exported(example, result, {})
 
     return export
 
@@ -57,14 +57,14 @@ def _export_plainly(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 )
 def test_file_equals_plain_torchscript_export_when_stripped(traced: Callable[[str], Exported], name: str) -> None:
     ours = traced(name)
-    plain = _export_plainly(ours.specimen.model, ours.args, ours.kwargs)
+    plain = _export_plainly(ours.example.model, ours.args, ours.kwargs)
     stripped = modelexport.strip_hierarchy(onnx.load(ours.path))
     assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
 
 
 @pytest.mark.xdist_group("cnn")
 def test_options_reach_the_exporter(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     options: dict[str, Any] = {
         "input_names": ["image"],
         "output_names": ["scores"],
@@ -72,8 +72,8 @@ def test_options_reach_the_exporter(tmp_path: Path) -> None:
         "dynamic_axes": {"image": {0: "batch"}, "scores": {0: "batch"}},
     }
     path = tmp_path / "cnn.onnx"
-    modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp", **options)
-    plain = _export_plainly(specimen.model, (specimen.inputs,), {}, **options)
+    modelexport.export_model(example.model, example.inputs, path, strategy="htp", **options)
+    plain = _export_plainly(example.model, (example.inputs,), {}, **options)
     stripped = modelexport.strip_hierarchy(onnx.load(path))
     assert stripped.SerializeToString(deterministic=True) == plain.SerializeToString(deterministic=True)
     assert stripped.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
@@ -90,7 +90,7 @@ def test_checker_accepts_the_file_and_every_node_has_an_owner(traced: Callable[[
 @each_model
 def test_no_node_is_owned_by_a_module_that_did_not_compute_it(traced: Callable[[str], Exported], name: str) -> None:
     ours = traced(name)
-    verdict = judge(ours.path, claims(ours), ours.specimen.model, ours.args, ours.kwargs, ours.feeds)
+    verdict = judge(ours.path, claims(ours), ours.example.model, ours.args, ours.kwargs, ours.feeds)
     assert verdict.contaminated == ()
     assert verdict.judged >= 3
 
@@ -106,7 +106,7 @@ def test_tensors_of_one_module_have_the_same_owner_as_with_fx(
     exported: Exporter, traced: Callable[[str], Exported], name: str
 ) -> None:
     one, other = exported(name), traced(name)
-    eager = run_eagerly(one.specimen.model, one.args, one.kwargs)
+    eager = run_eagerly(one.example.model, one.args, one.kwargs)
     first = {n: v for n, v in run_onnx(one.path, one.feeds).items() if says_something(v)}
     second = {n: v for n, v in run_onnx(other.path, other.feeds).items() if says_something(v)}
     owners = [{t: owner for t, (owner, *_) in claims(side).items()} for side in (one, other)]
@@ -122,13 +122,13 @@ def test_tensors_of_one_module_have_the_same_owner_as_with_fx(
 
 
 @each_model
-def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
+def test_boundary_tensors_are_the_inputs_and_outputs_of_the_module(
     traced: Callable[[str], Exported], name: str
 ) -> None:
     from tests.support.eager_calls import record_calls
 
     ours = traced(name)
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     tensors = {**run_onnx(ours.path, ours.feeds), **ours.feeds}
     checked = 0
     for call in ours.document.calls:

@@ -53,7 +53,7 @@ def plain_models(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -
         ours = exported(name, dynamic=dynamic)
         options = {option: value for option, value in ours.options.items() if option != "optimize"}
         folder = tmp_path_factory.mktemp(f"plain_{name}")
-        return export_raw_and_optimized(ours.specimen.model, ours.args, ours.kwargs, folder, **options)
+        return export_raw_and_optimized(ours.example.model, ours.args, ours.kwargs, folder, **options)
 
     return export
 
@@ -64,7 +64,7 @@ def test_one_capture_of_plain_torch_gives_the_files_of_two(
     exported: Exporter, plain_models: PlainModels, tmp_path: Path, optimize: bool
 ) -> None:
     ours = exported("cnn", optimize=optimize)
-    plain = export_plainly(ours.specimen.model, ours.args, ours.kwargs, tmp_path / "plain.onnx", optimize=optimize)
+    plain = export_plainly(ours.example.model, ours.args, ours.kwargs, tmp_path / "plain.onnx", optimize=optimize)
     assert plain_models("cnn", dynamic=False)[optimize] == plain
 
 
@@ -111,7 +111,7 @@ def test_no_node_is_owned_by_a_module_that_did_not_compute_it(
     exported: Exporter, name: str, dynamic: bool, optimize: bool
 ) -> None:
     ours = exported(name, dynamic=dynamic, optimize=optimize)
-    verdict = judge(ours.path, claims(ours), ours.specimen.model, ours.args, ours.kwargs, ours.feeds)
+    verdict = judge(ours.path, claims(ours), ours.example.model, ours.args, ours.kwargs, ours.feeds)
     assert verdict.contaminated == ()
     assert verdict.judged >= 3
 
@@ -146,11 +146,11 @@ def _callers(call: str | None, parents: dict[str, str | None]) -> list[str]:
 
 
 @every_variant
-def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
+def test_boundary_tensors_are_the_inputs_and_outputs_of_the_module(
     exported: Exporter, name: str, dynamic: bool, optimize: bool
 ) -> None:
     ours = exported(name, dynamic=dynamic, optimize=optimize)
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     tensors = {**run_onnx(ours.path, ours.feeds), **ours.feeds}
     checked = 0
     for call in ours.document.calls:
@@ -170,7 +170,7 @@ def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in zoo.names()])
 def test_hooks_saw_the_calls_that_eager_pytorch_makes(exported: Exporter, name: str) -> None:
     ours = exported(name)
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     assert [call.id for call in ours.document.calls if call.inputs or call.id in eager] == list(eager)
 
 
@@ -236,12 +236,10 @@ def test_owner_is_both_modules_when_conv_and_batchnorm_are_fused(exported: Expor
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in ("bert", "vit")])
-def test_weights_that_were_folded_are_known_as_made_by_the_module_that_holds_them(
-    exported: Exporter, name: str
-) -> None:
+def test_producer_of_a_folded_weight_is_the_module_that_has_the_parameter(exported: Exporter, name: str) -> None:
     ours = exported(name)
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(ours.path).graph.initializer}
-    parameters = dict(ours.specimen.model.named_parameters())
+    parameters = dict(ours.example.model.named_parameters())
     folded = [tensor for tensor in ours.document.tensors if tensor.source == "weight" and tensor.producer is not None]
     judged = 0
     for tensor in folded:
@@ -285,12 +283,12 @@ def test_albert_layers_show_the_call_index(exported: Exporter) -> None:
 @pytest.mark.xdist_group("failing")
 @pytest.mark.parametrize("name", ["t5", "mixtral"])
 def test_model_that_plain_torch_cannot_export_gets_a_clear_error(tmp_path: Path, name: str) -> None:
-    specimen = zoo.build_unexportable(name)
+    example = zoo.build_unexportable(name)
     with pytest.raises(torch.onnx.OnnxExporterError):
-        export_plainly(specimen.model, (), specimen.inputs, tmp_path / "plain.onnx")
+        export_plainly(example.model, (), example.inputs, tmp_path / "plain.onnx")
     with pytest.raises(modelexport.StrategyIncompatibleError, match="the dynamo exporter failed with") as caught:
         modelexport.export_model(
-            specimen.model, specimen.inputs, tmp_path / "ours.onnx", strategy="fx", exporter="dynamo"
+            example.model, example.inputs, tmp_path / "ours.onnx", strategy="fx", exporter="dynamo"
         )
     assert isinstance(caught.value.__cause__, torch.onnx.OnnxExporterError)
     assert "\n" not in str(caught.value)

@@ -81,15 +81,15 @@ def test_custom_translations_reach_the_exporter(tmp_path: Path) -> None:
     assert "Max" in {node.op for node in result.document.nodes}
 
 
-def test_reasoning_about_nodes_that_nobody_ran_can_be_left_out(exported: Exporter, tmp_path: Path) -> None:
-    specimen = zoo.build("bert")
+def test_inference_for_nodes_without_evidence_can_be_disabled(exported: Exporter, tmp_path: Path) -> None:
+    example = zoo.build("bert")
     with_reasoning = exported("bert", dynamic=True).document
     without = modelexport.export_model(
-        specimen.model,
-        specimen.inputs,
+        example.model,
+        example.inputs,
         tmp_path / "bert.onnx",
         strategy="fx",
-        dynamic_shapes=specimen.dynamic_shapes,
+        dynamic_shapes=example.dynamic_shapes,
         advanced_resolution=False,
     ).document
     reasoned = {node.id: node for node in with_reasoning.nodes if node.kind == "inferred"}
@@ -105,13 +105,13 @@ def test_reasoning_about_nodes_that_nobody_ran_can_be_left_out(exported: Exporte
 
 
 def test_boundaries_keep_reasoning_out_of_the_modules_they_name(tmp_path: Path) -> None:
-    specimen = zoo.build("bert")
+    example = zoo.build("bert")
     document = modelexport.export_model(
-        specimen.model,
-        specimen.inputs,
+        example.model,
+        example.inputs,
         tmp_path / "bert.onnx",
         strategy="fx",
-        dynamic_shapes=specimen.dynamic_shapes,
+        dynamic_shapes=example.dynamic_shapes,
         boundaries=["class:BertEncoder"],
     ).document
     inferred = [node for node in document.nodes if node.kind == "inferred"]
@@ -120,13 +120,13 @@ def test_boundaries_keep_reasoning_out_of_the_modules_they_name(tmp_path: Path) 
         assert not any(call.startswith("encoder") for call in node.contributors)
 
 
-def test_boundary_that_is_no_module_is_refused_before_anything_is_traced(tmp_path: Path) -> None:
-    specimen = zoo.build("bert")
+def test_unknown_boundary_module_is_refused_before_anything_is_traced(tmp_path: Path) -> None:
+    example = zoo.build("bert")
     steps: list[str] = []
     with pytest.raises(modelexport.InputError, match="decoder"):
         modelexport.export_model(
-            specimen.model,
-            specimen.inputs,
+            example.model,
+            example.inputs,
             tmp_path / "bert.onnx",
             boundaries=["decoder"],
             progress=lambda event: steps.append(event.step),

@@ -76,7 +76,7 @@ def test_timm_model_exports_with_the_image_size_it_was_made_for(
     assert value.shape == [1, 3, 160, 160]
 
 
-def test_timm_model_verifies_with_the_same_made_up_weights(timm_outcomes: tuple[Path, dict[str, Outcome]]) -> None:
+def test_timm_model_verifies_with_the_same_random_weights(timm_outcomes: tuple[Path, dict[str, Outcome]]) -> None:
     _, outcomes = timm_outcomes
     assert outcomes["verify"].code == 0, outcomes["verify"].stdout
 
@@ -149,7 +149,7 @@ def test_model_of_transformers_in_a_pipeline_is_loaded_as_one(pipeline: Path) ->
     assert type(sourced.model).__name__ == "BertForMaskedLM"
 
 
-def test_weights_of_a_component_are_its_own_or_made_up_and_in_the_type_asked_for(pipeline: Path) -> None:
+def test_weights_of_a_component_are_its_own_or_random_and_have_the_requested_type(pipeline: Path) -> None:
     reference = f"diffusers:{pipeline}#unet"
     stored, again = (load(reference).model.state_dict() for _ in range(2))
     made, made_again = (load(reference, random_weights=True).model.state_dict() for _ in range(2))
@@ -162,7 +162,7 @@ def test_weights_of_a_component_are_its_own_or_made_up_and_in_the_type_asked_for
         assert not half.training
 
 
-def test_component_that_is_no_model_is_refused_with_those_that_are(pipeline: Path) -> None:
+def test_component_that_is_not_a_model_is_refused_with_those_that_are(pipeline: Path) -> None:
     models = f"its models are diffusers:{pipeline}#text_encoder, diffusers:{pipeline}#unet"
     assert models in refusal(f"diffusers:{pipeline}#scheduler")
     assert models in refusal(f"diffusers:{pipeline}")

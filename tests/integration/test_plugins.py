@@ -52,7 +52,7 @@ def test_registered_strategy_is_used_by_name_and_comes_last_in_auto(tmp_path: Pa
     ("name", "cls", "says"),
     [("auto", Mine, "'auto'"), ("other", Mine, "'mine'"), ("mine", nn.Linear, "subclass"), ("", Mine, "''")],
 )
-def test_what_is_no_strategy_is_not_registered(name: str, cls: type, says: str) -> None:
+def test_object_that_is_not_a_strategy_is_not_registered(name: str, cls: type, says: str) -> None:
     with pytest.raises(modelexport.InputError, match=says):
         modelexport.register_strategy(name, cls)
 

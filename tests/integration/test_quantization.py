@@ -44,7 +44,7 @@ def selected(ours: Exported, monkeypatch: pytest.MonkeyPatch, target: Path) -> d
 
 def of_modules(ours: Exported) -> set[str]:
     """The names of the nodes of the embeddings and norms, found without selectors: by the paths of the model."""
-    norms = {name for name, module in ours.specimen.model.named_modules() if type(module).__name__ == "LayerNorm"}
+    norms = {name for name, module in ours.example.model.named_modules() if type(module).__name__ == "LayerNorm"}
     paths = {call.id: call.path for call in ours.document.calls}
     wanted = {
         node.id

@@ -114,7 +114,7 @@ def test_calls_whose_arguments_were_replaced_extract_from_a_retagged_copy_as_fro
     ours = exported(name, dynamic=True)
     retag(plain_copy(ours.path, tmp_path / "copy.onnx"), ours.path, overwrite=True)
     assert any(tensor.stand_in is not None for call in ours.document.calls for tensor in call.inputs)
-    truth = eager_truth(ours.specimen.model, ours.args, ours.kwargs)
+    truth = eager_truth(ours.example.model, ours.args, ours.kwargs)
     of_export, of_copy = (judge_extractions(p, truth, ours.feeds) for p in (ours.path, tmp_path / "copy.onnx"))
     assert of_copy == of_export
     assert any(outcome.status == "equal" and not outcome.complete for outcome in of_copy)
@@ -148,7 +148,7 @@ def test_extracted_calls_are_right_after_a_tool_moved_reshapes_past_kept_names(
 ) -> None:
     ours = exported(name)
     _, report = retagged(name, tool)
-    truth = eager_truth(ours.specimen.model, ours.args, ours.kwargs)
+    truth = eager_truth(ours.example.model, ours.args, ours.kwargs)
     outcomes = judge_extractions(report.files[0], truth, ours.feeds)
     assert [outcome for outcome in outcomes if outcome.status == "differs"] == []
     assert sum(outcome.status == "equal" for outcome in outcomes) > len(outcomes) / 2
@@ -179,8 +179,8 @@ def test_retagged_file_is_valid_where_a_converter_left_unsorted_nodes_and_old_ty
         del graph.node[:]
         graph.node.extend(nodes)
     assert before == after
-    inputs = ours.specimen.inputs
-    found = modelexport.verify_modules(report.files[0], ours.specimen.model, inputs, select="class:BertSelfAttention")
+    inputs = ours.example.inputs
+    found = modelexport.verify_modules(report.files[0], ours.example.model, inputs, select="class:BertSelfAttention")
     assert "invalid_graph" not in {call.reason for call in found.calls}
 
 

@@ -95,7 +95,7 @@ def run(path: Path, x: torch.Tensor) -> np.ndarray:
         pytest.param(Scaled(), torch.ones(2, 3), ".item()", id="other exporters fail for another reason"),
     ],
 )
-def test_trace_that_fixes_a_value_of_the_inputs_is_no_fallback_without_consent(
+def test_trace_that_fixes_a_value_of_the_inputs_is_not_a_fallback_without_consent(
     model: nn.Module, x: torch.Tensor, code: str, tmp_path: Path
 ) -> None:
     with pytest.raises(modelexport.SpecializationError) as caught:

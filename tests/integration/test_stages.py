@@ -261,7 +261,7 @@ def make_gpt2() -> tuple[torch.nn.Module, dict[str, Any]]:
     return generators.build("gpt2")
 
 
-def test_command_tells_of_each_stage(command: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_command_reports_each_stage(command: Callable[..., Outcome], tmp_path: Path) -> None:
     made = f"{__name__}:make_gpt2" if __name__.startswith("tests.") else "tests.integration.test_stages:make_gpt2"
     for option in (["--fx-graph", tmp_path / "graph.txt"], ["--strategy", "htp"], ["--exporter", "dynamo"]):
         refused = command("export", made, tmp_path / "gpt2.onnx", "--stages", *option)

@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("cnn")]
 def plainly_exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What plain torch writes: a model and its weights."""
     folder = tmp_path_factory.mktemp("plain")
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = str(folder / "plain.onnx")
-        torch.onnx.export(specimen.model, (specimen.inputs,), path, dynamo=True, verbose=False, external_data=True)
+        torch.onnx.export(example.model, (example.inputs,), path, dynamo=True, verbose=False, external_data=True)
     return content(folder)
 
 
@@ -61,8 +61,8 @@ def relocate(proto: onnx.ModelProto, location: str) -> onnx.ModelProto:
 
 
 def test_tagged_file_is_the_given_one_but_for_tags(plain: Path, tmp_path: Path) -> None:
-    specimen, before = zoo.build("cnn"), content(tmp_path)
-    result = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "tagged.onnx")
+    example, before = zoo.build("cnn"), content(tmp_path)
+    result = tag_file(plain, example.model, example.inputs, tmp_path / "tagged.onnx")
     assert modelexport.strip_hierarchy(read(result.onnx_path)) == read(plain)
     assert content(tmp_path).items() >= before.items()
     assert set(content(tmp_path)) - set(before) == {"tagged.onnx", "tagged_hierarchy.json"}
@@ -76,8 +76,8 @@ def test_tagged_file_is_the_given_one_but_for_tags(plain: Path, tmp_path: Path) 
 @pytest.mark.xdist_group("shared_block")
 def test_tags_are_those_of_an_export_of_ours(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("shared_block")
-    export_plainly(ours.specimen.model, ours.args, ours.kwargs, tmp_path / "plain.onnx")
-    result = tag_file(tmp_path / "plain.onnx", ours.specimen.model, ours.specimen.inputs, overwrite=True)
+    export_plainly(ours.example.model, ours.args, ours.kwargs, tmp_path / "plain.onnx")
+    result = tag_file(tmp_path / "plain.onnx", ours.example.model, ours.example.inputs, overwrite=True)
     assert [(n.id, n.module, n.tag) for n in result.document.nodes] == [
         (n.id, n.module, n.tag) for n in ours.document.nodes
     ]
@@ -86,73 +86,73 @@ def test_tags_are_those_of_an_export_of_ours(exported: Exporter, tmp_path: Path)
 
 
 def test_weights_come_along_to_another_folder(plain: Path, tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     (tmp_path / "other").mkdir()
-    result = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
+    result = tag_file(plain, example.model, example.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
     assert {path.name for path in result.files} == {"model.onnx", "model_hierarchy.json", "plain.onnx.data"}
     assert modelexport.strip_hierarchy(read(result.onnx_path, weights=True)) == read(plain, weights=True)
-    again = tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
+    again = tag_file(plain, example.model, example.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
     assert again.document == result.document
 
 
 def test_file_is_replaced_where_no_output_is_named(plain: Path) -> None:
-    specimen, before = zoo.build("cnn"), read(plain, weights=True)
-    first = tag_file(plain, specimen.model, specimen.inputs, overwrite=True)
+    example, before = zoo.build("cnn"), read(plain, weights=True)
+    first = tag_file(plain, example.model, example.inputs, overwrite=True)
     assert first.onnx_path == plain
-    second = tag_file(plain, specimen.model, specimen.inputs, torch_nn_exceptions="all", overwrite=True)
+    second = tag_file(plain, example.model, example.inputs, torch_nn_exceptions="all", overwrite=True)
     assert modelexport.strip_hierarchy(read(plain, weights=True)) == before
     assert len({node.tag for node in second.document.nodes}) > len({node.tag for node in first.document.nodes})
 
 
 def test_own_export_keeps_its_weights_when_tagged_in_place(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     path = tmp_path / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        modelexport.export_model(specimen.model, specimen.inputs, path, external_data=True)
+        modelexport.export_model(example.model, example.inputs, path, external_data=True)
     before, files = modelexport.strip_hierarchy(read(path, weights=True)), set(content(tmp_path))
-    tag_file(path, specimen.model, specimen.inputs, overwrite=True)
+    tag_file(path, example.model, example.inputs, overwrite=True)
     assert modelexport.strip_hierarchy(read(path, weights=True)) == before
     assert set(content(tmp_path)) == files
     assert modelexport.load(path).document is not None
 
 
 def test_existing_files_are_refused_unless_they_may_be_replaced(plain: Path, tmp_path: Path) -> None:
-    specimen, before = zoo.build("cnn"), content(tmp_path)
+    example, before = zoo.build("cnn"), content(tmp_path)
     with pytest.raises(modelexport.InputError, match="it exists"):
-        tag_file(plain, specimen.model, specimen.inputs, overwrite=False)
+        tag_file(plain, example.model, example.inputs, overwrite=False)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "plain.onnx.data").write_bytes(b"of another model")
     with pytest.raises(modelexport.InputError, match=r"plain\.onnx\.data: it exists"):
-        tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=False)
+        tag_file(plain, example.model, example.inputs, tmp_path / "other" / "model.onnx", overwrite=False)
     assert content(tmp_path) == before
     assert content(tmp_path / "other") == {"plain.onnx.data": b"of another model"}
 
 
 def test_weights_outside_the_folder_are_not_read(plain: Path, tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "model.onnx").write_bytes(relocate(read(plain), "../plain.onnx.data").SerializeToString())
     with pytest.raises(modelexport.FileFormatError, match="outside its folder"):
-        tag_file(inner / "model.onnx", specimen.model, specimen.inputs, overwrite=True)
+        tag_file(inner / "model.onnx", example.model, example.inputs, overwrite=True)
     (inner / "model.onnx").write_bytes(relocate(read(plain), "nowhere").SerializeToString())
     with pytest.raises(modelexport.FileFormatError, match="'nowhere', which does not exist"):
-        tag_file(inner / "model.onnx", specimen.model, specimen.inputs, overwrite=True)
+        tag_file(inner / "model.onnx", example.model, example.inputs, overwrite=True)
     assert set(content(inner)) == {"model.onnx"}
 
 
 def test_weights_in_a_folder_of_their_own_stay_there(plain: Path, tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
     (tmp_path / "weights").mkdir()
     (tmp_path / "plain.onnx.data").rename(tmp_path / "weights" / "data")
     proto = relocate(read(plain), "weights/data")
     plain.write_bytes(proto.SerializeToString())
-    tag_file(plain, specimen.model, specimen.inputs, tmp_path / "tagged.onnx", overwrite=True)
+    tag_file(plain, example.model, example.inputs, tmp_path / "tagged.onnx", overwrite=True)
     assert modelexport.strip_hierarchy(read(tmp_path / "tagged.onnx")) == proto
     (tmp_path / "other").mkdir()
     with pytest.raises(modelexport.InputError, match="in a subfolder"):
-        tag_file(plain, specimen.model, specimen.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
+        tag_file(plain, example.model, example.inputs, tmp_path / "other" / "model.onnx", overwrite=True)
 
 
 def test_model_with_other_weights_is_refused_and_nothing_written(plain: Path, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_inputs_that_do_not_fit_are_named(plain: Path, tmp_path: Path, inputs: o
     assert content(tmp_path) == before
 
 
-def test_what_is_no_model_is_refused(plain: Path, tmp_path: Path) -> None:
+def test_argument_that_is_not_a_model_is_refused(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(modelexport.InputError, match=r"not a torch\.nn\.Module"):
         tag_file(plain, zoo.Cnn, torch.zeros(1), overwrite=True)  # type: ignore[arg-type]
     (tmp_path / "text.onnx").write_text("no protobuf")
@@ -189,11 +189,11 @@ def test_what_is_no_model_is_refused(plain: Path, tmp_path: Path) -> None:
 
 
 def test_model_and_torch_are_left_as_they_were(plain: Path, tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
-    model = specimen.model.train()
+    example = zoo.build("cnn")
+    model = example.model.train()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     numbers = torch.get_rng_state()
-    tag_file(plain, model, specimen.inputs, tmp_path / "tagged.onnx")
+    tag_file(plain, model, example.inputs, tmp_path / "tagged.onnx")
     assert all(module.training for module in model.modules())
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -206,10 +206,10 @@ def test_model_and_torch_are_left_as_they_were(plain: Path, tmp_path: Path) -> N
 
 @pytest.fixture
 def factory(monkeypatch: Any) -> str:
-    """A MODEL argument for the specimen that `plain` was made of."""
+    """A MODEL argument for the example that `plain` was made of."""
     module: Any = type(sys)("factory_for_tag")
-    specimen = zoo.build("cnn")
-    module.make = lambda: (specimen.model, specimen.inputs)
+    example = zoo.build("cnn")
+    module.make = lambda: (example.model, example.inputs)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return f"{module.__name__}:make"
 

@@ -103,7 +103,7 @@ def test_every_tensor_of_the_file_has_its_producer_and_all_its_consumers(
 
 
 @pytest.mark.xdist_group("cond")
-def test_tensors_of_bodies_are_among_them(exported: Exporter) -> None:
+def test_tensors_of_subgraphs_are_included(exported: Exporter) -> None:
     tensors = {tensor.id: tensor for tensor in exported("cond").document.tensors}
     inside = [identity for identity in tensors if "/then_branch/" in identity]
     assert len(inside) > 1
@@ -126,13 +126,13 @@ def test_weights_say_which_parameter_they_are(exported: Exporter) -> None:
     ours = exported("bert", optimize=False)
     parameters = {tensor.parameter for tensor in ours.document.tensors if tensor.source == "weight"}
     stored = {tensor.name for tensor in onnx.load(ours.path).graph.initializer}
-    named = {name for name, _ in ours.specimen.model.named_parameters()}
+    named = {name for name, _ in ours.example.model.named_parameters()}
     assert named & stored <= parameters
     assert len(named & stored) > 0.9 * len(named)
     assert all(tensor.parameter is None for tensor in ours.document.tensors if tensor.source != "weight")
 
 
-def test_functions_and_nested_bodies_are_read(tmp_path: Path) -> None:
+def test_functions_and_nested_subgraphs_are_read(tmp_path: Path) -> None:
     def info(name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
 

@@ -50,7 +50,7 @@ def tagged(exported: Exporter) -> Tagged:
     @cache
     def attribute(name: str) -> tuple[ir.Model, ValueMatch]:
         graph = stripped(exported(name).path)
-        return graph, by_usage(graph, exported(name).specimen)
+        return graph, by_usage(graph, exported(name).example)
 
     return attribute
 
@@ -91,11 +91,11 @@ def test_calls_are_those_that_fx_saw(exported: Exporter, tagged: Tagged, name: s
 
 
 @each(*_MODELS)
-def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
+def test_boundary_tensors_are_the_inputs_and_outputs_of_the_module(
     exported: Exporter, tagged: Tagged, name: str
 ) -> None:
     ours = exported(name)
-    eager = record_calls(ours.specimen.model, ours.args, ours.kwargs)
+    eager = record_calls(ours.example.model, ours.args, ours.kwargs)
     tensors = {**run_onnx(ours.path, ours.feeds), **ours.feeds}
     found = total = 0
     for call in tagged(name)[1].calls:
@@ -113,7 +113,7 @@ def test_boundary_tensors_hold_what_the_module_was_given_and_returned(
 
 
 @each("bert", "albert", "vit")
-def test_boundary_is_the_tensor_that_crosses_it_where_others_hold_the_same(
+def test_boundary_is_the_tensor_that_crosses_it_where_others_have_equal_values(
     exported: Exporter, tagged: Tagged, name: str
 ) -> None:
     """A bias of zeros leaves two equal tensors inside a call: the one that others read is the result."""
@@ -136,7 +136,7 @@ def test_no_node_is_owned_by_a_module_that_did_not_compute_it(exported: Exporter
         for value in node.outputs
     }
     assert set(claimed) == set(claims(ours))
-    verdict = judge(ours.path, claimed, ours.specimen.model, ours.args, ours.kwargs, ours.feeds)
+    verdict = judge(ours.path, claimed, ours.example.model, ours.args, ours.kwargs, ours.feeds)
     assert verdict.contaminated == ()
     assert verdict.judged >= 3
 
@@ -150,17 +150,17 @@ def test_names_in_the_file_decide_nothing(exported: Exporter, tagged: Tagged, na
         value.name = f"t{number}"
     for number, node in enumerate(graph.graph.all_nodes()):
         node.name = f"n{number}"
-    renamed = by_usage(graph, exported(name).specimen)
+    renamed = by_usage(graph, exported(name).example)
     expected = [tagged(name)[1].attributions[node] for _, node in nodes_with_ids(tagged(name)[0])]
     assert [renamed.attributions[node] for _, node in nodes_with_ids(graph)] == expected
 
 
 @each("bert", "vit", "resnet", "cnn", "lstm", "shared_block", "with_methods", "transformer_encoder", "nested_outputs")
 def test_owners_in_a_torchscript_file_are_those_that_htp_recorded(tmp_path: Path, name: str) -> None:
-    specimen = zoo.build(name)
-    result = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "model.onnx", strategy="htp")
+    example = zoo.build(name)
+    result = modelexport.export_model(example.model, example.inputs, tmp_path / "model.onnx", strategy="htp")
     graph = stripped(result.onnx_path)
-    confusion = Confusion(name, graph, by_usage(graph, specimen), result.document)
+    confusion = Confusion(name, graph, by_usage(graph, example), result.document)
     print(confusion)  # noqa: T201  for whoever reads the test's output
     assert confusion.unrelated == []
     assert confusion.part_with_same_owner >= 0.75
@@ -174,7 +174,7 @@ def test_fused_nodes_of_an_optimizer_name_the_calls_they_work_for(exported: Expo
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 4
     onnxruntime.InferenceSession(ours.path, options, ["CPUExecutionProvider"])
-    usage = by_usage(stripped(tmp_path / "optimized.onnx"), ours.specimen)
+    usage = by_usage(stripped(tmp_path / "optimized.onnx"), ours.example)
     fused = {
         str(found.owner): [str(call) for call in found.contributors]
         for found in usage.attributions.values()
@@ -209,9 +209,9 @@ def test_node_that_serves_several_calls_names_all_of_them(tagged: Tagged) -> Non
 
 
 @pytest.mark.xdist_group("cond")
-def test_nodes_in_the_branch_that_ran_are_told_by_the_weights_they_read(exported: Exporter) -> None:
+def test_nodes_of_the_branch_that_ran_are_found_by_the_weights_they_consume(exported: Exporter) -> None:
     graph = stripped(exported("cond").path)
-    usage = by_usage(graph, exported("cond").specimen)
+    usage = by_usage(graph, exported("cond").example)
     recorded = {node.id: node.module for node in exported("cond").document.nodes}
     parents = {call.id: call.parent for call in exported("cond").document.calls}
     ran = {str(call.id) for call in usage.calls}
@@ -238,20 +238,18 @@ def test_nodes_in_the_branch_that_ran_are_told_by_the_weights_they_read(exported
 _REGISTRY = StrategyRegistry((UsageBasedStrategy(),))
 
 
-def export_by_usage(specimen: zoo.Specimen, path: Path) -> modelexport.ExportResult:
+def export_by_usage(example: zoo.ExampleModel, path: Path) -> modelexport.ExportResult:
     fresh_generated_code()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return modelexport.export_model(
-            specimen.model, specimen.inputs, path, strategy="usage_based", registry=_REGISTRY
-        )
+        return modelexport.export_model(example.model, example.inputs, path, strategy="usage_based", registry=_REGISTRY)
 
 
 @each("shared_block")
 def test_strategy_writes_the_file_that_plain_torch_writes(tmp_path: Path, name: str) -> None:
-    specimen = zoo.build(name)
-    result = export_by_usage(specimen, tmp_path / "ours.onnx")
-    plain = export_plainly(specimen.model, (specimen.inputs,), {}, tmp_path / "plain.onnx")
+    example = zoo.build(name)
+    result = export_by_usage(example, tmp_path / "ours.onnx")
+    plain = export_plainly(example.model, (example.inputs,), {}, tmp_path / "plain.onnx")
     assert modelexport.strip_hierarchy(onnx.load(result.onnx_path)) == plain
     assert result.strategy == "usage_based"
     assert result.coverage == 1.0

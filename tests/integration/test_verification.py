@@ -45,7 +45,7 @@ _ENOUGH = 0.9
 @pytest.mark.parametrize("optimize", [True, False], ids=["optimized", "raw"])
 def test_wrong_owners_are_found_and_right_ones_are_not_suspected(exported: Exporter, name: str, optimize: bool) -> None:
     ours = exported(name, optimize=optimize)
-    check = check_owners_by_value(ValidatedFile(ours.path), ours.specimen.model, ours.specimen.inputs)
+    check = check_owners_by_value(ValidatedFile(ours.path), ours.example.model, ours.example.inputs)
     assert check.suspects() == []
     for moves in (random_moves(check.document, _MOVES, seed=4), near_moves(check.document, _MOVES, seed=5)):
         found = [node for node, owner in moves if node in suspects_when_moved(check, node, owner)]
@@ -60,7 +60,7 @@ def test_values_show_a_wrong_owner_that_the_file_alone_does_not(exported: Export
     node = next(n.id for n in document.nodes if n.module == "" and _is_result(ours.path, n.id))
     path = write_artifact(tmp_path / "wrong.onnx", onnx.load(ours.path), with_owners(document, {node: "inner"}))
     assert ValidatedFile(path).owner_check.suspects() == []
-    report = validate_owners_by_value(path, ours.specimen.model, ours.specimen.inputs)
+    report = validate_owners_by_value(path, ours.example.model, ours.example.inputs)
     (case,) = report.cases
     assert (case.node, case.module, case.supported_modules) == (node, "inner", ("",))
     assert "were computed by (root)" in case.reason
@@ -75,15 +75,15 @@ def _is_result(path: Path, tensor: str) -> bool:
 def test_another_model_and_unfit_inputs_are_refused(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("cnn")
     torch.manual_seed(99)
-    other = type(ours.specimen.model)().eval()
+    other = type(ours.example.model)().eval()
     with pytest.raises(InputError, match="does not compute what Cnn computes"):
-        validate_owners_by_value(ours.path, other, ours.specimen.inputs)
+        validate_owners_by_value(ours.path, other, ours.example.inputs)
     with pytest.raises(InputError, match="Cnn does not run on these inputs"):
-        validate_owners_by_value(ours.path, ours.specimen.model, torch.ones(1))
+        validate_owners_by_value(ours.path, ours.example.model, torch.ones(1))
     bare = tmp_path / "bare.onnx"
     bare.write_bytes(ours.path.read_bytes())
     with pytest.raises(FileFormatError, match="there is no sidecar"):
-        validate_owners_by_value(bare, ours.specimen.model, ours.specimen.inputs)
+        validate_owners_by_value(bare, ours.example.model, ours.example.inputs)
 
 
 @pytest.mark.xdist_group("no_grad")
@@ -163,13 +163,13 @@ def test_half_precision_model_is_validated_and_verified_on_inputs_of_its_own_typ
 
 @pytest.mark.parametrize("name", ["shared_block", "nested_outputs", "cond"])
 def test_recorded_calls_have_their_inputs_and_outputs(name: str) -> None:
-    specimen = zoo.build(name)
-    inputs = specimen.inputs
+    example = zoo.build(name)
+    inputs = example.inputs
     args, kwargs = (
         ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
     )
-    run = record_forward(specimen.model, args, kwargs)
-    expected = record_calls(specimen.model, args, kwargs)
+    run = record_forward(example.model, args, kwargs)
+    expected = record_calls(example.model, args, kwargs)
     for call, seen in expected.items():
         assert run[call].outputs.keys() == seen.outputs.keys()
         for ours, theirs in ((run[call].inputs, seen.inputs), (run[call].outputs, seen.outputs)):

@@ -12,7 +12,7 @@ from tests.support.verify_reports import calls_with, grouped, verified
 from torch import nn
 
 import modelexport
-from modelexport.verification.report import Verdict
+from modelexport.analysis.verification_report import Verdict
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +67,7 @@ def test_other_sizes_are_within_tolerance_if_axes_are_dynamic(exported: Exporter
     if name == "bert":
         tokens = torch.randint(1, 99, (3, 11))
         longer = {"input_ids": tokens, "attention_mask": (tokens > 20).long()}
-    report = modelexport.verify_modules(ours.path, ours.specimen.model, longer)
+    report = modelexport.verify_modules(ours.path, ours.example.model, longer)
     assert report.passed, str(report)
     root = report[""].tensors[0].total
     assert root is not None
@@ -87,7 +87,7 @@ def test_fused_calls_are_not_comparable_and_name_the_calls_they_are_fused_with(e
 @pytest.mark.xdist_group("cond")
 def test_calls_in_a_branch_are_compared_if_it_is_taken(exported: Exporter) -> None:
     ours = exported("cond")
-    taken, other = ("yes", "no") if ours.specimen.model.stem(ours.specimen.inputs).sum() > 0 else ("no", "yes")
+    taken, other = ("yes", "no") if ours.example.model.stem(ours.example.inputs).sum() > 0 else ("no", "yes")
     report = verified(ours)
     assert {"", "stem", taken, f"{taken}.lin"} == calls_with(report, Verdict.WITHIN)
     for call in (other, f"{other}.lin"):
@@ -121,9 +121,9 @@ def test_calls_in_a_loop_are_compared_in_the_first_iteration(tmp_path: Path) -> 
 
 @pytest.mark.xdist_group("htp")
 def test_calls_of_a_torchscript_file_are_within_tolerance(tmp_path: Path) -> None:
-    specimen = zoo.build("shared_block")
+    example = zoo.build("shared_block")
     path = tmp_path / "net.onnx"
-    modelexport.export_model(specimen.model, specimen.inputs, path, strategy="htp")
-    report = modelexport.verify_modules(path, specimen.model, specimen.inputs)
+    modelexport.export_model(example.model, example.inputs, path, strategy="htp")
+    report = modelexport.verify_modules(path, example.model, example.inputs)
     assert report.passed, str(report)
     assert {"blk", "blk@1", "blk@2", "blk.lin@2", "out"} <= calls_with(report, Verdict.WITHIN)

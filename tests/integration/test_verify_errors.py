@@ -15,9 +15,9 @@ from tests.support.damage import change_attribute, change_weight
 from tests.support.verify_reports import callers_of, calls_with, grouped, verified
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict, VerificationReport
 from modelexport.graph.digest import graph_hash
 from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.verification.report import Verdict, VerificationReport
 
 pytestmark = pytest.mark.integration
 
@@ -149,7 +149,7 @@ def test_submodel_that_onnxruntime_rejects_is_a_failed_record_and_others_are_com
     model_path = tmp_path / "broken.onnx"
     onnx.save(model, model_path)
     changed = msgspec.structs.replace(ours.document, graph_hash=graph_hash(modelexport.load(model_path).model))
-    report = modelexport.verify_modules(model_path, ours.specimen.model, ours.specimen.inputs, hierarchy=changed)
+    report = modelexport.verify_modules(model_path, ours.example.model, ours.example.inputs, hierarchy=changed)
     assert report["out"].verdict is Verdict.FAILED
     assert "onnxruntime cannot run it alone" in report["out"].explanation
     assert {"blk", "blk@1", "blk@2"} <= calls_with(report, Verdict.WITHIN)

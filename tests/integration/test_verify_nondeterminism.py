@@ -12,9 +12,9 @@ from tests.support.damage import change_weight
 from torch import nn
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict
 from modelexport.errors import InputError
 from modelexport.verification.contamination_by_value import validate_owners_by_value
-from modelexport.verification.report import Verdict
 
 pytestmark = pytest.mark.integration
 

@@ -19,10 +19,10 @@ from tests.support.verify_reports import calls_with, verified
 from torch import nn
 
 import modelexport
+from modelexport.analysis.verification_report import CallVerification, Verdict
 from modelexport.errors import InputError, SelectorError
 from modelexport.storage.transaction import sidecar_path
 from modelexport.verification.pytorch_run import BoundaryRecorder, BoundaryRecording
-from modelexport.verification.report import CallVerification, Verdict
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ def test_memory_limit_groups_calls_without_changing_the_report(
 @pytest.mark.xdist_group("cnn")
 def test_model_runs_in_evaluation_mode_and_is_restored(exported: Exporter) -> None:
     ours = exported("cnn")
-    model = ours.specimen.model
+    model = ours.example.model
     model.train()
     model.features[0].norm.eval()
     handle = model.head.register_forward_hook(lambda *_: None)
@@ -170,14 +170,14 @@ def test_modules_with_external_weights_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda ours, tmp: modelexport.verify_modules(tmp / "none.onnx", ours.specimen.model, ()), "is not a file"),
+        (lambda ours, tmp: modelexport.verify_modules(tmp / "none.onnx", ours.example.model, ()), "is not a file"),
         (lambda ours, tmp: verified(ours, _without_sidecar(ours, tmp)), "keep the sidecar"),
         (
             lambda ours, tmp: modelexport.verify_modules(ours.path, nn.Linear(8, 2), torch.randn(4, 8)),
             "not the exported model: it has no module 'blk'",
         ),
         (
-            lambda ours, tmp: modelexport.verify_modules(ours.path, ours.specimen.model, torch.randn(5, 8)),
+            lambda ours, tmp: modelexport.verify_modules(ours.path, ours.example.model, torch.randn(5, 8)),
             "is 5x8, and the file requires 4x8",
         ),
         (lambda ours, tmp: modelexport.verify_modules(ours.path, "net", torch.randn(4, 8)), "not with a str"),

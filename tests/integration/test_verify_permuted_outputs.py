@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict, VerificationReport
 from modelexport.graph.digest import graph_hash
-from modelexport.verification.report import Verdict, VerificationReport
 
 pytestmark = pytest.mark.integration
 

@@ -47,6 +47,13 @@ sys.meta_path.insert(0, Interrupt())
 from modelexport.__main__ import main
 main()
 """
+# What the console script imports before the code that handles Ctrl-C runs.
+IMPORTED_BY_THE_ENTRY = """
+import sys
+before = set(sys.modules)
+from modelexport.__main__ import main
+print(*sorted(set(sys.modules) - before))
+"""
 # For a model that takes no inputs that could be synthesized for it.
 NO_INPUTS = ("--no-optimize",)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tests.support import zoo
+from tests.support.small_configs import gpt2_config, mixtral_config, t5_config, whisper_config
 
 
 def _tokens() -> torch.Tensor:
@@ -15,9 +16,9 @@ def _tokens() -> torch.Tensor:
 
 
 def gpt2() -> tuple[Any, dict[str, Any]]:
-    from transformers import GPT2Config, GPT2Model
+    from transformers import GPT2Model
 
-    config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=2, n_head=4)
+    config = gpt2_config()
     return GPT2Model(config), {"input_ids": _tokens()}
 
 
@@ -36,24 +37,16 @@ def llama() -> tuple[Any, dict[str, Any]]:
 
 
 def t5() -> tuple[Any, dict[str, Any]]:
-    from transformers import T5Config, T5Model
+    from transformers import T5Model
 
-    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4)
+    config = t5_config()
     return T5Model(config), {"input_ids": _tokens(), "decoder_input_ids": _tokens()}
 
 
 def mixtral() -> tuple[Any, dict[str, Any]]:
-    from transformers import MixtralConfig, MixtralModel
+    from transformers import MixtralModel
 
-    config = MixtralConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-    )
+    config = mixtral_config()
     return MixtralModel(config), {"input_ids": _tokens()}
 
 
@@ -90,25 +83,9 @@ def bart() -> tuple[Any, dict[str, Any]]:
 
 
 def whisper() -> tuple[Any, dict[str, Any]]:
-    from transformers import WhisperConfig, WhisperModel
+    from transformers import WhisperModel
 
-    config = WhisperConfig(
-        vocab_size=99,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=37,
-        decoder_ffn_dim=37,
-        num_mel_bins=8,
-        max_source_positions=20,
-        max_target_positions=20,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
+    config = whisper_config()
     return WhisperModel(config), {"input_features": torch.randn(1, 8, 40), "decoder_input_ids": _tokens()[:, :5]}
 
 
@@ -137,7 +114,7 @@ _BUILDERS: tuple[Callable[[], tuple[Any, dict[str, Any]]], ...] = (
 NAMES = [builder.__name__ for builder in _BUILDERS]
 
 
-def build(name: str) -> zoo.Specimen:
+def build(name: str) -> zoo.ExampleModel:
     torch.manual_seed(zoo.SEED)
     model, inputs = next(builder for builder in _BUILDERS if builder.__name__ == name)()
-    return zoo.Specimen(name, model.eval(), inputs)
+    return zoo.ExampleModel(name, model.eval(), inputs)

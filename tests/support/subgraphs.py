@@ -25,6 +25,11 @@ def _walk(prefix: str, nodes: object) -> Iterator[tuple[str, onnx.NodeProto]]:
                 yield from _walk(f"{identity}/{attribute.name}/", attribute.g.node)
 
 
+def all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Every node of a file, found without the package's own code."""
+    return [node for _, node in walk_nodes(model)]
+
+
 def expose_subgraphs(model: onnx.ModelProto) -> None:
     """Give every node with subgraphs one more output for each tensor made inside, named by the way to it.
 

@@ -17,9 +17,9 @@ from modelexport.torch_support.example_inputs import normalize_inputs
 from tests.support import zoo
 
 
-def by_usage(graph: ir.Model, specimen: zoo.Specimen) -> ValueMatch:
-    args, kwargs = normalize_inputs(specimen.inputs, None)
-    return attribute_by_value(graph, specimen.model, read_module_tree(specimen.model), args, kwargs)
+def by_usage(graph: ir.Model, example: zoo.ExampleModel) -> ValueMatch:
+    args, kwargs = normalize_inputs(example.inputs, None)
+    return attribute_by_value(graph, example.model, read_module_tree(example.model), args, kwargs)
 
 
 def stripped(path: Path) -> ir.Model:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import modelexport
+from modelexport.analysis.verification_report import Verdict, VerificationReport
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.verification import VerificationReport
-from modelexport.verification.report import Verdict
 from tests.conftest import Exported
 
 
@@ -20,7 +19,7 @@ def grouped(*values: object) -> object:
 
 def verified(ours: Exported, path: Path | None = None, **options: object) -> VerificationReport:
     """The report on an export, or on another file of the same model."""
-    return modelexport.verify_modules(path or ours.path, ours.specimen.model, ours.specimen.inputs, **options)  # type: ignore[arg-type]
+    return modelexport.verify_modules(path or ours.path, ours.example.model, ours.example.inputs, **options)  # type: ignore[arg-type]
 
 
 def callers_of(document: HierarchyDocument, call: str) -> list[str]:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.small_configs import gpt2_config, mixtral_config, t5_config, whisper_config
+
 SEED = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Specimen:
+class ExampleModel:
     """A model with example inputs, and how to make its axes dynamic where it can."""
 
     name: str
@@ -25,12 +27,12 @@ class Specimen:
 _BUILDERS: dict[str, Callable[[], tuple[Any, ...]]] = {}
 
 
-def specimen(build: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+def example(build: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
     _BUILDERS[build.__name__] = build
     return build
 
 
-def build(name: str) -> Specimen:
+def build(name: str) -> ExampleModel:
     torch.manual_seed(SEED)
     model, inputs, *dynamic = _BUILDERS[name]()
     for module in model.modules():
@@ -38,7 +40,7 @@ def build(name: str) -> Specimen:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2.0)
-    return Specimen(name, model.eval(), inputs, dynamic[0] if dynamic else None)
+    return ExampleModel(name, model.eval(), inputs, dynamic[0] if dynamic else None)
 
 
 def names() -> list[str]:
@@ -54,7 +56,7 @@ _BATCH = torch.export.Dim.AUTO
 # --- transformers ----------------------------------------------------------------------------------------------
 
 
-@specimen
+@example
 def bert() -> tuple[Any, ...]:
     from transformers import BertConfig, BertModel
 
@@ -66,15 +68,15 @@ def bert() -> tuple[Any, ...]:
     return BertModel(config), inputs, {name: {0: _BATCH, 1: _BATCH} for name in inputs}
 
 
-@specimen
+@example
 def gpt2() -> tuple[Any, ...]:
-    from transformers import GPT2Config, GPT2Model
+    from transformers import GPT2Model
 
-    config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=2, n_head=4, use_cache=False)
+    config = gpt2_config(use_cache=False)
     return GPT2Model(config), {"input_ids": _tokens()}, {"input_ids": {0: _BATCH, 1: _BATCH}}
 
 
-@specimen
+@example
 def vit() -> tuple[Any, ...]:
     from transformers import ViTConfig, ViTModel
 
@@ -89,7 +91,7 @@ def vit() -> tuple[Any, ...]:
     return ViTModel(config), {"pixel_values": torch.randn(2, 3, 30, 30)}, {"pixel_values": {0: _BATCH}}
 
 
-@specimen
+@example
 def resnet() -> tuple[Any, ...]:
     from transformers import ResNetConfig, ResNetModel
 
@@ -97,32 +99,15 @@ def resnet() -> tuple[Any, ...]:
     return ResNetModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)}, {"pixel_values": {0: _BATCH}}
 
 
-@specimen
+@example
 def whisper() -> tuple[Any, ...]:
-    from transformers import WhisperConfig, WhisperModel
+    from transformers import WhisperModel
 
-    config = WhisperConfig(
-        vocab_size=99,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=37,
-        decoder_ffn_dim=37,
-        num_mel_bins=8,
-        max_source_positions=20,
-        max_target_positions=20,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-        use_cache=False,
-    )
+    config = whisper_config(use_cache=False)
     return WhisperModel(config), {"input_features": torch.randn(1, 8, 40), "decoder_input_ids": _tokens(1, 5)}
 
 
-@specimen
+@example
 def albert() -> tuple[Any, ...]:
     from transformers import AlbertConfig, AlbertModel
 
@@ -162,7 +147,7 @@ class Cnn(nn.Module):
         return self.head(self.dropout(self.features(x).mean((2, 3))))
 
 
-@specimen
+@example
 def cnn() -> tuple[Any, ...]:
     model = Cnn()
     with torch.no_grad():
@@ -184,17 +169,17 @@ class Recurrent(nn.Module):
         return self.head(sequence)
 
 
-@specimen
+@example
 def lstm() -> tuple[Any, ...]:
     return Recurrent(nn.LSTM, num_layers=2, bidirectional=True), (torch.randn(2, 5, 6),)
 
 
-@specimen
+@example
 def gru() -> tuple[Any, ...]:
     return Recurrent(nn.GRU), (torch.randn(2, 5, 6),)
 
 
-@specimen
+@example
 def transformer_encoder() -> tuple[Any, ...]:
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.randn(2, 5, 16),), ({0: _BATCH},)
@@ -222,7 +207,7 @@ class SharedBlock(nn.Module):
         return self.out(x)
 
 
-@specimen
+@example
 def shared_block() -> tuple[Any, ...]:
     return SharedBlock(), torch.randn(4, 8), ({0: _BATCH},)
 
@@ -242,7 +227,7 @@ class Aliased(nn.Module):
         return x
 
 
-@specimen
+@example
 def aliased() -> tuple[Any, ...]:
     return Aliased(), torch.randn(4, 8)
 
@@ -273,7 +258,7 @@ class WithMethods(nn.Module):
         return self.child.encode(x) + self.child(x)
 
 
-@specimen
+@example
 def with_methods() -> tuple[Any, ...]:
     return WithMethods(), torch.randn(4, 8)
 
@@ -299,7 +284,7 @@ class Cond(nn.Module):
         return torch.cond(x.sum() > 0, lambda y: self.yes(y) * 2, lambda y: self.no(y) - 1, (x,)) + 1
 
 
-@specimen
+@example
 def cond() -> tuple[Any, ...]:
     return Cond(), torch.randn(4, 8)
 
@@ -320,7 +305,7 @@ class NoGrad(nn.Module):
             return self.frozen(x * 2)
 
 
-@specimen
+@example
 def no_grad() -> tuple[Any, ...]:
     return NoGrad(), torch.randn(4, 8)
 
@@ -355,7 +340,7 @@ class NestedOutputs(nn.Module):
         return Result(first.logits + 1, first.states, {"sum": first.extra["squared"] + first.states[0]})
 
 
-@specimen
+@example
 def nested_outputs() -> tuple[Any, ...]:
     inputs = {
         "pair": (torch.randn(4, 8), torch.randn(4, 8)),
@@ -367,30 +352,21 @@ def nested_outputs() -> tuple[Any, ...]:
 # --- models that plain torch.onnx.export cannot take -----------------------------------------------------------
 
 
-def build_unexportable(name: str) -> Specimen:
+def build_unexportable(name: str) -> ExampleModel:
     torch.manual_seed(SEED)
     model, inputs = {"t5": _t5, "mixtral": _mixtral}[name]()
-    return Specimen(name, model.eval(), inputs)
+    return ExampleModel(name, model.eval(), inputs)
 
 
 def _t5() -> tuple[nn.Module, Any]:
-    from transformers import T5Config, T5Model
+    from transformers import T5Model
 
-    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4, use_cache=False)
+    config = t5_config(use_cache=False)
     return T5Model(config), {"input_ids": _tokens(), "decoder_input_ids": _tokens()}
 
 
 def _mixtral() -> tuple[nn.Module, Any]:
-    from transformers import MixtralConfig, MixtralModel
+    from transformers import MixtralModel
 
-    config = MixtralConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        use_cache=False,
-    )
+    config = mixtral_config(use_cache=False)
     return MixtralModel(config), {"input_ids": _tokens()}

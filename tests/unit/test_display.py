@@ -20,7 +20,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 def test_results_have_a_repr_of_one_line_and_html_for_notebooks(exported: Exporter, tmp_path: Path) -> None:
     ours = exported("bert")
     copy = modelexport.retag(ours.path, ours.path, tmp_path / "copy.onnx")
-    model, inputs = ours.specimen.model, ours.specimen.inputs
+    model, inputs = ours.example.model, ours.example.inputs
     results = [
         ours.result,
         ours.document,

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.diagnosis import in_one_line
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
-from modelexport.torch_support import buffers_restored, copied_inputs, mha_fast_path_disabled
+from modelexport.torch_support import copied_inputs, mha_fast_path_disabled, weights_restored
 from modelexport.torch_support.private import dispatch_mode, leaves_of, storage_id, storage_reference, tensors_among
 
 # Functions that copy values out of a tensor without an operator that a dispatch mode sees.
@@ -45,7 +45,7 @@ def find_data_reads(
         copied_args, copied_kwargs = copied_inputs(args, kwargs)
         watch.mark((copied_args, copied_kwargs))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(buffers_restored(model))
+            stack.enter_context(weights_restored(model))
             stack.enter_context(mha_fast_path_disabled())
             stack.enter_context(torch.no_grad())
             stack.enter_context(_CopyWatch(watch))

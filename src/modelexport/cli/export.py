@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 
 from modelexport.cli.export_summary import fixed_sizes, markdown_report, next_steps, stage_lines, summary_lines
 from modelexport.cli.model_options import InputOptions, ModelArgument, ModelLoading
-from modelexport.cli.options import ForceOption, TorchNnExceptionsOption, given_options, option, parse_exceptions
+from modelexport.cli.options import ForceOption, TorchNnExceptionsOption, given_options, option
 from modelexport.cli.output import FINDINGS, Format, FormatOption, Output, make_folder
 from modelexport.errors import InputError
 from modelexport.hierarchy import DEFAULT_CHECK_BYTES
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from modelexport.exporting import ExportResult
 
 _AUTO = "auto"
-_AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
 
 
 class CheckLevel(enum.StrEnum):
@@ -98,10 +96,12 @@ class GraphOptions:
 
     def for_export(self) -> dict[str, Any]:
         """The options of `export_model`."""
+        from modelexport.input_options import read_dynamic
+
         return {
             "strategy": self.strategy,
             "exporter": self.exporter,
-            "dynamic": _parse_dynamic(self.dynamic),
+            "dynamic": read_dynamic(self.dynamic),
             "allow_specialization": self.allow_specialization,
             "fx_graph_path": self.fx_graph,
             "jit_graph_path": self.jit_graph,
@@ -187,9 +187,11 @@ def export(
     # Checked before anything is loaded: a wrong path should not cost the time of an export.
     report = _check_files(path, graph, force=force, stages=stages)
     inputs.check()
+    from modelexport.input_options import read_exceptions
+
     options: dict[str, Any] = {
         "optimize": optimize,
-        "torch_nn_exceptions": parse_exceptions(owners.torch_nn_exceptions),
+        "torch_nn_exceptions": read_exceptions(owners.torch_nn_exceptions),
         "advanced_resolution": not owners.simple_resolution,
         "boundaries": owners.boundary or (),
         "private": private,
@@ -257,29 +259,3 @@ def _show_stages(results: Mapping[str, ExportResult], model: str, out: Output, o
         return
     lines = [line for name, result in results.items() for line in stage_lines(name, result)]
     out.summary([*lines, next_steps(list(results.values())[-1], model)[0]])
-
-
-def _parse_dynamic(texts: Sequence[str] | None) -> str | dict[str, dict[int, str]] | None:
-    """The value of ``--dynamic`` for `export_model`; None if it is not given.
-
-    Raises:
-        InputError: A value cannot be parsed, an axis is given twice, or axes are given together with ``auto``.
-    """
-    if not texts:
-        return None
-    if _AUTO in texts:
-        if len(texts) > 1:
-            raise InputError("--dynamic auto determines the axes: give no others")
-        return _AUTO
-    found: dict[str, dict[int, str]] = {}
-    for text in texts:
-        match = _AXIS.fullmatch(text)
-        if match is None:
-            raise InputError(
-                f"--dynamic {text!r} cannot be read: write auto, or name:axis=dimension, as in input_ids:0=batch"
-            )
-        axes = found.setdefault(match["name"], {})
-        if int(match["axis"]) in axes:
-            raise InputError(f"--dynamic {text!r}: axis {match['axis']} of {match['name']} is given twice")
-        axes[int(match["axis"])] = match["dimension"]
-    return found

@@ -35,10 +35,16 @@ _COMMANDS = {
         "export": "Export a model to ONNX with every node attributed to the module call it came from.",
         "inspect": "Show the characteristics of a model, and the strategies that an export would try.",
     },
+    "Batches": {
+        "batch": "Export many models in parallel, each in a process of its own, and record every attempt.",
+        "catalog": "Show what a batch did: which jobs failed and why, and what changed.",
+        "cache": "Show what the cache of batches has, or remove what is old or unused.",
+    },
     "Query": {
         "tree": "Show the module tree of a file with node and parameter counts.",
         "analyze": "Count the nodes, operators and parameters of a file, by module and by class.",
         "select": "List the nodes that a selector picks, in the format of other tools.",
+        "view": "Show a file in the browser: modules first, nodes on demand, with everything that is known about them.",
         "profile": "Show which modules are slow, large, or on another device.",
         "schema": "Print the JSON Schema of the sidecar file or of a command's JSON.",
     },

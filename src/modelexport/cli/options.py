@@ -7,11 +7,13 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from modelexport.deadline import read_within_limit
 from modelexport.errors import InputError
 
 
@@ -20,6 +22,8 @@ def option(panel: str | None, text: str, *names: str, **limits: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **limits)
 
 
+# Python refuses to parse a number of thousands of digits.
+_MOST_DIGITS = 12
 SELECTOR_HELP = "Module paths, tags, class:, op:, and/or/not; docs/selectors.md explains them."
 SelectOption = Annotated[
     str | None,
@@ -36,7 +40,10 @@ TorchNnExceptionsOption = Annotated[
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a dataclass by its fields, which are options."""
+    """Replace each parameter of a command that is a dataclass by its fields, which are options.
+
+    The command has the deadline for reading files.
+    """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {
         parameter.name: parameter.annotation
@@ -62,12 +69,19 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             name: group(**{field.name: given.pop(field.name) for field in _options(group)})
             for name, group in groups.items()
         }
-        command(**given, **built)
+        files = [value for value in given.values() if isinstance(value, Path) and value.is_file()]
+        read_within_limit(lambda: command(**given, **built), *files)
 
     # typer reads the options from these two.
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # any function takes one
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = _one_line_per_paragraph(inspect.getdoc(command) or "")
     return run
+
+
+def _one_line_per_paragraph(text: str) -> str:
+    """Join the lines of each paragraph: typer keeps line breaks, which do not fit the width of the terminal."""
+    return "\n\n".join(part if part.startswith(" ") else " ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _name_values(parameter: inspect.Parameter) -> None:
@@ -115,8 +129,16 @@ def refuse_other_options(context: typer.Context, why: str, allowed: frozenset[st
             raise InputError(f"{why}: leave out {parameter.opts[0]}")
 
 
-def parse_exceptions(text: str | None) -> list[str] | str | None:
-    """The torch.nn exceptions as a list of names, or one of the words ``all`` and ``none``."""
-    if text is None or text in ("all", "none"):
-        return text
-    return [name.strip() for name in text.split(",") if name.strip()]
+def parse_axes(options: list[str]) -> dict[str, int]:
+    """The sizes of dynamic axes, from options such as ``batch=8``.
+
+    Raises:
+        InputError: An option cannot be read.
+    """
+    sizes: dict[str, int] = {}
+    for text in options:
+        name, _, size = text.partition("=")
+        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS:
+            raise InputError(f"--axis {text!r} cannot be read: write batch=8")
+        sizes[name] = int(size)
+    return sizes

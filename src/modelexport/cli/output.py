@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from modelexport.cli.options import option
+from modelexport.deadline import deadline_paused
 from modelexport.display import printable
 from modelexport.errors import InputError, StorageError
 
@@ -103,7 +104,7 @@ class Output:
         """Load and run a model: its stdout goes to stderr, and libraries are quiet unless `verbose` is set."""
         if not self.verbose:
             silence_libraries()
-        with contextlib.redirect_stdout(sys.stderr), Activity(quiet=self.quiet) as activity:
+        with deadline_paused(), contextlib.redirect_stdout(sys.stderr), Activity(quiet=self.quiet) as activity:
             yield activity
 
 
@@ -317,4 +318,5 @@ def _is_terminal(stream: Any) -> bool:
 def _stderr_console() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    # No emoji: `:a:` in the name of a model is no emoji.
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelexport.cli.model_options import MODEL_HELP, InputOptions, ModelLoading, RunLimitOptions
-from modelexport.cli.options import LimitOption, SelectOption, given_options, option, refuse_other_options
+from modelexport.cli.options import LimitOption, SelectOption, given_options, option, parse_axes, refuse_other_options
 from modelexport.cli.output import FINDINGS, Activity, Output, ReportFile, format_option, json_text
 from modelexport.cli.profile_changes import changes_text
 from modelexport.cli.profile_text import ProfileView, profile_csv, profile_text
@@ -60,7 +60,6 @@ class Optimization(enum.StrEnum):
     OFF = "off"
 
 
-_MOST_DIGITS = 12
 _RUN = "Run"
 _INSTEAD = "Instead of a run"
 _REPORT = "Report"
@@ -96,13 +95,7 @@ class RunOptions:
         Raises:
             InputError: One of them cannot be read.
         """
-        sizes: dict[str, int] = {}
-        for text in self.axis or ():
-            name, _, size = text.partition("=")
-            if not name or not size.isdecimal() or len(size) > _MOST_DIGITS:
-                raise InputError(f"--axis {text!r} cannot be read: write batch=8")
-            sizes[name] = int(size)
-        return sizes
+        return parse_axes(self.axis or [])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,9 @@ from modelexport.cli.output import Output, ReportFile, json_text
 _SCHEMAS = {
     "sidecar": "hierarchy:document_schema",
     "analyze": "analysis.query:analysis_schema",
+    "batch": "batching:batch_schema",
+    "cache": "job_results:cache_schema",
+    "catalog": "job_results:catalog_schema",
     "compare": "analysis.comparison:comparison_schema",
     "export": "exporting:export_schema",
     "extract": "analysis.extraction:extraction_schema",
@@ -27,7 +30,8 @@ _SCHEMAS = {
     "tag": "exporting:tagging_schema",
     "tree": "analysis.query:tree_schema",
     "validate": "analysis:validation_schema",
-    "verify": "verification:verification_schema",
+    "verify": "analysis:verification_schema",
+    "view": "viewing:page_schema",
 }
 SchemaName = enum.StrEnum("SchemaName", {name.upper().replace("-", "_"): name for name in _SCHEMAS})  # type: ignore[misc]  # from the table
 

@@ -9,7 +9,7 @@ import typer
 
 from modelexport.cli.export_summary import summary_lines
 from modelexport.cli.model_options import InputOptions, ModelLoading, ModelOption, RunLimitOptions
-from modelexport.cli.options import TorchNnExceptionsOption, parse_exceptions
+from modelexport.cli.options import TorchNnExceptionsOption
 from modelexport.cli.output import Format, FormatOption, Output
 from modelexport.cli.written_file import WrittenFile
 
@@ -41,6 +41,7 @@ def tag(
     target.check(file)
     inputs.check()
     from modelexport.exporting import tag_file
+    from modelexport.input_options import read_exceptions
 
     with out.running_model() as activity:
         sourced = loading.load(model, out)
@@ -49,7 +50,7 @@ def tag(
             sourced.model,
             inputs.choose(sourced, out),
             target.output,
-            torch_nn_exceptions=parse_exceptions(torch_nn_exceptions),
+            torch_nn_exceptions=read_exceptions(torch_nn_exceptions),
             overwrite=target.force,
             limits=limits.limits,
             progress=activity.step,

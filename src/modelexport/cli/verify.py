@@ -17,7 +17,7 @@ from modelexport.display import Cell
 from modelexport.errors import InputError
 
 if TYPE_CHECKING:
-    from modelexport.verification import CallVerification, Difference, VerificationReport
+    from modelexport.analysis import CallVerification, Difference, VerificationReport
 
 _MEBIBYTE = 1 << 20
 _TOLERANCE = re.compile(r"(?:(?P<kind>rtol|atol)=)?(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)")

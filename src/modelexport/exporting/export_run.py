@@ -46,7 +46,7 @@ class ExportRun:
     rejections: list[str] = dataclasses.field(default_factory=list)
 
     def run(self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None) -> ExportResult:
-        """Write the first file that the check accepts; if there is none, the best."""
+        """Write the first file that the check accepts, else the best one."""
         self.checker.start()
         best: tuple[TaggedCapture, FileCheck, AttemptReport] | None = None
         try:

@@ -62,6 +62,17 @@ class FlowGraph:
     is_constant: list[bool] = dataclasses.field(default_factory=list)
     types: dict[int, TensorType] = dataclasses.field(default_factory=dict)
 
+    def nodes_before(self, tensors: Iterable[int]) -> set[int]:
+        """The nodes that these tensors depend on."""
+        found: set[int] = set()
+        pending = [self.producers[tensor] for tensor in tensors]
+        while pending:
+            node = pending.pop()
+            if node != NO_NODE and node not in found:
+                found.add(node)
+                pending += [self.producers[tensor] for tensor in self.node_inputs[node]]
+        return found
+
 
 # Called only if the file lacks the type of a tensor.
 InferredTypes = Callable[[], onnx.GraphProto | None]

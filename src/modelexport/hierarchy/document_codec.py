@@ -53,7 +53,7 @@ def decode_document(data: bytes, source: str) -> HierarchyDocument:
 
 
 def _repeated_key(data: bytes, document: HierarchyDocument) -> str | None:
-    """Describe an object with a repeated key, of which parsers keep different values; None if there is none."""
+    """Describe an object with a repeated key, of which parsers keep different values, or None."""
     if encode_document(document) == data:
         # Exactly as `encode_document` writes it. Encoding is much faster than checking each key.
         return None

@@ -98,5 +98,5 @@ class ModuleTree:
         return len(self._modules)
 
     def canonical(self, name: str) -> str | None:
-        """The canonical path of the module that `name` reaches, or None where there is none."""
+        """The canonical path of the module that `name` reaches, or None."""
         return self._canonical.get(name)

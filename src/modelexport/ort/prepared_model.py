@@ -77,7 +77,7 @@ def external_folder(model: ir.Model) -> Path | None:
 
 
 def numpy_type(dtype: ir.DataType) -> np.dtype | None:
-    """The numpy type in which an input of this element type is passed; None if there is none."""
+    """The numpy type in which an input of this element type is passed, or None."""
     if dtype.value in _WIDENED:
         return np.dtype(np.float32)
     try:

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from modelexport.child_process import OUT_OF_MEMORY, signal_name
+from modelexport.deadline import deadline_paused
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import worker
@@ -28,7 +29,6 @@ _STDERR_BYTES = 4096
 _SECONDS_FOR_STDERR = 5.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
-_OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Failed to allocate memory")
 # The process needs numpy for arrays only. OpenBLAS, which numpy's wheels contain, would start a thread for each core on
 # import, which takes as much CPU time as the rest of the import.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
@@ -185,7 +185,7 @@ class Runner:
         if self._timeouts >= _MOST_TIMEOUTS:
             raise OnnxRunError(f"skipped: {name} already timed out {self._timeouts} times on this file")
         process = self._started()
-        with self._failing_as(name, process):
+        with deadline_paused(), self._failing_as(name, process):
             # If the process answered and ended, the write fails and the answer can still be read.
             with self._timed():
                 with contextlib.suppress(OSError):
@@ -285,11 +285,11 @@ class Runner:
         if expired:
             self._timeouts += 1
             return RunLimitError(f"{name} timed out after {self._limits.seconds:g} s")
-        how = _signal_name(-code) if code < 0 else f"exit code {code}"
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
         return OnnxRunError(_shortened(f"{name} crashed ({how}{'; ' + said if said else ''})"))
 
     def _is_out_of_memory(self, error: str) -> bool:
-        return self._limits.memory_bytes is not None and any(word in error for word in _OUT_OF_MEMORY)
+        return self._limits.memory_bytes is not None and any(word in error for word in OUT_OF_MEMORY)
 
     def _error(self, error: str) -> OnnxRunError:
         if not self._is_out_of_memory(error):
@@ -381,13 +381,6 @@ class _Tail:
     def _read(self) -> None:
         while piece := os.read(self._stream.fileno(), _STDERR_BYTES):
             self._kept = (self._kept + piece)[-_STDERR_BYTES:]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _shortened(message: str) -> str:

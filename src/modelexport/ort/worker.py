@@ -1,7 +1,8 @@
 """The child process of `runner`: runs ONNX graphs, the ONNX checker and shape inference, one request at a time.
 
-Started as a script; it imports nothing of this package. A message is a length, a JSON header of that length, and the
-bytes of the arrays that the header lists. Neither side unpickles anything. It ends with its parent, also while busy.
+Started as a script; of this package it imports `child_process` only. A message is a length, a JSON header of that
+length, and the bytes of the arrays that the header lists. Neither side unpickles anything. It ends with its parent,
+also while busy.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import math
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +19,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from modelexport.child_process import end_with_parent, limit_memory
+
 # A header lists arrays by type and shape. A longer header is invalid.
 _HEADER_BYTES = 2**28
 _LENGTH_BYTES = 8
 # Types with a plain layout in memory: floats, integers, booleans.
 _KINDS = "fiub"
 _MESSAGE_CHARACTERS = 500
-_PR_SET_PDEATHSIG = 1
 
 Request = tuple[dict[str, Any], list[np.ndarray]]
 Answer = tuple[dict[str, Any], Sequence[np.ndarray]]
@@ -244,27 +245,6 @@ _TASKS: Mapping[str, tuple[str, Callable[[Mapping[str, Any], list[np.ndarray]], 
 # --- the process -----------------------------------------------------------------------------------------------
 
 
-def _limit_memory(amount: int) -> None:
-    try:
-        import resource
-    except ImportError:  # not available on Windows
-        return
-    for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, amount)):
-        hard = resource.getrlimit(what)[1]
-        if hard == resource.RLIM_INFINITY or most < hard:
-            resource.setrlimit(what, (most, hard))
-
-
-def _end_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends. Elsewhere the end of stdin ends it (`_receive`)."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.name == "posix" and os.getppid() != parent:  # it ended before that call
-        os._exit(1)
-
-
 def _receive(stream: BinaryIO, requests: queue.SimpleQueue[Request]) -> None:
     """Read requests in a separate thread, so that the process ends with its parent also while a graph runs."""
     try:
@@ -293,9 +273,9 @@ def main() -> None:
     Arguments: the process id of the parent, the memory limit in bytes or an empty string, and modules to import.
     """
     parent, memory, *preloaded = sys.argv[1:]
-    _end_with_parent(int(parent))
+    end_with_parent(int(parent))
     if memory:
-        _limit_memory(int(memory))
+        limit_memory(int(memory))
     # Output that libraries print to stdout must not mix with the messages.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -18,12 +18,14 @@ def with_sharers(
     recorded: Mapping[ir.Node, CallId],
     calls: CallTree,
     lost_nodes: Collection[CallId],
+    lost_constants: Mapping[ir.Node, Collection[CallId]],
     infos: Mapping[str, TensorInfo],
 ) -> dict[ir.Node, Attribution]:
     """The attribution of each node with a recorded call, with the calls that shared it.
 
     `lost_nodes` are the calls with nodes that were merged into equal ones of other calls. Another call that returns a
-    value it did not compute has stored it earlier. `infos` has shape and type of tensors, where they are known.
+    value it did not compute has stored it earlier. `lost_constants` has for a constant the calls with an equal one that
+    was merged into it. `infos` has shape and type of tensors, where they are known.
     """
     finder = _SharerFinder(calls, lost_nodes)
     sharers: dict[ir.Node, set[CallId]] = {}
@@ -39,7 +41,7 @@ def with_sharers(
                 consumer = recorded.get(use.node)
                 # A call that shares the consumer computed the consumer's inputs too.
                 for call in (*(() if consumer is None else (consumer,)), *sharers.get(use.node, ())):
-                    found |= finder.consuming(value.name, call, owner, info)
+                    found |= finder.consuming(value.name, call, owner, info, lost_constants.get(node, lost_nodes))
         sharers[node] = found
     own = {node: confidence.recorded_by_exporter(call) for node, call in recorded.items()}
     return own | {node: confidence.merged(own[node], found) for node, found in sharers.items() if found}
@@ -72,10 +74,15 @@ class _SharerFinder:
             and self._inputs[call].isdisjoint({tensor, None})
         }
 
-    def consuming(self, tensor: str | None, consumer: CallId, owner: CallId, info: TensorInfo | None) -> set[CallId]:
-        """The call that computed an equal tensor for the consumer; none where the consumer got it from the owner."""
+    def consuming(
+        self, tensor: str | None, consumer: CallId, owner: CallId, info: TensorInfo | None, lost: Collection[CallId]
+    ) -> set[CallId]:
+        """The call that computed an equal tensor for the consumer; none where the consumer got it from the owner.
+
+        `lost` are the calls that may have lost the node that computed it.
+        """
         if owner in self._chains[consumer]:
-            return self._consuming_inside(tensor, consumer, owner, info)
+            return self._consuming_inside(tensor, consumer, owner, info, lost)
         call: CallId | None = consumer
         while call is not None and owner not in self._chains[call]:
             if call in self._chains[owner]:
@@ -88,14 +95,14 @@ class _SharerFinder:
         return set()
 
     def _consuming_inside(
-        self, tensor: str | None, consumer: CallId, owner: CallId, info: TensorInfo | None
+        self, tensor: str | None, consumer: CallId, owner: CallId, info: TensorInfo | None, lost: Collection[CallId]
     ) -> set[CallId]:
         """The same for a consumer that the owner called, and that is known to have lost a node."""
         for call in self._calls.chain(consumer):
             if call == owner:
                 break
             if tensor not in self._inputs[call]:
-                may_have = call not in self._lost_nodes or self._may_be_input(tensor, call, owner, info)
+                may_have = call not in lost or self._may_be_input(tensor, call, owner, info)
                 return set() if may_have else {call}
         return set()
 

@@ -75,7 +75,7 @@ class ValueCorrespondence:
         return self._surviving_tensors()
 
     def tensor(self, name: str) -> str | None:
-        """The tensor of the rewritten main graph that equals this one of the original; None where there is none."""
+        """The tensor of the rewritten main graph that equals this one of the original, or None."""
         found = self.surviving.get(name)
         if found is None:
             if name not in self._removed:

@@ -10,7 +10,7 @@ from modelexport.profiling.comparison import (
 )
 from modelexport.profiling.formats import OVERHEAD_NAME, as_collapsed, as_speedscope, as_trace
 from modelexport.profiling.profiler import build_report, profile, profile_both
-from modelexport.profiling.records import CallProfile, Kernel, Measurement, OwnedKernel, ProfileRow, Timing
+from modelexport.profiling.records import CallProfile, Kernel, Measurement, OwnedKernel, ProfileRow, Timing, middle_runs
 from modelexport.profiling.report import Grouping, ProfileReport, Sorting, profile_schema, read_profile
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "as_trace",
     "build_report",
     "compare_profiles",
+    "middle_runs",
     "profile",
     "profile_both",
     "profile_comparison_schema",

@@ -26,10 +26,11 @@ from modelexport.storage.opened_file import (
     read_model,
     read_proto,
 )
-from modelexport.storage.recovery import find_hierarchy, recover_document
+from modelexport.storage.recovery import Recovered, find_hierarchy, recover_document
 from modelexport.storage.transaction import Staging, check_target, data_file_name, data_files, sidecar_path, stage_files
 from modelexport.storage.untagged_file import UntaggedFile, read_untagged, write_tagged
-from modelexport.storage.untrusted_checks import external_tensors
+from modelexport.storage.untrusted_checks import check_functions, external_tensors
+from modelexport.storage.weight_reader import WeightReader, content_bytes
 from modelexport.storage.wire_format import ExporterFile
 
 __all__ = [
@@ -38,12 +39,16 @@ __all__ = [
     "LoadedModel",
     "ModelFile",
     "NodeStores",
+    "Recovered",
     "Staging",
     "UntaggedFile",
+    "WeightReader",
     "build_document",
     "build_ir",
+    "check_functions",
     "check_target",
     "check_text_target",
+    "content_bytes",
     "data_file_name",
     "data_files",
     "external_tensors",

@@ -77,7 +77,10 @@ def write_tensor(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
     Raises:
         FileFormatError: The data file cannot be read, or ends within the weight.
     """
-    if isinstance(tensor, ir.Tensor | ir.ExternalTensor):
+    array = tensor.raw if isinstance(tensor, ir.Tensor) else None
+    # numpy's tofile writes a transposed array element by element.
+    is_transposed = isinstance(array, np.ndarray) and not array.flags.c_contiguous
+    if isinstance(tensor, ir.Tensor | ir.ExternalTensor) and not is_transposed:
         tensor.tofile(file)
     else:
         file.write(tensor.tobytes())

@@ -308,6 +308,7 @@ def source_line(node: onnx.NodeProto) -> str:
     That is the innermost frame outside of torch, or the innermost of all.
     """
     text = next((entry.value for entry in node.metadata_props if entry.key == _STACK_TRACE_KEY), "")
-    frames: list[tuple[str, str]] = _FRAME.findall(text)
+    # Text that is not UTF-8 is bytes.
+    frames: list[tuple[str, str]] = _FRAME.findall(text) if isinstance(text, str) else []
     own = [frame for frame in frames if not _OF_TORCH.search(frame[0])]
     return ":".join((own or frames)[-1]) if frames else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError, StorageError
 from modelexport.graph import graph_hash, proto_nodes_with_ids
@@ -196,6 +197,7 @@ class LoadedModel(ModelFile):
     """An ONNX file that `load` read with its weights. It has the attributes of `ModelFile`."""
 
 
+@reads_files()
 def read_model(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFile:
     """Read an ONNX file and its hierarchy without its weights.
 
@@ -208,6 +210,7 @@ def read_model(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> ModelFi
     return file
 
 
+@reads_files()
 def load(path: str | Path, limits: ReadLimits = DEFAULT_LIMITS) -> LoadedModel:
     """Read an ONNX file with its weights, and its hierarchy.
 
@@ -249,6 +252,7 @@ def existing_file(path: str | Path) -> Path:
     return named if cache_repository(named) is not None else named.resolve()
 
 
+@reads_files()
 def read_proto(file: Path, limits: ReadLimits = DEFAULT_LIMITS, *, weights: bool) -> onnx.ModelProto:
     """Parse and check a model file.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
+from modelexport.deadline import reads_files
 from modelexport.errors import FileFormatError
 from modelexport.graph import graph_hash, proto_nodes_with_ids, tensors_with_ids
 from modelexport.hierarchy import (
@@ -68,6 +69,7 @@ class Recovered:
     missing: tuple[str, ...] = ()
 
 
+@reads_files()
 def find_hierarchy(file: ModelFile) -> Recovered:
     """The hierarchy of a file: from its sidecar, or recovered without one.
 

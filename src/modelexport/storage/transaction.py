@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from modelexport.deadline import deadline_paused
 from modelexport.errors import ContractError, InputError, StorageError
 from modelexport.storage.commit_journal import (
     JOURNAL,
@@ -94,7 +95,7 @@ def check_target(path: str | Path, *, force: bool, sidecar: bool = True, others:
         for file in (target, *([sidecar_path(target)] if sidecar else []), *others):
             _check_free(file, force=force)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python below 3.13
-        raise InputError(f"Cannot write {path}: {error}. Make that folder or choose another.") from error
+        raise InputError(f"Cannot write {path}: {error}. Create that folder or choose another.") from error
     except StorageError as error:
         raise InputError(str(error)) from error
     return target
@@ -119,7 +120,7 @@ class Staging:
 
         Args:
             model: Name of the staged ``.onnx`` file; it becomes the target.
-            data: Name of the staged data file, from `data_file_name`, which it keeps; None if there is none.
+            data: Name of the staged data file, from `data_file_name`, which it keeps, or None.
             others: For each further staged file its final path, in the target's folder.
             obsolete: Files in the target's folder that belong to the old model, such as its sidecar when the new
                 export has none. They may be missing.
@@ -141,7 +142,7 @@ class Staging:
         finals = [final for _, final in moves] + [file.absolute() for file in obsolete]
         if len({*finals}) < len(finals) or any(file.parent != target.parent for file in finals):
             raise ContractError(f"Not a set of different files in {target.parent}: {moves}, {obsolete}")
-        with reporting(target):
+        with deadline_paused(), reporting(target):
             for name, _ in moves:  # the contents alone: the staged names need not survive a crash
                 sync(self.path(name))
             with turn(target.parent) as locked:

@@ -53,7 +53,7 @@ def check_model(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
                     f"{file} has ids of more than {_MOST_PREFIX_CHARACTERS:,} characters: the names of owning nodes or "
                     f"functions, which the ids of the nodes in {where} begin with, are too long"
                 )
-    _check_functions(proto, file, limits)
+    check_functions(proto, file, limits.expanded_nodes)
     folder = DataFolder(file, limits)
     for owner, tensor in _tensors(proto):
         if tensor.data_type not in _TYPES:
@@ -189,15 +189,19 @@ def _cycle(nodes: Sequence[onnx.NodeProto]) -> list[int]:
 # --- functions -------------------------------------------------------------------------------------------------
 
 
-def _check_functions(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> None:
-    """Refuse recursive functions, and compute the number of nodes after inlining without inlining."""
+def check_functions(proto: onnx.ModelProto, file: Path, expanded_nodes: int) -> None:
+    """Refuse recursive functions, and more nodes after inlining, which are counted without inlining.
+
+    Raises:
+        FileFormatError: Names the problem.
+    """
     functions = {(f.domain, f.name, f.overload): _uses(f.node) for f in proto.functions}
     if len(functions) < len(proto.functions):
         raise FileFormatError(f"{file} has two functions of the same name: which one counts is undefined")
     if not functions:
         return
     sizes: dict[_FunctionKey, int] = {}
-    most = limits.expanded_nodes + 1
+    most = expanded_nodes + 1
 
     def expanded(count: int, used: Mapping[_FunctionKey, int]) -> int:
         # Capped at the limit: a hundred functions that call the next one twice give a number of a hundred bits.
@@ -220,7 +224,7 @@ def _check_functions(proto: onnx.ModelProto, file: Path, limits: ReadLimits) -> 
                 opened[called] = iter(functions[called][1])
     if expanded(*_uses(proto.graph.node)) == most:
         raise FileFormatError(
-            f"{file} has more nodes than the limit of {limits.expanded_nodes} after its functions are inlined"
+            f"{file} has more nodes than the limit of {expanded_nodes} after its functions are inlined"
         )
 
 

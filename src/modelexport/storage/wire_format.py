@@ -189,6 +189,39 @@ def _without_weights(stream: BinaryIO, size: int, inner: int | None, smallest: i
             yield header + content
 
 
+def find_raw_data(stream: BinaryIO, size: int) -> dict[str, tuple[int, int]]:
+    """Offset and length of the content of each weight of the main graph that is stored as raw bytes, by name.
+
+    Args:
+        stream: The file.
+        size: Its size in bytes.
+
+    Raises:
+        ValueError: The bytes are not a protobuf message.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for graph, graph_begin, graph_end in _places(stream, 0, size):
+        for field, begin, end in _places(stream, graph_begin, graph_end) if graph == _MODEL_GRAPH else ():
+            if field == _GRAPH_INITIALIZER:
+                parts = {number: (start, stop - start) for number, start, stop in _places(stream, begin, end)}
+                if _TENSOR_NAME in parts and _TENSOR_RAW_DATA in parts:
+                    stream.seek(parts[_TENSOR_NAME][0])
+                    found[stream.read(parts[_TENSOR_NAME][1]).decode(errors="replace")] = parts[_TENSOR_RAW_DATA]
+    return found
+
+
+def _places(stream: BinaryIO, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, begin and end of each field of the message between two offsets."""
+    while position < end:
+        stream.seek(position)
+        number, header, length = _read_header(stream)
+        begin = position + len(header)
+        position = begin + length
+        if position > end:
+            raise ValueError("a field ends beyond its message")
+        yield number, begin, position
+
+
 def _read_header(stream: BinaryIO) -> tuple[int, bytes, int]:
     """The number, header and length of the next field; a number is part of the header."""
     tag, header = _read_varint(stream)

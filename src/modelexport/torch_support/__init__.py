@@ -13,5 +13,6 @@ from modelexport.torch_support.state_guard import (
     full_float32_precision,
     mha_fast_path_disabled,
     preserved_state,
+    weights_restored,
 )
 from modelexport.torch_support.tensor_paths import flattened_names, named_arguments, named_results, tensors_in

@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 import torch
 
+from modelexport.errors import UnsupportedLibraryError
 from modelexport.torch_support.private import is_operator_overload
 from modelexport.torch_support.private_part import Part
 
@@ -53,6 +54,12 @@ def pass_through(
     """
     part: Part = name.value
     return part.called_through(around, first=_GRAPH.check(_GRAPH.fixed, type), required=required)
+
+
+def pass_changed(name: JitPass, how: str) -> UnsupportedLibraryError:
+    """The error for a pass that behaves differently in the installed release."""
+    part: Part = name.value
+    return part.changed(how)
 
 
 def translation_seen(see: Callable[[dict[Any, Any]], None]) -> contextlib.AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from modelexport.errors import UnsupportedLibraryError
 from modelexport.torch_support.private import (
     dispatch_mode,
     global_hook_tables,
@@ -148,6 +149,21 @@ class CopyOnWrite:
         """Restore the tensors that were overwritten; also after a run outside the context, if it wrote to the same."""
         for storage, before in self._copies.items():
             self._storages[storage].copy_(before)
+
+
+@contextlib.contextmanager
+def weights_restored(model: torch.nn.Module) -> Iterator[None]:
+    """Restore parameters, buffers and other tensors of the modules after an eager forward pass that changes them."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(buffers_restored(model))
+        # Without this part of torch, weights that forward writes to stay changed; buffers do not.
+        with contextlib.suppress(UnsupportedLibraryError):
+            written = CopyOnWrite(model)
+            stack.callback(written.restore)
+            # Compiled modules run in eager mode: torch would compile them for the context of this run.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(written)
+        yield
 
 
 @contextlib.contextmanager

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from modelexport.verification.contamination_by_value import validate_owners_by_value
-from modelexport.verification.difference import Difference
 from modelexport.verification.file_check import FileChecker
 from modelexport.verification.module_verification import verify_modules
 from modelexport.verification.onnx_run import feeds_of_file
-from modelexport.verification.report import CallVerification, VerificationReport, verification_schema
 
 __all__ = [
-    "CallVerification",
-    "Difference",
     "FileChecker",
-    "VerificationReport",
     "feeds_of_file",
     "validate_owners_by_value",
-    "verification_schema",
     "verify_modules",
 ]

@@ -15,26 +15,22 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from modelexport.analysis import Difference, Verdict
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
 from modelexport.torch_support import copied_inputs, named_results
-from modelexport.verification.difference import Difference, Tolerance, compare, precisions_of
+from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
 from modelexport.verification.module_verification import verify_modules
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.pytorch_run import array_of, reference_run
-from modelexport.verification.report import Verdict
 
 _RUN, _LOAD, _OFF = CHECK_LEVELS
 # Outputs of a full model add up the rounding errors of all modules.
 _TOLERANCE = Tolerance(least_atol=1e-4)
 _OTHER_SEED = 1
-# Types that onnxruntime has few kernels for on a CPU: no other exporter would write other types.
-_FEW_KERNELS = frozenset({"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
-
-
 # The domains of onnxruntime's own operators.
 _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
 # The names of nodes and tensors in onnxruntime's messages.
@@ -153,7 +149,7 @@ class FileChecker:
         return FileCheck(CheckOutcome.DIFFERENT, _reason(name, difference), name, largest, rtol, atol)
 
     def _feeds(self, model: ir.Model, document: HierarchyDocument) -> tuple[dict[str, np.ndarray], str]:
-        """The inputs of the graph; if there are none to run it with, why."""
+        """The inputs of the graph, or why they are unknown."""
         if self._level == _LOAD:
             return {}, "check is 'load'"
         if self._most_bytes is not None and (size := weight_bytes(model)) > self._most_bytes:
@@ -164,7 +160,7 @@ class FileChecker:
             return {}, inputs.explain()
         feeds: dict[str, np.ndarray] = {}
         for name, tensor in inputs.tensors.items():
-            if _type_name(tensor) in _FEW_KERNELS:
+            if _type_name(tensor) in RARE_FLOATS:
                 return {}, f"onnxruntime takes numpy arrays, which cannot be {_type_name(tensor)} as its input {name}"
             feeds[name] = array_of(tensor)
         return feeds, ""
@@ -183,7 +179,8 @@ class FileChecker:
         """Whether no other way to export the model needs to be tried."""
         if check.outcome is CheckOutcome.NO_KERNEL:
             tensors = (*self._model.parameters(), *self._model.buffers())
-            return any(_type_name(tensor) in _FEW_KERNELS for tensor in tensors)
+            # The file of another exporter would have the same types.
+            return any(_type_name(tensor) in RARE_FLOATS for tensor in tensors)
         return not check.is_wrong
 
     def with_origin(self, check: FileCheck, path: Path, document: HierarchyDocument, seconds: float) -> FileCheck:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import torch
 
+from modelexport.analysis import CallVerification, Difference, TensorVerification, VerificationReport
 from modelexport.analysis.extraction import ExtractionPlan, Extractor, HierarchySource, ModelSource, Port
 from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
@@ -18,8 +21,9 @@ from modelexport.gc_pause import collect_recent, gc_paused
 from modelexport.hierarchy import CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
+from modelexport.storage import ModelFile
 from modelexport.torch_support import normalize_inputs
-from modelexport.verification.difference import Difference, OutputPair, Tolerance, compare, is_permuted, precisions_of
+from modelexport.verification.difference import OutputPair, Tolerance, compare, is_permuted, precisions_of
 from modelexport.verification.onnx_run import FullModelRun, GraphInputs
 from modelexport.verification.pytorch_run import (
     BoundaryKey,
@@ -28,10 +32,7 @@ from modelexport.verification.pytorch_run import (
     Direction,
     control_flow_call,
 )
-from modelexport.verification.report import (
-    CallVerification,
-    TensorVerification,
-    VerificationReport,
+from modelexport.verification.verdicts import (
     excuse_nondeterminism,
     excuse_permutations,
     name_sources,
@@ -98,7 +99,9 @@ def verify_modules(
     extractor = Extractor(path_or_model, hierarchy)
     with gc_paused(), Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
         verification = _Verification(extractor, ready, model, args, named, Tolerance(rtol, atol), runner)
-        return verification.verify(select, memory_bytes, progress or (lambda done, total, call: None))
+        found = verification.verify(select, memory_bytes, progress or (lambda done, total, call: None))
+    path = path_or_model.path if isinstance(path_or_model, ModelFile) else path_or_model
+    return msgspec.structs.replace(found, file=str(path) if isinstance(path, str | Path) else "")
 
 
 @dataclasses.dataclass
@@ -185,6 +188,7 @@ class _Verification:
             whole_run_error=self._full_run.error,
             forward_passes=self._recorder.passes,
             precisions=tuple(sorted(self._precisions)),
+            graph_hash=document.graph_hash,
         )
 
     def _compare_unselected(self, call_id: str) -> tuple[CallVerification, bool]:

@@ -20,7 +20,6 @@ from modelexport.torch_support import (
     TORCH_LOCK,
     CallWatch,
     RunningCall,
-    buffers_restored,
     control_flow_depth,
     copied_inputs,
     evaluation_mode,
@@ -29,6 +28,7 @@ from modelexport.torch_support import (
     named_arguments,
     named_results,
     preserved_state,
+    weights_restored,
 )
 from modelexport.torch_support.private import storage_reference, version_of
 
@@ -46,7 +46,7 @@ def reference_run(model: torch.nn.Module, *, training: bool = False) -> Iterator
     with (
         TORCH_LOCK,
         preserved_state(model),
-        buffers_restored(model),
+        weights_restored(model),
         contextlib.nullcontext() if training else evaluation_mode(model),
         full_float32_precision(),
         torch.no_grad(),

@@ -56,7 +56,7 @@ def test_model_that_is_random_itself_cannot_be_compared(tmp_path: Path) -> None:
     assert "PyTorch's own results are nondeterministic" in page_of(found)
 
 
-def test_optimizations_of_the_runtime_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimizations_of_the_runtime_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = sweep_checks._run
 
     def off_when_optimized(path: Path, feeds: dict[str, np.ndarray], *, optimized: bool) -> list[Any]:

@@ -81,7 +81,7 @@ def test_longest_model_starts_first_after_those_never_measured() -> None:
         ({"built": {}, "forward": {}, "ours": {"error": ""}, "torchscript": {"error": ""}}, False, True),
     ],
 )
-def test_result_of_ours_alone_is_no_whole_result(found: dict[str, Any] | None, ours_only: bool, done: bool) -> None:
+def test_result_of_ours_alone_is_not_a_whole_result(found: dict[str, Any] | None, ours_only: bool, done: bool) -> None:
     assert _is_done(found, ours_only=ours_only) is done
 
 

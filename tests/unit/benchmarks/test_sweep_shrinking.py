@@ -34,7 +34,7 @@ def test_number_that_is_the_sum_of_a_list_stays_one(level: object) -> None:
     assert small["attention_head_dim"] * small["num_attention_heads"] == small["inner_dim"]
 
 
-def test_channels_of_blocks_are_no_number_of_layers() -> None:
+def test_channels_of_blocks_are_not_taken_as_the_number_of_layers() -> None:
     small = Shrinking(LEVELS[0]).shrink({"block_out_channels": (64, 128), "layers_per_block": 3, "norm_num_groups": 32})
     assert small == {"block_out_channels": (4, 64), "layers_per_block": 2, "norm_num_groups": 4}
 
@@ -48,7 +48,7 @@ def test_few_channels_at_the_beginning_of_a_list_stay() -> None:
     assert Shrinking(LEVELS[0]).shrink({"stem_channels": [3, 33, 48]}) == {"stem_channels": [3, 4, 4]}
 
 
-def test_vocabulary_that_a_configuration_has_none_of_is_made_up() -> None:
+def test_vocabulary_that_a_configuration_lacks_is_synthesized() -> None:
     pytest.importorskip("transformers")
     how, make = next(builders(Candidate("transformers", "esm")))
     assert how == "level 0"
@@ -72,7 +72,7 @@ class Asking:
         self.name = name
 
 
-def test_number_that_is_missing_is_made_up() -> None:
+def test_missing_number_is_synthesized() -> None:
     made = _completed(Asking, {"width": None, "name": None, "depth": None})
     assert made.size == 8
     assert made.name is None
@@ -111,7 +111,7 @@ def test_kernel_with_a_middle_keeps_one() -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), [("dots1", "n_routed_experts"), ("chameleon", "vocabulary_map")])
-def test_value_that_a_default_configuration_does_not_have_is_made_up(name: str, field: str) -> None:
+def test_value_that_a_default_configuration_lacks_is_synthesized(name: str, field: str) -> None:
     pytest.importorskip("transformers")
     _, make = next(builders(Candidate("transformers", name)))
     assert getattr(make().config, field) is not None

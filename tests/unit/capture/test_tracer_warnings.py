@@ -15,7 +15,7 @@ from modelexport.capture.source_places import SourcePlace
 from modelexport.capture.tracer_warnings import Specialization, TracerWarning, recorded_warnings
 
 
-def test_first_twenty_are_told_and_the_rest_is_counted() -> None:
+def test_first_twenty_are_listed_and_the_rest_is_counted() -> None:
     warned = tuple(TracerWarning("a size", SourcePlace("net.py", line, ""), True) for line in range(25))
     notes = Specialization(warned, ()).notes()
     assert len(notes) == 21

@@ -14,6 +14,7 @@ import pytest
 from tests.support.command import Outcome
 from tests.support.command_process import (
     FACTORIES,
+    IMPORTED_BY_THE_ENTRY,
     INTERRUPTED_IMPORT,
     INTERRUPTIBLE,
     NO_INPUTS,
@@ -137,6 +138,11 @@ def test_wrong_use_is_exit_code_2_with_nothing_on_stdout(
 def test_interrupt_during_imports_exits_130_with_a_message() -> None:
     outcome = in_process(script=INTERRUPTED_IMPORT)
     assert (outcome.code, outcome.stdout, outcome.stderr) == (130, "", "interrupted: nothing was written\n")
+
+
+def test_nothing_but_the_entry_is_imported_before_an_interrupt_is_handled() -> None:
+    outcome = in_process(script=IMPORTED_BY_THE_ENTRY)
+    assert outcome.stdout.split() == ["__future__", "modelexport", "modelexport.__main__", "modelexport._version"]
 
 
 @pytest.mark.integration

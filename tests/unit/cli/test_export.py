@@ -31,23 +31,24 @@ def test_commands_without_a_model_do_not_import_torch(bert: Exported, tmp_path: 
         f"tree {bert.onnx_path}",
         f"analyze {bert.onnx_path}",
         f"select {bert.onnx_path} encoder",
+        f"view {bert.onnx_path} --format dot",
         f"export builtin:bert-tiny {bert.onnx_path}/bert.onnx",
         f"export builtin:bert-tiny {bert.onnx_path}",
     )
     outcome = in_process(*" , ".join(commands).split(), script=WITHOUT_TORCH)
     *good, missing, missing_ended, existing, existing_ended = outcome.stderr.splitlines()
     assert outcome.code == 0
-    assert good == [f"{number} ended with 0, torch imported: False" for number in range(6)]
+    assert good == [f"{number} ended with 0, torch imported: False" for number in range(7)]
     assert "BertModel" in outcome.stdout
     # A path that cannot be used is found before torch is loaded.
-    assert missing_ended == "6 ended with 2, torch imported: False"
-    assert existing_ended == "7 ended with 2, torch imported: False"
+    assert missing_ended == "7 ended with 2, torch imported: False"
+    assert existing_ended == "8 ended with 2, torch imported: False"
     assert missing.startswith("error: ")
     assert existing.startswith("error: ")
 
 
 def test_help_shows_examples(command: Callable[..., Outcome]) -> None:
-    for name in ("export", "tree", "schema", "analyze", "select", "verify"):
+    for name in ("export", "tree", "schema", "analyze", "select", "verify", "view"):
         assert f"modelexport {name} " in command(name, "--help").stdout.partition("Example")[2]
 
 
@@ -131,7 +132,7 @@ def test_summary_names_the_attempts_before_the_one_that_succeeded(bert: Exported
     assert not [line for line in summary_lines(alone, "m") if line.startswith("tried before")]
 
 
-def test_report_keeps_its_tables_whole_when_names_hold_markup(bert: Exported) -> None:
+def test_report_keeps_its_tables_whole_when_names_contain_markup(bert: Exported) -> None:
     document = decode_document(bert.sidecar_path.read_bytes(), "sidecar")
     result = ExportResult(
         bert.onnx_path,

@@ -78,6 +78,19 @@ def test_line_in_the_table_is_the_first_of_the_commands_own_help(name: str) -> N
     assert inspect.getdoc(function).splitlines()[0] == line  # type: ignore[union-attr]  # every command has one
 
 
+@pytest.mark.parametrize("columns", [72, 100])
+def test_paragraphs_of_help_fill_the_width_of_the_terminal(
+    command: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = command("tree", "--help").stdout
+    paragraph = shown[shown.index("Reads files") : shown.index("Examples:")].strip().splitlines()
+    first_words = [line.split()[0] for line in paragraph[1:]]
+    # Each line is full: the first word of the next one does not fit.
+    for line, word in zip(paragraph, first_words, strict=False):
+        assert len(line.strip()) + 1 + len(word) > columns - 2
+
+
 def test_version_names_the_libraries_that_it_works_with() -> None:
     lines = in_process("--version").stdout.splitlines()
     assert lines[0].startswith("modelexport ")
@@ -106,9 +119,12 @@ def test_one_idea_has_one_spelling_in_every_command(name: str) -> None:
     parameters = options_of(name)
     spelled = {parameter: flags(value) for parameter, value in parameters.items()}
     everything = {flag for found in spelled.values() for flag in found}
-    assert {"--quiet", "-q", "--verbose", "-v", "--debug", "--force", "--output", "-o"} <= everything
+    assert {"--quiet", "-q", "--verbose", "-v", "--debug", "--output", "-o"} <= everything
+    # The results of a batch are not replaced.
+    assert "--force" in everything or name == "batch"
     assert not everything & {"--filter", "--output-dir", "--repair", "--out"}
-    if "output_format" in parameters:
+    # `view` writes pages and drawings, not a report.
+    if "output_format" in parameters and name != "view":
         kinds = str(parameters["output_format"].annotation)
         form = parameters["output_format"].annotation.__args__[0]
         values = {value.value for value in getattr(form, "__args__", (form,))[0]}
@@ -212,6 +228,13 @@ def test_selector_and_output_are_given_once(command: Callable[..., Outcome], tmp
         ("export", "m:f", tmp_path / "a.onnx", "-o", tmp_path / "b.onnx"),
     ):
         assert "once" in command(*arguments).error
+
+
+@pytest.mark.parametrize("name", ["tag", "retag", "repair"])
+def test_help_says_that_the_file_is_replaced_with_force_alone(command: Callable[..., Outcome], name: str) -> None:
+    words = " ".join(command(name, "--help").stdout.replace("│", " ").split())
+    assert "Without it, --force replaces FILE." in words
+    assert "replaced by default" not in words
 
 
 def test_repair_replaces_the_file_only_where_that_is_asked_for(

@@ -160,7 +160,7 @@ def test_sidecar_whose_parts_do_not_fit_together_is_one_line_that_names_it(bert:
     ("content", "named"),
     [(None, "is not a file"), (b"", "is empty"), (b"\x00garbage" * 9, "cannot be read"), (b"\x08\x0a", "no graph")],
 )
-def test_file_that_is_no_model_is_one_line_that_names_it(
+def test_file_that_is_not_a_model_is_one_line_that_names_it(
     command: Callable[..., Outcome], tmp_path: Path, content: bytes | None, named: str
 ) -> None:
     file = tmp_path / "model.onnx"
@@ -234,7 +234,7 @@ def with_class_name(bert: Exported, folder: Path, class_name: str) -> Path:
     return model
 
 
-def test_reader_that_has_seen_enough_is_no_error(bert: Exported) -> None:
+def test_pipe_that_is_closed_early_is_not_an_error(bert: Exported) -> None:
     with start("tree", bert.onnx_path, "--format", "json") as process:
         assert process.stdout is not None
         assert process.stderr is not None

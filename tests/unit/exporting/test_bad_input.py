@@ -102,7 +102,7 @@ FOUND_BEFORE_TRACING = {
     "a generator for inputs": inputs((t for t in (TOKENS,)), "generator", *FORM),
     "a set for inputs": inputs({1, 2}, "set", *FORM),
     # the place
-    "a folder that is missing": path("missing/model.onnx", "No such file", "Make that folder"),
+    "a folder that is missing": path("missing/model.onnx", "No such file", "Create that folder"),
     "a file for a folder": path("file/model.onnx", "file", prepare=lambda folder: (folder / "file").touch()),
     "another suffix": path("model.pt", ".onnx", "must end in"),
     "no suffix": path("model", "must end in .onnx", "model.onnx"),

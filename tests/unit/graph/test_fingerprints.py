@@ -34,7 +34,7 @@ def test_tensor_is_known_again_in_any_layout(shape: list[int], seed: int, data: 
     assert taken(tensor).same_layout(taken(other)) == (other.shape == tensor.shape and torch.equal(other, tensor))
 
 
-def test_layout_is_told_from_another_with_the_same_shape() -> None:
+def test_layouts_with_the_same_shape_are_distinguished() -> None:
     tensor = torch.randn(9, 9)
     assert not taken(tensor).same_layout(taken(tensor.T))
     assert not taken(tensor).same_layout(taken(tensor.reshape(3, 27)))
@@ -122,7 +122,7 @@ def test_undefined_elements_count() -> None:
     ],
     ids=["zeros", "two values", "mask", "whole numbers", "booleans", "scalar", "three values"],
 )
-def test_few_values_are_no_evidence(tensor: torch.Tensor) -> None:
+def test_tensor_with_few_distinct_values_is_not_evidence(tensor: torch.Tensor) -> None:
     assert not taken(tensor).is_distinctive
 
 

@@ -193,7 +193,7 @@ def test_hidden_module_has_the_tag_of_its_nearest_visible_ancestor(model: nn.Mod
 
 @properties
 @given(models(), views)
-def test_segment_is_the_class_and_the_shortest_suffix_that_tells_it_apart(model: nn.Module, view: TagView) -> None:
+def test_segment_is_the_class_and_the_shortest_unique_suffix(model: nn.Module, view: TagView) -> None:
     tree = read_module_tree(model)
     scheme = TagScheme(tree, view)
     for module in tree:

@@ -191,7 +191,7 @@ with Runner(NO_RUN_LIMITS) as runner:
 
 @pytest.mark.parametrize(
     "other_way",
-    ["        os._exit(0)\n", "    _end_with_parent(int(parent))\n"],
+    ["        os._exit(0)\n", "    end_with_parent(int(parent))\n"],
     ids=["killed by the kernel", "at the end of stdin"],
 )
 def test_worker_in_an_endless_loop_ends_when_its_parent_is_killed(other_way: str, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_subgraph_that_cannot_run_by_itself_is_left_out(subgraph_values: Subgrap
     assert {key: value.tolist() for key, value in found.items()} == {("y/then_branch/", "p"): [-1, -2]}
 
 
-def test_loops_whose_inputs_have_the_same_names_are_told_apart(subgraph_values: SubgraphValues) -> None:
+def test_loops_whose_inputs_have_the_same_names_are_distinguished(subgraph_values: SubgraphValues) -> None:
     found = subgraph_values(
         """
         g (float[2] x) => (float[2] v, float[2] w) {

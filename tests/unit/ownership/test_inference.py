@@ -141,7 +141,7 @@ def test_node_with_all_its_evidence_inside_a_boundary_belongs_to_the_module() ->
     assert found.owner == INNER
 
 
-def test_calls_inside_a_boundary_are_no_evidence_for_nodes_outside() -> None:
+def test_calls_inside_a_boundary_are_not_evidence_for_nodes_outside() -> None:
     chain = Chain()
     helper = chain.add(None, chain.add(INNER, chain.given))
     policy = InferencePolicy(boundaries=frozenset({"a"}))

@@ -43,7 +43,7 @@ def test_only_the_call_that_changed_is_named(profiled: Profiler) -> None:
     assert [change.call for change in back.faster] == [slow]
 
 
-def test_load_of_the_machine_is_no_change_of_calls_that_were_not_measured_in_turns(profiled: Profiler) -> None:
+def test_load_of_the_machine_does_not_count_as_change_of_calls_not_measured_in_turns(profiled: Profiler) -> None:
     like = profiled()
     before, after = report(like, 1, 1.0), report(like, 2, 1.5, "encoder.layer.0")
     found = compare_profiles(before, after)

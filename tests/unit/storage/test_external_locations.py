@@ -136,7 +136,7 @@ def test_data_in_the_folder_is_followed_also_from_functions_and_from_elsewhere(
     assert made[0].attributes["value"].as_tensor().tobytes() == CANARY
 
 
-def test_missing_data_is_no_reason_not_to_read_the_graph(tmp_path: Path) -> None:
+def test_graph_is_read_although_its_data_file_is_missing(tmp_path: Path) -> None:
     path = saved(tmp_path, in_weight(external("gone.data")))
     for reader in READERS:
         assert reader(path)
@@ -157,7 +157,7 @@ def test_extent_that_lies_is_refused_without_reading(tmp_path: Path, what: str) 
     refused(saved(tmp_path, in_weight(external("w.data", **LIES[what]))), "it is not read")
 
 
-def test_shape_that_no_memory_holds_is_refused_without_allocating(tmp_path: Path) -> None:
+def test_shape_larger_than_memory_is_refused_without_allocating(tmp_path: Path) -> None:
     (tmp_path / "w.data").write_bytes(CANARY)
     tensor = external("w.data")
     tensor.dims[:] = [2**30, 2**30]

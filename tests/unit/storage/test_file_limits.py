@@ -134,7 +134,7 @@ def test_long_list_of_numbers_in_an_attribute_is_skipped() -> None:
     assert time.process_time() - started < 1
 
 
-def test_fields_that_are_no_nodes_are_counted_too(tmp_path: Path) -> None:
+def test_fields_that_are_not_nodes_are_counted_too(tmp_path: Path) -> None:
     types = bytes([13 << 3 | 2, 0]) * 3_000_000
     data = bytes([7 << 3 | 2]) + onnx_varint(len(types)) + types
     with pytest.raises(ValueError, match="more fields than 100 nodes can have"):

@@ -8,6 +8,7 @@ import tracemalloc
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -67,6 +68,20 @@ def test_bytes_are_those_of_onnx_ir_for_tensors_of_torch(tmp_path: Path, dtype: 
     assert (tmp_path / "m.onnx").read_bytes() == _expected(model)
 
 
+def test_transposed_weight_is_not_written_element_by_element(tmp_path: Path) -> None:
+    class Watched(np.ndarray):
+        """An array whose `tofile` takes contiguous arrays only: of others numpy writes each element on its own."""
+
+        def tofile(self, *args: Any, **kwargs: Any) -> None:
+            assert self.flags.c_contiguous
+            super().tofile(*args, **kwargs)
+
+    rows = np.arange(64 * 128, dtype=np.float32).reshape(64, 128).view(Watched)
+    model = _model([ir.Tensor(rows), ir.Tensor(rows.T)])
+    save_inline(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == _expected(model)
+
+
 def test_model_has_its_weights_again_after_a_failed_write(tmp_path: Path) -> None:
     model = _model([ir.tensor(np.zeros(5000, dtype=np.float32))])
     before = _expected(model)
@@ -76,8 +91,8 @@ def test_model_has_its_weights_again_after_a_failed_write(tmp_path: Path) -> Non
 
 
 def test_nodes_are_replaced_without_touching_the_weights(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
-    program = torch.onnx.export(specimen.model, (specimen.inputs,), None, verbose=False)
+    example = zoo.build("cnn")
+    program = torch.onnx.export(example.model, (example.inputs,), None, verbose=False)
     file = _expected(program.model)
     skeleton = ExporterFile(file).skeleton()
     assert len(skeleton.SerializeToString()) < len(file)
@@ -111,12 +126,12 @@ def test_weights_that_lie_beside_a_file_are_put_into_it(sizes: list[int], whole:
 
 
 def test_exporter_gives_the_weights_apart_and_only_to_the_thread_that_asked(tmp_path: Path) -> None:
-    specimen = zoo.build("cnn")
+    example = zoo.build("cnn")
 
     def export(name: str) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(specimen.model, (specimen.inputs,), str(tmp_path / name), dynamo=False)
+            torch.onnx.export(example.model, (example.inputs,), str(tmp_path / name), dynamo=False)
         return (tmp_path / name).read_bytes()
 
     plain = export("plain.onnx")
@@ -132,7 +147,7 @@ def test_exporter_gives_the_weights_apart_and_only_to_the_thread_that_asked(tmp_
 
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x3a\xff\x01", b"\x3b", b"\x80" * 12])
-def test_what_is_no_protobuf_is_an_error(data: bytes) -> None:
+def test_bytes_that_are_not_protobuf_are_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"byte|beyond|wire type"):
         read_skeleton(io.BytesIO(data), len(data))
 

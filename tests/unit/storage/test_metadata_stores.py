@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,14 @@ import msgspec
 import onnx
 import onnx_ir as ir
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from onnx import TensorProto, helper
 from tests.conftest import Exporter
 from tests.support import zoo
+from tests.support.subgraphs import all_nodes
 
-from modelexport.errors import FileFormatError, InputError
+from modelexport.errors import FileFormatError
 from modelexport.exporting.export import export_model
 from modelexport.exporting.result import ExportResult
-from modelexport.graph.digest import graph_hash
 from modelexport.graph.node_ids import nodes_with_ids
-from modelexport.graph.tensors import tensors_with_ids
-from modelexport.hierarchy.attribution import Attribution, Kind
-from modelexport.hierarchy.calls import CallId, CallTree, ModuleCall
-from modelexport.hierarchy.document import HierarchyDocument
-from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
-from modelexport.hierarchy.tags import TagView
-from modelexport.storage.document_builder import build_document
 from modelexport.storage.metadata_stores import (
     KIND_KEY,
     MODULE_KEY,
@@ -38,7 +27,6 @@ from modelexport.storage.metadata_stores import (
     TAG_KEY,
     read_doc_string,
     read_sidecar,
-    remove_source_references,
     strip_hierarchy,
     write_stores,
 )
@@ -71,17 +59,6 @@ def exports(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Exp
             export_model(cond.model, cond.inputs, path, private=True),
             exported("cnn").result,
         )
-
-
-def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a file, found without our code."""
-    waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for attribute in node.attribute:
-            waiting.extend(attribute.g.node)
-            waiting.extend(inner for graph in attribute.graphs for inner in graph.node)
 
 
 def properties(entries: Any) -> dict[str, str]:
@@ -119,7 +96,7 @@ def test_three_stores_say_the_same_of_every_node_after_saving_and_loading(export
     assert document == result.document
 
 
-def test_nodes_in_the_bodies_of_a_condition_have_the_owner_that_ran_them(exports: Exports) -> None:
+def test_nodes_in_the_branches_of_a_condition_have_the_owner_that_ran_them(exports: Exports) -> None:
     stored = {
         (node.op_type, json.loads(node.doc_string)["module"]) for node in all_nodes(onnx.load(exports.cond.onnx_path))
     }
@@ -159,85 +136,6 @@ def test_sidecar_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> No
         read_sidecar(tmp_path / "none_hierarchy.json")
 
 
-# --- by hand, to see what was there before ---------------------------------------------------------------------
-
-
-def tagged(proto: onnx.ModelProto) -> tuple[ir.Model, HierarchyDocument]:
-    """The model with every node given to one call or another."""
-    model = ir.from_proto(proto)
-    root, child, again = CallId(""), CallId("child"), CallId("child", 1)
-    tree = ModuleTree({"": ModuleInfo("", "Net", "my.Net"), "child": ModuleInfo("child", "Child", "my.Child")})
-    calls = CallTree({c: ModuleCall(c.path, c.index, None if c == root else root) for c in (root, child, again)})
-    owners = [
-        Attribution(child, Kind.EXACT, 1.0, "recorded"),
-        Attribution(again, Kind.FUSED, 0.9, "fused", (child, root)),
-        Attribution(root, Kind.INFERRED, 0.5, "from data flow"),
-    ]
-    nodes = [
-        (identity, node.op_type, owners[i % len(owners)]) for i, (identity, node) in enumerate(nodes_with_ids(model))
-    ]
-    document = build_document(
-        strategy="fx",
-        exporter="dynamo",
-        graph_hash=graph_hash(model),
-        view=TagView.create(),
-        tree=tree,
-        calls=calls,
-        nodes=nodes,
-        graph_tensors=tensors_with_ids(model),
-    )
-    write_stores(model, document)
-    return model, document
-
-
-def plain(*doc_strings: str | None, ir_version: int = 10) -> onnx.ModelProto:
-    """A model with a node for each doc_string, all over again in the subgraphs of an If and in a function.
-
-    Every place that can hold foreign metadata holds some.
-    """
-
-    def value(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
-
-    def chain(start: str, end: str) -> list[onnx.NodeProto]:
-        made = []
-        for i, doc in enumerate(doc_strings):
-            source, result = start if i == 0 else f"{end}_{i - 1}", end if i == len(doc_strings) - 1 else f"{end}_{i}"
-            node = helper.make_node("Relu", [source], [result], name=f"node_{i}")
-            if doc is not None:
-                node.doc_string = doc
-            if ir_version >= 10:
-                node.metadata_props.add(key="namespace", value=f"of torch {i}")
-                node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="kept")
-                node.metadata_props.add(key="pkg.modelexporter.tag", value="another tool's")
-            made.append(node)
-        return made
-
-    branches = {
-        f"{side}_branch": helper.make_graph(chain("x", f"{side}_y"), side, [], [value(f"{side}_y")])
-        for side in ("then", "else")
-    }
-    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
-    choice = helper.make_node("If", ["c"], ["chosen"], **branches)
-    called = helper.make_node("F", ["chosen"], ["called"], domain="local")
-    function = helper.make_function(
-        "local", "F", ["a"], ["b"], chain("a", "b"), [helper.make_opsetid("", 18)], doc_string="a function of theirs"
-    )
-    graph = helper.make_graph(
-        [choice, called, *chain("called", "y")], "g", [condition, value("x")], [value("y")], doc_string="their graph"
-    )
-    model = helper.make_model(
-        graph,
-        functions=[function],
-        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("local", 1)],
-        ir_version=ir_version,
-        doc_string="their model",
-    )
-    model.metadata_props.add(key="author", value="someone")
-    model.metadata_props.add(key="pkg.modelexporter.version", value="another tool's")
-    return model
-
-
 OUR_FORM = json.dumps(
     {
         "hierarchy_tags": ["/A"],
@@ -248,35 +146,6 @@ OUR_FORM = json.dumps(
         "kind": "exact",
     }
 )
-BEFORE = ("plain words", None, '{"json": "of another tool"}', "{not json", "ümläut \u2028 \U0001f600 \\ \" '")
-
-
-def test_what_stood_in_a_doc_string_is_kept_in_ours() -> None:
-    model, _ = tagged(plain(*BEFORE))
-    kept = [json.loads(node.doc_string or "").get("doc_string") for node in list(model.graph)[2:]]
-    assert kept == list(BEFORE)
-
-
-@pytest.mark.parametrize("form", ["ir", "proto"])
-def test_strip_restores_the_model_as_it_was(form: str) -> None:
-    before = plain(*BEFORE)
-    model, document = tagged(before)
-    written = ir.to_proto(model)
-    assert all(read_doc_string(node.doc_string) is not None for node in all_nodes(written))
-    assert len(list(all_nodes(written))) == len(document.nodes) == 2 + 4 * len(BEFORE)
-    stripped = ir.to_proto(strip_hierarchy(model)) if form == "ir" else strip_hierarchy(written)
-    assert stripped == ir.to_proto(ir.from_proto(before))
-    assert PREFIX.encode() not in stripped.SerializeToString()
-    assert b"hierarchy_" not in stripped.SerializeToString()
-
-
-@settings(max_examples=30, deadline=None)
-@given(doc=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_strip_restores_any_text_that_stood_in_a_doc_string(doc: str) -> None:
-    model, _ = tagged(plain(doc))
-    # An empty one is none.
-    assert strip_hierarchy(ir.to_proto(model)) == ir.to_proto(ir.from_proto(plain(doc or None)))
-    assert (list(strip_hierarchy(model).graph)[-1].doc_string or "") == doc
 
 
 @pytest.mark.parametrize("name", ["cond", "cnn"])
@@ -313,43 +182,11 @@ def test_namespace_of_a_node_that_has_none_is_the_one_that_torch_writes(exports:
     assert all(not node.metadata_props for node in strip_hierarchy(bare).graph.node)
 
 
-def test_strip_changes_nothing_of_a_model_that_was_never_tagged() -> None:
-    proto = plain(*BEFORE)
-    assert strip_hierarchy(proto) == proto
-    assert ir.to_proto(strip_hierarchy(ir.from_proto(proto))) == ir.to_proto(ir.from_proto(proto))
-
-
-def test_strip_does_not_change_its_argument() -> None:
-    model, _ = tagged(plain(*BEFORE))
-    proto = ir.to_proto(model)
-    before = proto.SerializeToString(deterministic=True)
-    strip_hierarchy(proto)
-    strip_hierarchy(model)
-    assert proto.SerializeToString(deterministic=True) == before
-    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
-
-
-@pytest.mark.parametrize("wrong", ["model.onnx", Path("model.onnx"), b"bytes", None, {}])
-def test_strip_of_what_is_no_model_is_an_input_error(wrong: Any) -> None:
-    with pytest.raises(InputError, match=type(wrong).__name__):
-        strip_hierarchy(wrong)
-
-
-def test_nodes_of_an_ir_version_without_metadata_get_none() -> None:
-    old, document = tagged(plain(*BEFORE, ir_version=9))
-    written = ir.to_proto(old)
-    assert all(len(node.metadata_props) == 0 for node in all_nodes(written))
-    assert {json.loads(node.doc_string)["module"] for node in all_nodes(written)} == {"", "child", "child@1"}
-    assert len(list(all_nodes(written))) == len(document.nodes)
-    new, _ = tagged(plain(*BEFORE, ir_version=10))
-    assert all(TAG_KEY in properties(node.metadata_props) for node in all_nodes(ir.to_proto(new)))
-
-
 @pytest.mark.parametrize(
     "text",
     [None, "", "words", "[]", "{}", '{"module": "a"}', "{" * 100_000, OUR_FORM[:-1], OUR_FORM.replace("1", '"1"')],
 )
-def test_doc_string_of_somebody_else_is_not_taken_for_ours(text: str | None) -> None:
+def test_doc_string_of_another_tool_is_not_read_as_ours(text: str | None) -> None:
     assert read_doc_string(text) is None
 
 
@@ -365,7 +202,7 @@ def test_doc_string_of_ours_is_read_back() -> None:
 
 @pytest.mark.sanity
 @pytest.mark.parametrize("mark", SOURCE_MARKS)
-def test_private_export_holds_no_source_path_that_a_plain_one_holds(exports: Exports, mark: bytes) -> None:
+def test_private_export_has_none_of_the_source_paths_of_a_plain_one(exports: Exports, mark: bytes) -> None:
     assert mark in exports.cond.onnx_path.read_bytes()
     assert mark not in exports.private.onnx_path.read_bytes()
     assert mark not in exports.private.sidecar_path.read_bytes()
@@ -378,27 +215,3 @@ def test_private_export_attributes_as_a_plain_one_does(exports: Exports) -> None
         for result in (exports.cond, exports.private)
     )
     assert private_nodes == plain_nodes
-
-
-@pytest.mark.parametrize("place", ["model", "graph", "body", "function", "node", "output", "doc_string"])
-def test_source_references_are_removed_wherever_they_are(place: str) -> None:
-    trace = f'File "{ROOT}/models/net.py", line 3, in forward'
-    model = ir.from_proto(plain("words"))
-    choice, last = next(iter(model.graph)), list(model.graph)[-1]
-    (function,) = model.functions.values()
-    if place == "doc_string":
-        last.doc_string = trace
-    else:
-        holders: dict[str, dict[str, str]] = {
-            "model": model.metadata_props,
-            "graph": model.graph.metadata_props,
-            "body": next(iter(choice.attributes["then_branch"].as_graph())).metadata_props,
-            "function": next(iter(function)).metadata_props,
-            "node": last.metadata_props,
-            "output": last.outputs[0].metadata_props,
-        }
-        holders[place]["trace"] = trace
-    assert str(ROOT).encode() in ir.to_proto(model).SerializeToString()
-    remove_source_references(model)
-    assert str(ROOT).encode() not in ir.to_proto(model).SerializeToString()
-    assert last.metadata_props["namespace"] == "of torch 0"

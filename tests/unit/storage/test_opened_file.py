@@ -32,7 +32,7 @@ from modelexport.storage.wire_format import scan
 
 @pytest.mark.xdist_group("cond")
 @pytest.mark.parametrize("name", ["cond", "shared_block"])
-def test_light_reader_finds_what_load_finds(exported: Exporter, name: str) -> None:
+def test_skeleton_has_the_graph_of_the_loaded_file(exported: Exporter, name: str) -> None:
     path = exported(name).path
     light, full = read_model(path), load(path)
     assert light.document == full.document == exported(name).document
@@ -43,7 +43,7 @@ def test_light_reader_finds_what_load_finds(exported: Exporter, name: str) -> No
     assert light.missing == full.missing == ""
 
 
-def test_large_weights_have_no_content_in_the_light_reader_and_all_of_it_in_load(tmp_path: Path) -> None:
+def test_large_weights_have_no_content_in_the_skeleton_and_all_of_it_after_load(tmp_path: Path) -> None:
     content = np.arange(600_000, dtype=np.float32)
     weight = onnx.numpy_helper.from_array(content, "w")
     path = saved(tmp_path, make_model([helper.make_node("Add", ["x", "w"], ["y"])], [weight]))
@@ -115,7 +115,7 @@ def test_sidecar_of_another_graph_is_noticed(tmp_path: Path, exported: Exporter)
 # --- files that are none ----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
     for reader in READERS:
         for path in (tmp_path, tmp_path / "none.onnx", tmp_path / "pipe.onnx"):
@@ -284,9 +284,7 @@ def beside(tmp_path: Path, exported: Exporter) -> Callable[[bytes], Path]:
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_sidecar_that_lies_or_is_made_to_break_readers_is_refused(
-    beside: Callable[[bytes], Path], exported: Exporter
-) -> None:
+def test_inconsistent_or_malicious_sidecar_is_refused(beside: Callable[[bytes], Path], exported: Exporter) -> None:
     good = encode_document(exported("shared_block").document)
     assert read_model(beside(good)).document == exported("shared_block").document
     broken = {

@@ -68,7 +68,7 @@ def test_each_of_our_stores_gives_every_owner_tag_and_kind(exported: Exporter, n
 
 
 @pytest.mark.xdist_group("shared_block")
-def test_calls_of_one_module_are_told_apart_by_our_stores_with_their_callers(exported: Exporter) -> None:
+def test_calls_of_one_module_are_distinguished_by_our_stores_with_their_callers(exported: Exporter) -> None:
     document = checked(recover_document(proto_of(exported("shared_block"))))
     parents = {call.id: call.parent for call in document.calls}
     assert parents["blk@1"] == ""
@@ -107,10 +107,10 @@ def test_torch_metadata_gives_modules_classes_and_tags_and_says_it_is_inferred(e
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with repeated calls by plain TorchScript export."""
     path = tmp_path_factory.mktemp("scripted") / "shared.onnx"
-    specimen = zoo.build("shared_block")
+    example = zoo.build("shared_block")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(specimen.model, specimen.inputs, path, dynamo=False)
+        torch.onnx.export(example.model, example.inputs, path, dynamo=False)
     return path
 
 

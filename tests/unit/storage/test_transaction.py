@@ -48,7 +48,7 @@ def test_names_of_the_files_beside_a_target() -> None:
         ("m" * 240 + ".onnx", "too long"),
         ("m" * 300 + ".onnx", "too long"),
         ("m" * 300 + "/model.onnx", "too long"),
-        ("missing/model.onnx", "Make that folder"),
+        ("missing/model.onnx", "Create that folder"),
         ("file/model.onnx", "inside a folder"),
         ("file/sub/model.onnx", "Not a directory"),
         ("loop/model.onnx", "loop|symbolic links"),
@@ -178,7 +178,7 @@ def test_misuse_is_a_contract_error_and_changes_nothing(new_folder: Callable[[],
     assert snapshot(folder) == whole("old")
 
 
-def test_exception_in_the_body_leaves_the_old_set(new_folder: Callable[[], Path]) -> None:
+def test_exception_inside_the_context_leaves_the_old_files(new_folder: Callable[[], Path]) -> None:
     folder = new_folder()
     for raised, expected in [(OSError(errno.ENOSPC, "full"), StorageError), (ValueError(), ValueError)]:
         with pytest.raises(expected) as caught, stage_files(folder / "model.onnx") as staging:  # noqa: PT012

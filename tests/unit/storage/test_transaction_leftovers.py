@@ -23,7 +23,7 @@ from modelexport.storage.transaction import stage_files
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_file_that_somebody_wrote_after_the_kill_is_kept(new_folder: Callable[[], Path], in_place: bool) -> None:
+def test_file_that_another_program_wrote_after_the_kill_is_kept(new_folder: Callable[[], Path], in_place: bool) -> None:
     target, _ = mixed(new_folder())
     if not in_place:
         target.unlink()
@@ -61,7 +61,7 @@ def test_temporary_of_a_living_run_and_foreign_names_are_not_swept(new_folder: C
     assert snapshot(folder) == whole("new") | expected
 
 
-def test_journal_from_a_stranger_reaches_nothing_outside_the_folder(tmp_path: Path) -> None:
+def test_untrusted_journal_reaches_nothing_outside_the_folder(tmp_path: Path) -> None:
     (tmp_path / "canary").write_bytes(b"canary")
     folder = tmp_path / "folder"
     for index, name in enumerate(["../canary", "canary", "..", "new", "nul\\u0000"]):
@@ -104,7 +104,7 @@ def test_journal_of_a_folder_that_was_copied_is_left_alone(new_folder: Callable[
     assert (copy / temporary.name / "commit.json").is_file()
 
 
-def test_reader_rolls_back_a_killed_commit_first(new_folder: Callable[[], Path]) -> None:
+def test_killed_commit_is_rolled_back_before_a_file_is_opened(new_folder: Callable[[], Path]) -> None:
     target, _ = mixed(new_folder())
     with pytest.raises(FileFormatError):  # the graphs of these sets are text
         read_model(target)

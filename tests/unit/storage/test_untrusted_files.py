@@ -79,7 +79,7 @@ def test_attribute_that_is_there_twice_is_refused(model: onnx.ModelProto, save: 
 
 
 @pytest.mark.parametrize("kind", [onnx.AttributeProto.GRAPH, onnx.AttributeProto.INT])
-def test_bodies_in_an_attribute_of_another_type_are_refused(kind: int, model: onnx.ModelProto, save: Save) -> None:
+def test_subgraphs_in_an_attribute_of_another_type_are_refused(kind: int, model: onnx.ModelProto, save: Save) -> None:
     attribute = model.graph.node[0].attribute.add(name="extra", type=kind)
     attribute.graphs.add(name="g").node.add(op_type="Relu", input=["x"], output=["hidden"])
     refused(save(model), "an attribute of another type")
@@ -233,8 +233,9 @@ def test_metadata_that_is_not_utf8_is_kept_by_whoever_only_reads(model: onnx.Mod
     assert len(modelexport.strip_hierarchy(file.proto).metadata_props) == len(file.proto.metadata_props) - 2
     assert validate(path).nodes == len(file.nodes)
     submodel = Extractor(path).extract("blk")
-    with pytest.raises(ExtractionError, match="cannot be serialized"):
+    with pytest.raises(ExtractionError, match="cannot be serialized") as caught:
         write_submodel(submodel, path.with_name("sub.onnx"))
+    assert caught.value.reason == "invalid_graph"
     assert not path.with_name("sub.onnx").exists()
 
 
@@ -279,7 +280,7 @@ def test_what_is_odd_about_a_model_is_not_printed_in_its_own_words(model: onnx.M
     assert "\x1b" not in run.stdout + run.stderr
 
 
-def test_retag_takes_an_owner_that_is_no_call_for_none(exported: Exporter, save: Save, model: onnx.ModelProto) -> None:
+def test_retag_ignores_an_owner_that_is_not_a_call(exported: Exporter, save: Save, model: onnx.ModelProto) -> None:
     path = save(model)
     sidecar_path(path).write_bytes(changed(exported, _misnamed))
     with pytest.raises(FileFormatError, match="is not that of call 7"):

@@ -95,7 +95,7 @@ def test_no_limit_lets_every_candidate_be_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
-def test_timeout_that_is_no_positive_number_is_refused(timeout: Any) -> None:
+def test_timeout_that_is_not_a_positive_number_is_refused(timeout: Any) -> None:
     with pytest.raises(modelexport.InputError, match="give a positive number of seconds"):
         Attempts(timeout)
 

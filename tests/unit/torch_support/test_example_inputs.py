@@ -147,7 +147,7 @@ def test_input_given_twice_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("example", [{1: A}, (A, {1: B}), {"x": A, None: B}])
-def test_keyword_that_is_no_string_is_refused_by_name(example: object) -> None:
+def test_keyword_that_is_not_a_string_is_refused_by_name(example: object) -> None:
     with pytest.raises(InputError, match=r"keyword argument (1|None) .* not a string"):
         normalize_inputs(example, None)
 
@@ -323,7 +323,7 @@ def depth(value: Any) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(values)
-def test_each_tensor_is_found_once_and_its_name_is_the_way_to_it(value: object) -> None:
+def test_each_tensor_is_found_once_and_named_by_its_path(value: object) -> None:
     found = list(tensors_in(value, ""))
     for name, tensor in found:
         assert tensor is (follow(value, name.removeprefix(".")) if name else value)

@@ -58,7 +58,7 @@ def run(model: nn.Module, *args: Any, keep: Any = None, **arguments: tuple[str, 
 def test_tensors_have_the_names_and_shapes_of_the_document(exported: Exporter) -> None:
     for name in ("nested_outputs", "shared_block"):
         ours = exported(name)
-        seen = BoundaryRecorder(ours.specimen.model, ours.document, ours.args, ours.kwargs).run().tensors
+        seen = BoundaryRecorder(ours.example.model, ours.document, ours.args, ours.kwargs).run().tensors
         recorded = {
             BoundaryKey(call.id, side, tensor.name)
             for call in ours.document.calls

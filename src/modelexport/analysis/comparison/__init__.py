@@ -5,6 +5,7 @@ from __future__ import annotations
 from modelexport.analysis.comparison.comparison_report import (
     Comparison,
     FieldChange,
+    ModuleChange,
     NodeAt,
     NodeChange,
     comparison_schema,
@@ -14,6 +15,7 @@ from modelexport.analysis.comparison.model_comparison import compare_models
 __all__ = [
     "Comparison",
     "FieldChange",
+    "ModuleChange",
     "NodeAt",
     "NodeChange",
     "compare_models",

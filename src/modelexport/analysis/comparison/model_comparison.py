@@ -29,6 +29,7 @@ from modelexport.analysis.comparison.weight_changes import (
     compare_weights,
     weight_totals,
 )
+from modelexport.deadline import reads_files
 from modelexport.gc_pause import gc_paused
 from modelexport.hierarchy import CallId
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
@@ -38,6 +39,7 @@ from modelexport.storage import ModelFile, read_model
 _IGNORED_DIFFERENCES = frozenset({"names", "metadata"})
 
 
+@reads_files(2)
 def compare_models(
     before: str | Path | ModelFile,
     after: str | Path | ModelFile,

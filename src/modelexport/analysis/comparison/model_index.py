@@ -17,7 +17,7 @@ from onnx import AttributeProto, TensorProto
 from modelexport.errors import FileFormatError
 from modelexport.graph import SMALL_TENSOR_BYTES
 from modelexport.hierarchy import HierarchyDocument
-from modelexport.storage import ModelFile, recover_document, tensor_bytes
+from modelexport.storage import ModelFile, content_bytes, recover_document
 
 # The number that stands for an omitted optional input or output.
 ABSENT = -1
@@ -269,15 +269,9 @@ def structural_key(tensor: TensorProto) -> Key:
     return (*shape, constant_content(tensor))
 
 
-def weight_bytes(tensor: TensorProto) -> int:
-    """The size of the content by shape and type; for strings, the size of the tensor as read."""
-    size = tensor_bytes(tensor)
-    return tensor.ByteSize() if size is None else size
-
-
 def is_small(tensor: TensorProto) -> bool:
     """Whether the content is in the model file and small enough to count as a constant."""
-    return tensor.data_location != TensorProto.EXTERNAL and weight_bytes(tensor) <= SMALL_TENSOR_BYTES
+    return tensor.data_location != TensorProto.EXTERNAL and content_bytes(tensor) <= SMALL_TENSOR_BYTES
 
 
 def constant_content(tensor: TensorProto) -> object:

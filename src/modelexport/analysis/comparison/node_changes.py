@@ -97,7 +97,7 @@ def type_name(number: object) -> str:
 def _compare_shapes(before: ModelIndex, a: int, after: ModelIndex, b: int, differs: dict[str, str]) -> None:
     for v, w in zip(before.outputs[a], after.outputs[b], strict=False):
         first, second = before.types.get(v), after.types.get(w)
-        # A type that one file does not record is no difference.
+        # A type that one file does not record does not count as a difference.
         if first is None or second is None or first == second:
             continue
         if _type_key(first) != _type_key(second):

@@ -6,9 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex, weight_bytes
+from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex
 from modelexport.analysis.comparison.node_matching import NodeMatching
 from modelexport.hierarchy import ROOT_PATH, CallId, parent_path
+from modelexport.storage import content_bytes
 
 # An untrusted sidecar can nest calls without end: callers beyond this depth are ignored.
 _MAX_DEPTH = 200
@@ -59,7 +60,7 @@ class NodeOwners:
         for value, tensor in side.tensors.items():
             call = self._innermost_common_of(consumers.get(value, ())) or ROOT_PATH
             elements, size = found.get(call, (0, 0))
-            found[call] = elements + math.prod(tensor.dims), size + weight_bytes(tensor)
+            found[call] = elements + math.prod(tensor.dims), size + content_bytes(tensor)
         return found
 
     def _add_hierarchy(self, side: ModelIndex) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -11,19 +10,13 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from modelexport.analysis.comparison.model_index import ModelIndex, constant_content, is_small, weight_bytes
+from modelexport.analysis.comparison.model_index import ModelIndex, constant_content, is_small
 from modelexport.analysis.comparison.node_changes import type_name
 from modelexport.analysis.comparison.node_matching import NodeMatching
-from modelexport.errors import FileFormatError
-from modelexport.limits import DEFAULT_LIMITS
-from modelexport.storage import DataFolder, ModelFile, read_proto
-
-# Contents are read and compared in chunks of this size.
-_CHUNK_BYTES = 2**22
+from modelexport.storage import ModelFile, WeightReader, content_bytes
 
 
 class WeightTotals(msgspec.Struct, frozen=True):
@@ -68,7 +61,7 @@ def weight_totals(side: ModelIndex) -> WeightTotals:
     by_type: Counter[str] = Counter()
     elements = 0
     for tensor in side.tensors.values():
-        by_type[type_name(tensor.data_type)] += weight_bytes(tensor)
+        by_type[type_name(tensor.data_type)] += content_bytes(tensor)
         elements += math.prod(tensor.dims)
     return WeightTotals(len(side.tensors), elements, by_type.total(), dict(sorted(by_type.items())))
 
@@ -135,7 +128,7 @@ def _type_and_shape(tensor: TensorProto) -> str:
 def compare_contents(before: ModelFile, after: ModelFile, pairs: list[WeightPair]) -> ContentReport:
     """Read and compare the contents of matched weights of the same type and shape."""
     comparable = [pair for pair in pairs if _shape(pair[0]) == _shape(pair[1])]
-    first, second = _ContentReader(before), _ContentReader(after)
+    first, second = WeightReader(before), WeightReader(after)
     found = []
     for one, other in comparable:
         if one.data_type == TensorProto.STRING:
@@ -163,55 +156,3 @@ def _difference(tensor: TensorProto, first: Iterator[bytes], second: Iterator[by
             gap = np.abs(np.frombuffer(one, numbers).astype(np.float64) - np.frombuffer(other, numbers))
         largest = max(largest, float(np.nanmax(gap, initial=0.0)))
     return equal, None if numbers is None else largest
-
-
-class _ContentReader:
-    """Reads the contents of one file's weights."""
-
-    def __init__(self, file: ModelFile) -> None:
-        self._file = file
-        self._folder = DataFolder(file.path, DEFAULT_LIMITS)
-
-    @functools.cached_property
-    def _complete(self) -> dict[str, TensorProto]:
-        """The weights with their content, which `read_model` skips for large ones."""
-        return {weight.name: weight for weight in read_proto(self._file.path, weights=True).graph.initializer}
-
-    def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
-        """The content of a weight in chunks."""
-        size = weight_bytes(tensor)
-        if tensor.data_location == TensorProto.EXTERNAL:
-            yield from self._external(tensor, size)
-            return
-        content = self._inline(tensor)
-        if len(content) != size:
-            raise FileFormatError(
-                f"{self._file.path}: weight {tensor.name!r} has {len(content)} bytes, but its shape needs {size}"
-            )
-        yield from (content[start : start + _CHUNK_BYTES] for start in range(0, len(content), _CHUNK_BYTES))
-
-    def strings(self, tensor: TensorProto) -> list[bytes]:
-        """The elements of a string tensor."""
-        strings = list(self._complete.get(tensor.name, tensor).string_data)
-        if len(strings) != math.prod(tensor.dims):
-            raise FileFormatError(
-                f"{self._file.path}: weight {tensor.name!r} has {len(strings)} strings, but its shape needs "
-                f"{math.prod(tensor.dims)}"
-            )
-        return strings
-
-    def _inline(self, tensor: TensorProto) -> bytes:
-        if not tensor.raw_data:
-            tensor = self._complete.get(tensor.name, tensor)
-        if tensor.raw_data:
-            return tensor.raw_data
-        try:
-            return onnx.numpy_helper.to_array(tensor).tobytes()
-        except (ValueError, TypeError, KeyError) as error:
-            raise FileFormatError(f"{self._file.path}: weight {tensor.name!r} cannot be read: {error}") from error
-
-    def _external(self, tensor: TensorProto, size: int) -> Iterator[bytes]:
-        self._folder.check(f"weight {tensor.name!r}", tensor)
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        owner, offset = f"weight {tensor.name!r}", int(entries.get("offset", "0"))
-        yield from self._folder.read(owner, entries["location"], offset, size, _CHUNK_BYTES)

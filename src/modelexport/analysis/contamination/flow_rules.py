@@ -59,6 +59,7 @@ class FlowRules:
         self._missing_weights = modules_with_missing_weights(flow, modules)
         self._paths = [record.path for record in calls.records]
         self._called = set(self._paths)
+        self._before_call: dict[int, set[int]] = {}
         self._reached_calls: dict[tuple[tuple[int, ...], int], set[int]] = {}
         self._subgraph_rules = SubgraphRules(flow, calls) if any(flow.graph_numbers) else None
         # Constants and sizes may be Python numbers in PyTorch: these cross the boundaries of calls unrecorded.
@@ -85,6 +86,7 @@ class FlowRules:
         yield from self._unused_constant(node, owners)
         yield from self._owner_without_consumer(node, owners)
         yield from self._interrupted_call(node, owners)
+        yield from self._needed_before_call(node, owners)
         if self._subgraph_rules is not None:
             yield from self._subgraph_rules.conflicts(node, owners)
         if owners.is_common_caller[node] and not all(
@@ -336,6 +338,19 @@ class FlowRules:
                         "consumed in that call again: a call runs without interruption",
                     )
                     return
+
+    def _needed_before_call(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
+        """A call computes nothing that its own inputs depend on: they exist before it begins."""
+        call = owners.owner(node)
+        if call == ROOT or owners.is_shared[node] or owners.is_inferred[node]:
+            return
+        consumers = [other for tensor in self.flow.node_outputs[node] for other in self.flow.consumers[tensor]]
+        if all(self.calls.encloses(call, owners.owner(other)) for other in consumers):
+            return
+        if call not in self._before_call:
+            self._before_call[call] = self.flow.nodes_before(self.calls.inputs[call].tensors)
+        if node in self._before_call[call]:
+            yield Conflict((node,), f"the inputs of {self.calls.ids[call]} depend on it, so it ran before that call")
 
     def _owner_without_consumer(self, node: int, owners: NodeOwners) -> Iterator[Conflict]:
         """The owner of a node that several calls share is one of them: it consumes or returns an output."""

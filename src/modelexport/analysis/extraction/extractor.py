@@ -16,6 +16,7 @@ import onnx_ir as ir
 from modelexport.analysis.extraction.call_boundary import ExtractionPlan, ExtractionPlanner
 from modelexport.analysis.extraction.submodel import Submodel, SubmodelBuilder
 from modelexport.analysis.query import select_calls
+from modelexport.deadline import reads_files
 from modelexport.errors import ExtractionError, FileFormatError, InputError, SelectorError
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import graph_hash, nodes_with_ids
@@ -213,6 +214,7 @@ class ModuleSubgraph(Mapping[str, Any]):
         return len(dataclasses.fields(self))
 
 
+@reads_files()
 def extract_module(path_or_model: ModelSource, target: str, *, hierarchy: HierarchySource | None = None) -> ir.Model:
     """Extract one module call from an exported model, as a model of its own.
 

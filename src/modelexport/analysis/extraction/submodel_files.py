@@ -17,6 +17,7 @@ from modelexport.analysis.extraction.extractor import Extractor, ModelSource
 from modelexport.analysis.extraction.submodel import Submodel
 from modelexport.analysis.extraction.submodel_document import Port
 from modelexport.analysis.query import select_calls
+from modelexport.deadline import reads_files
 from modelexport.display import Cell, Summary, summarized
 from modelexport.errors import ExtractionError, InputError, ModelExportError
 from modelexport.graph import subgraphs_of, weight_bytes
@@ -171,7 +172,7 @@ def _serializing(submodel: Submodel) -> Iterator[None]:
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
         raise ExtractionError(
-            submodel.call.id, "broken_graph", f"the model has content that cannot be serialized ({reason:.200})"
+            submodel.call.id, "invalid_graph", f"the model has content that cannot be serialized ({reason:.200})"
         ) from error
 
 
@@ -237,6 +238,7 @@ def file_names(calls: Iterable[str], root: str) -> dict[str, str]:
     return names
 
 
+@reads_files()
 def extract_modules(
     source: ModelSource, targets: str | Sequence[str], folder: str | Path, *, overwrite: bool = False
 ) -> ExtractedModules:

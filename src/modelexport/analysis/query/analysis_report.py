@@ -13,6 +13,7 @@ import onnx
 
 from modelexport.analysis.query.selector_eval import Selector, parse_selector
 from modelexport.analysis.query.statistics import ClassStatistics, ModuleStatistics, count
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.hierarchy import HierarchyDocument, NodeRecord, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
@@ -145,6 +146,7 @@ class AnalysisReport(msgspec.Struct, frozen=True):
     schema_version: int = 1
 
 
+@reads_files()
 def analyze(
     path: str | Path,
     *,

@@ -10,6 +10,7 @@ import msgspec
 import onnx
 
 from modelexport.analysis.query.selector_eval import parse_selector
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy import json_schema
@@ -118,6 +119,7 @@ def _some(nodes: list[SelectedNode]) -> str:
     return shown + (", …" if len(nodes) > _MAX_LISTED else "")
 
 
+@reads_files()
 def select(
     path: str | Path, pattern: str, *, contributors: bool = True, limits: ReadLimits = DEFAULT_LIMITS
 ) -> Selection:

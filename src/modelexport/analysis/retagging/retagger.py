@@ -13,6 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from modelexport.analysis.retagging.matching_by_value import match_tensors_by_value
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import (
@@ -187,6 +188,7 @@ def retagging_schema() -> dict[str, Any]:
     return json_schema("modelexport retagging", PrintedRetagging)
 
 
+@reads_files(2)
 def retag(
     rewritten: str | Path,
     tagged: str | Path,

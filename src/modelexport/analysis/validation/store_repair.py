@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from modelexport.analysis.validation.rule import ValidatedFile
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import json_schema
@@ -59,6 +60,7 @@ def repair_schema() -> dict[str, Any]:
     return json_schema("modelexport repair", PrintedRepair)
 
 
+@reads_files()
 def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite: bool = False) -> RepairReport:
     """Rewrite all three stores of a file: doc_string, metadata_props and sidecar.
 

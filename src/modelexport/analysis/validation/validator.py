@@ -15,6 +15,7 @@ from modelexport.analysis.validation.graph_rules import BASELINE_RULES, GRAPH_RU
 from modelexport.analysis.validation.hierarchy_rules import HIERARCHY_RULES
 from modelexport.analysis.validation.rule import Rule, ValidatedFile, Violation
 from modelexport.analysis.validation.store_rules import STORE_RULES
+from modelexport.deadline import reads_files
 from modelexport.gc_pause import gc_paused
 
 RULES: tuple[Rule, ...] = (*GRAPH_RULES, *STORE_RULES, *HIERARCHY_RULES, *BASELINE_RULES)
@@ -63,6 +64,7 @@ def _result(finding: Finding, numbers: dict[str, int], file: str) -> dict[str, A
     return result
 
 
+@reads_files()
 def validate(
     path: str | Path, *, check_contamination: bool = False, baseline: str | Path | None = None
 ) -> ValidationReport:

@@ -16,10 +16,10 @@ from modelexport.torch_support import (
     ControlFlowWatch,
     FunctionObserver,
     RunningCall,
-    buffers_restored,
     copied_inputs,
     named_arguments,
     named_results,
+    weights_restored,
 )
 from modelexport.torch_support.private import storage_id, storage_reference, tensors_among
 
@@ -32,7 +32,7 @@ def run_eagerly(model: torch.nn.Module, tree: ModuleTree, args: tuple[Any, ...],
     recorder = _Recorder(tree)
     given, named = copied_inputs(args, dict(kwargs))
     operators = ControlFlowWatch(model, recorder.calls, recorder)
-    with recorder.calls.watching(dict(model.named_modules())), buffers_restored(model), torch.no_grad():
+    with recorder.calls.watching(dict(model.named_modules())), weights_restored(model), torch.no_grad():
         with operators.watching():
             model(*given, **named)
         recorder.finish(model)

@@ -96,7 +96,7 @@ class ConstantValues:
         with self._inputs_known(*args, **kwargs), tracing_through(self._trace), _DetachedData():
             program = original(*args, **kwargs)
         if not self._is_used:
-            raise UnusableOptionError("the model computes nothing that depends on no input.", "")
+            raise UnusableOptionError("every value that the model computes depends on an input.", "")
         return program
 
     @contextlib.contextmanager
@@ -207,7 +207,7 @@ class ConstantValues:
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
         if tensor not in self._values and not is_fake(tensor) and tensor.numel() <= _MOST_ELEMENTS:
-            # An attribute of a module that is no buffer.
+            # An attribute of a module that is not a buffer.
             with not_traced():
                 self._values[tensor] = tensor.detach().clone()
         return tensor in self._values

@@ -108,7 +108,7 @@ def capture_export(
 
 
 def _next_variant(variant: Variant, error: Exception, recorder: TraceRecorder) -> Variant | None:
-    """Return the variant that may succeed where this one failed; None where there is none."""
+    """Return the variant that may succeed where this one failed, or None."""
     own = find_own_error(error)
     lacks_part = isinstance(own, UnsupportedLibraryError)
     if own is not None and not lacks_part:

@@ -181,7 +181,7 @@ class TraceRecorder:
         """Run `torch.export.export`: its strict mode runs no hooks, and fails where a global one is registered."""
         if strict:
             self._remove_global_hooks()
-            # The pass before it failed, and is no evidence for this one.
+            # The pass before it failed, and is not evidence for this one.
             self._current = self.last_pass = None
             self.generated = GeneratedCode()
             self.strict = True

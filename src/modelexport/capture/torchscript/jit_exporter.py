@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -29,7 +30,8 @@ from modelexport.capture import (
 )
 from modelexport.capture.torchscript.exporter_file import export_file
 from modelexport.capture.torchscript.function_of_tensors import as_function_of_tensors
-from modelexport.capture.torchscript.jit_graph import GraphWatch, JitNode, watch_graph
+from modelexport.capture.torchscript.fused_nodes import FusionWatch
+from modelexport.capture.torchscript.jit_graph import LARGEST_COMPARED, GraphWatch, JitNode, constant_key, watch_graph
 from modelexport.capture.torchscript.missing_operators import Decomposing, missing_operator
 from modelexport.capture.torchscript.name_scopes import read_name_scopes
 from modelexport.capture.torchscript.scope_recorder import ScopeRecorder
@@ -38,7 +40,7 @@ from modelexport.errors import UnsupportedLibraryError, UnusableOptionError, fin
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import nodes_of
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleTree, TensorInfo
-from modelexport.hierarchy.confidence import recorded_before_optimization, recorded_by_exporter, returned_by
+from modelexport.hierarchy.confidence import fused, recorded_before_optimization, recorded_by_exporter, returned_by
 from modelexport.ownership import with_sharers
 from modelexport.storage import ExporterFile
 from modelexport.torch_support import buffers_restored, named_arguments
@@ -118,7 +120,7 @@ def capture_with_torchscript(
 
 
 def _next_variant(variant: Variant, error: Exception) -> Variant | None:
-    """Return the variant that may succeed where this one failed; None where there is none."""
+    """Return the variant that may succeed where this one failed, or None."""
     own = find_own_error(error)
     if own is not None:
         return dataclasses.replace(variant, unwatched=True) if isinstance(own, ConstantAddedError) else None
@@ -159,10 +161,12 @@ def _capture(
             fuses = folds and "training" not in options
             opset = options.get("opset_version")
             watch = stack.enter_context(watch_graph(opset, recorder.hooks.restore, folds=folds, fuses=fuses))
+            fusions = FusionWatch()
+            stack.enter_context(fusions.watching())
             if tracker is not None:
                 stack.enter_context(tracker.watching())
             written = export_file(model, args, kwargs, options)
-        return _build_capture(written, watch, recorder, tracker, tree)
+        return _build_capture(written, watch, recorder, tracker, fusions, tree)
     except Exception as error:
         lost = find_own_error(error)
         if not isinstance(lost, UnsupportedLibraryError):
@@ -190,6 +194,7 @@ def _build_capture(
     watch: GraphWatch,
     recorder: ScopeRecorder,
     tracker: ValueTracker | None,
+    fusions: FusionWatch,
     tree: ModuleTree,
 ) -> Capture:
     model, file = _graph_of(written)
@@ -205,7 +210,8 @@ def _build_capture(
     if tracker is not None and recorder.finds_no_output(tracker):
         tracker = None
         notes = (*notes, "the inputs and outputs of module calls could not be tracked: they come from data flow")
-    merged = _calls_with_merged_nodes(recorder, watch)
+    # The calls that lost nodes because equal nodes of other calls replaced them.
+    merged = _calls_of(recorder, watch.merged_scopes)
     infos: dict[str, TensorInfo] = {}
     by_flow = calls
     if tracker is None or recorder.overwritten or merged:
@@ -213,7 +219,10 @@ def _build_capture(
     if tracker is None or recorder.overwritten:
         by_flow = find_boundaries(original.graph, recorded, calls, _reliable_tensors(recorder, merged, calls), infos)
     calls = by_flow if tracker is None else recorder.with_boundaries(by_flow, tracker, names)
-    attributions = with_sharers(original.graph, recorded, calls, merged, infos)
+    constants = {node: _calls_of(recorder, s) for node, s in _lost_constants(original.graph, watch).items()}
+    attributions = with_sharers(original.graph, recorded, calls, merged, constants, infos)
+    replaced = {names[n]: _calls_of(recorder, scopes) for n, scopes in fusions.scopes.items() if n in names}
+    attributions |= _fused_nodes(attributions, replaced)
     attributions |= _returned_nodes(original.graph, attributions, calls)
     return Capture(
         exporter=TORCHSCRIPT,
@@ -228,6 +237,30 @@ def _build_capture(
         graph_text=lambda: _format_graph(watch, recorder),
         notes=notes,
     )
+
+
+def _lost_constants(graph: ir.Graph, watch: GraphWatch) -> dict[ir.Node, set[str]]:
+    """Return for constants of the graph the scopes that lost a constant of the same value."""
+    found: dict[ir.Node, set[str]] = {}
+    for node in graph:
+        constant = ir.convenience.get_const_tensor(node.outputs[0]) if node.outputs and not node.inputs else None
+        content = constant.numpy() if constant is not None and constant.size <= LARGEST_COMPARED else None
+        if content is not None and content.dtype.kind in "biuf":
+            key = constant_key(torch.from_numpy(content.astype(np.float32)))
+            found[node] = watch.merged_constants.get(key, set())
+    return found
+
+
+def _fused_nodes(
+    known: Mapping[ir.Node, Attribution], replaced: Mapping[str, set[CallId]]
+) -> dict[ir.Node, Attribution]:
+    """Return the attributions of the nodes that replace nodes of other calls, given by the name of an output."""
+    found: dict[ir.Node, Attribution] = {}
+    for node, own in known.items():
+        others = {call for value in node.outputs for call in replaced.get(value.name or "", ())}
+        if not others.issubset({own.owner, *own.contributors}):
+            found[node] = fused(own, {*own.contributors, *others})
+    return found
 
 
 def _returned_nodes(
@@ -254,9 +287,8 @@ def _not_exact(attributions: Mapping[ir.Node, Attribution]) -> dict[ir.Node, Att
     }
 
 
-def _calls_with_merged_nodes(recorder: ScopeRecorder, watch: GraphWatch) -> set[CallId]:
-    """Return the calls that lost nodes because equal nodes of other calls replaced them."""
-    found = (recorder.call_of(JitNode(scope, ())) for scope in watch.merged_scopes)
+def _calls_of(recorder: ScopeRecorder, scopes: Iterable[str]) -> set[CallId]:
+    found = (recorder.call_of(JitNode(scope, ())) for scope in scopes)
     return {call for call in found if call is not None}
 
 

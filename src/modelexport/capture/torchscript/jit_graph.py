@@ -14,6 +14,9 @@ import torch
 
 from modelexport.torch_support.private_jit import JitGraph, JitPass, as_onnx, is_graph, is_tensor, pass_through
 
+# Constants with more elements are not compared.
+LARGEST_COMPARED = 64
+
 
 class JitNode(NamedTuple):
     """A node of the graph: its scope, and the numbers of its outputs."""
@@ -35,6 +38,7 @@ class GraphWatch:
         names: The name of each value in the final graph.
         graph: The exporter's own form of `original`, or of the final graph where `original` was not seen.
         merged_scopes: The scopes that lost nodes because equal nodes of other scopes replaced them.
+        merged_constants: The scopes that lost constants in the same way, by the key of the constant.
     """
 
     original: onnx.ModelProto | None = None
@@ -44,6 +48,7 @@ class GraphWatch:
     nodes: list[JitNode] = dataclasses.field(default_factory=list)
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     merged_scopes: set[str] = dataclasses.field(default_factory=set)
+    merged_constants: dict[object, set[str]] = dataclasses.field(default_factory=dict)
     graph: JitGraph | None = None
 
     def shapes(self) -> dict[int, tuple[tuple[int, ...], str]]:
@@ -76,6 +81,26 @@ def outputs_of(node: Any) -> list[Any]:
 def inputs_of(node: Any) -> list[Any]:
     """Return the inputs of a node; its own iterator takes ten times as long."""
     return [node.inputsAt(index) for index in range(node.inputsSize())]
+
+
+def operation_of(node: Any) -> object:
+    """Return the operator of a node with its attributes: equal for nodes that do the same on any inputs."""
+    attributes = tuple((name, str(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
+    return (node.kind(), attributes)
+
+
+def constant_key(content: Any) -> object:
+    """Return what identifies a constant by its value; None for a large one, and for what is not a constant.
+
+    The exporter changes the types of constants, so that only their values are compared.
+    """
+    if isinstance(content, int | float):
+        content = torch.tensor(content)
+    if not isinstance(content, torch.Tensor):
+        return None if content is None else str(content)
+    if content.numel() > LARGEST_COMPARED or content.is_complex():
+        return None
+    return (tuple(content.shape), str(content.float().tolist()))
 
 
 def block_inputs(block: Any) -> list[Any]:
@@ -150,8 +175,8 @@ def watch_graph(
         before = graph.copy()
         changed = run_pass(graph, *rest)
         if changed is not False:
-            after = _count_scopes(graph)
-            watch.merged_scopes.update(s for s, count in _count_scopes(before).items() if after[s] < count)
+            for scope, key in _count_scopes(before) - _count_scopes(graph):
+                (watch.merged_scopes if key is None else watch.merged_constants.setdefault(key, set())).add(scope)
         return changed
 
     def assign_names(run_pass: Callable[..., Any], graph: JitGraph, *rest: Any) -> Any:
@@ -171,13 +196,16 @@ def watch_graph(
         yield watch
 
 
-def _count_scopes(graph: JitGraph) -> Counter[str]:
-    """Return the number of nodes that compute a tensor, by scope."""
-    return Counter(
-        node.scopeName()
-        for node in graph.nodes()
-        if node.inputsSize() and any(is_tensor(value) for value in outputs_of(node))
-    )
+def _count_scopes(graph: JitGraph) -> Counter[tuple[str, object]]:
+    """Return the number of nodes that compute a tensor, and of constants with the same key, by scope."""
+    found: Counter[tuple[str, object]] = Counter()
+    for node in graph.nodes():
+        if node.inputsSize():
+            if any(is_tensor(value) for value in outputs_of(node)):
+                found[node.scopeName(), None] += 1
+        elif node.outputsSize() == 1 and (key := constant_key(node.output().toIValue())) is not None:
+            found[node.scopeName(), key] += 1
+    return found
 
 
 def _read(graph: JitGraph) -> tuple[list[JitNode], dict[int, str]]:

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modelexport.capture.torchscript.jit_graph import block_inputs, blocks_of, inputs_of, outputs_of, values_of
+from modelexport.capture.torchscript.jit_graph import (
+    block_inputs,
+    blocks_of,
+    constant_key,
+    inputs_of,
+    operation_of,
+    outputs_of,
+    values_of,
+)
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private_jit import (
     JitPass,
@@ -23,9 +31,6 @@ from modelexport.torch_support.private_jit import (
     traced_value,
     translation_seen,
 )
-
-# Constants up to this many elements are compared by value.
-_SMALL = 64
 
 
 class ConstantAddedError(UnusableOptionError):
@@ -278,17 +283,12 @@ def _node_key(node: Any, classes: dict[int, int]) -> object:
     inputs = tuple(classes.get(value.unique(), -1) for value in inputs_of(node))
     content = node.output().toIValue() if node.outputsSize() == 1 else None
     if not inputs and content is not None:
-        if isinstance(content, int | float):
-            content = torch.tensor(content)
-        if not isinstance(content, torch.Tensor):
-            return ("constant", str(content))
-        if content.numel() <= _SMALL and not content.is_complex():
-            # The exporter changes the types of constants, so that only their values are compared.
-            return ("constant", tuple(content.shape), str(content.float().tolist()))
+        key = constant_key(content)
+        if key is not None:
+            return ("constant", key)
     if -1 in inputs or not inputs or list(node.blocks()):
         return ("unique", object())
-    attributes = tuple((name, str(getattr(node, node.kindOf(name))(name))) for name in node.attributeNames())
-    return (node.kind(), attributes, inputs)
+    return (operation_of(node), inputs)
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:

@@ -38,7 +38,7 @@ class NodeNames:
                     self._ids.setdefault(name, node_id)
 
     def find(self, name: str) -> str | None:
-        """The id of the node with this name, or of the one whose name it continues; None if there is none."""
+        """The id of the node with this name, or of the one whose name it continues, or None."""
         for _ in range(_MOST_SUFFIXES + 1):
             if name in self._ids:
                 return self._ids[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,18 +9,20 @@ from typing import Any
 
 import msgspec
 
+from modelexport.deadline import reads_files
 from modelexport.display import Summary, counted, summarized
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_CALL, CallRecord, HierarchyDocument, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.profiling.profiler import selected_calls
 from modelexport.profiling.report import ROOT_NAME, Grouping, Sorting
-from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, count_uncounted, graph_cost
+from modelexport.profiling.static_cost.graph_cost import NO_SHAPE, GraphCost, count_uncounted, graph_cost
 from modelexport.profiling.static_cost.tensor_shapes import Axes
-from modelexport.storage import find_hierarchy, read_model
+from modelexport.storage import ModelFile, check_functions, find_hierarchy, read_model
 
 _MOST_AXES = 10
-_MOST_EXPANDED_NODES = 1_000_000
+# Shape inference visits the body of a function for each call of it: what `check_functions` accepts.
+MOST_EXPANDED_NODES = 1_000_000
 
 
 class StaticCost(msgspec.Struct, frozen=True):
@@ -203,6 +204,7 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
+@reads_files()
 def profile_statically(
     path: str | Path,
     *,
@@ -223,15 +225,12 @@ def profile_statically(
         InputError: The size of a dynamic axis is missing or not positive, or the model has no such axis.
         FileFormatError: The file is invalid or has no hierarchy.
     """
-    # Shape inference visits the body of a function for each call of it.
-    most = min(limits.expanded_nodes, _MOST_EXPANDED_NODES)
-    file = read_model(path, dataclasses.replace(limits, expanded_nodes=most))
+    file = read_model(path, limits)
+    check_functions(file.proto, file.path, MOST_EXPANDED_NODES)
     hierarchy = find_hierarchy(file)
     document = hierarchy.document
     selected = None if select is None else selected_calls(document, select)
-    sizes = Axes(axes or {})
-    sizes.check(file.proto.graph)
-    found = graph_cost(file.proto, file.nodes, sizes)
+    sizes, found = count_nodes(file, axes)
     notes = [*hierarchy.missing, *found.notes]
     owners = {node.id: node.module for node in document.nodes}
     known = {call.id for call in document.calls}
@@ -270,6 +269,17 @@ def profile_statically(
         uncounted=tuple(Uncounted(op, number, reason) for (op, reason), number in uncounted.most_common()),
         notes=tuple(notes),
     )
+
+
+def count_nodes(file: ModelFile, axes: Mapping[str, int] | None = None) -> tuple[Axes, GraphCost]:
+    """The cost of each node of an opened file whose functions were checked, and the sizes of its axes.
+
+    Raises:
+        InputError: The size of a dynamic axis is missing or not positive, or the model has no such axis.
+    """
+    sizes = Axes(axes or {})
+    sizes.check(file.proto.graph)
+    return sizes, graph_cost(file.proto, file.nodes, sizes)
 
 
 def static_schema() -> dict[str, Any]:

@@ -126,21 +126,25 @@ def find_on_hub(
     except errors.HFValidationError as error:
         raise ModelSourceError(f"{reference!r} is not a model id; {advice}") from error
     found, reason = None, "HF_HUB_OFFLINE is set"
+    unreachable: Exception | None = None
     try:
         if not is_offline_mode():
             found = HfApi().model_info(repository, revision=revision)
     except errors.HfHubHTTPError as error:
         if error.response.status_code < _SERVER_ERROR:
             raise explain_load_error(reference, revision, error, repository=repository, advice=advice) from error
-        reason = f"the HuggingFace hub answered {error.response.status_code}"
+        reason, unreachable = f"the HuggingFace hub answered {error.response.status_code}", error
     # HTTPError is the base class of the errors of whichever HTTP library huggingface_hub uses.
     except (errors.HTTPError, OSError) as error:
         reason = f"the HuggingFace hub at {constants.ENDPOINT} cannot be reached ({in_one_line(error)})"
+        unreachable = error
     if found is None:
         cached = try_to_load_from_cache(repository, marker, revision=revision)
         if not isinstance(cached, str):
             named = reference if revision is None else f"{reference} at revision {revision}"
-            raise ModelSourceError(f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}")
+            raise ModelSourceError(
+                f"{named} is not in the cache {constants.HF_HUB_CACHE}, and {reason}; {advice}"
+            ) from unreachable
         # For a folder, transformers does not contact the hub.
         return folder_repository(reference, Path(cached).parent, cached_only=reason)
     files = frozenset(sibling.rfilename for sibling in found.siblings or ())

@@ -111,10 +111,10 @@ def test_fused_normalization_is_removed_from_its_module(exported: Exporter) -> N
 
 @pytest.mark.xdist_group("bert")
 def test_torchscript_export_is_matched_by_module_though_no_name_is_shared(exported: Exporter, tmp_path: Path) -> None:
-    specimen = zoo.build("bert")
+    example = zoo.build("bert")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        other = modelexport.export_model(specimen.model, specimen.inputs, tmp_path / "ts.onnx", strategy="htp")
+        other = modelexport.export_model(example.model, example.inputs, tmp_path / "ts.onnx", strategy="htp")
     found = compare_models(exported("bert").path, other.onnx_path)
     consistent(found)
     assert not found.same_topology

@@ -126,7 +126,7 @@ def test_first_of_several_equal_tensors_matches_if_no_ops_were_removed(match: Ma
     assert found["A"] == "a"
 
 
-def test_bodies_are_followed_though_nobody_sees_them_run(match: Match) -> None:
+def test_subgraphs_are_followed_although_their_run_is_not_seen(match: Match) -> None:
     body = "If ({c}) <then_branch = t () => (float {p}) {{ {p0} = Exp({x}) {p} = Neg({p0}) }}, "
     body += "else_branch = e () => (float {q}) {{ {q} = Exp({x}) }}>"
     first = body.format(c="c", p="p", p0="p0", q="q", x="x")

@@ -56,7 +56,7 @@ def test_lstm_equals_a_count_by_hand(exported: Exporter) -> None:
     # For each cell: 4 sums of two products, 8 biases, 4 activations, 3 for the cell state, 2 for the hidden state.
     assert (own.flops, own.other_operations) == (2 * own.macs, 2 * cells * (4 + 8 + 4 + 3 + 2))
     # The initial state is an initializer too: zeros for two directions and a batch of two.
-    parameters = exported("lstm").specimen.model.rnn.parameters()
+    parameters = exported("lstm").example.model.rnn.parameters()
     assert own.parameters == sum(p.numel() for p in parameters) + 2 * 2 * 8
 
 
@@ -73,7 +73,7 @@ def test_attention_equals_a_count_by_hand(exported: Exporter) -> None:
 def test_flops_equal_the_count_of_torch(exported: Exporter, name: str) -> None:
     ours: Exported = exported(name)
     report = profile_statically(ours.path)
-    assert report.total.flops == counted_by_torch(ours.specimen.model, *ours.args, **ours.kwargs)
+    assert report.total.flops == counted_by_torch(ours.example.model, *ours.args, **ours.kwargs)
     assert report.uncounted == ()
 
 
@@ -90,7 +90,7 @@ def test_totals_are_the_sum_of_own_costs_and_a_shared_weight_counts_once(exporte
     blocks = [calls["blk"], calls["blk@1"], calls["blk@2"]]
     assert {block.total.macs for block in blocks} == {4 * 8 * 8}
     assert {block.total.parameters for block in blocks} == {8 * 8 + 8 + 8 + 8}
-    assert calls[""].total.parameters == sum(p.numel() for p in exported("shared_block").specimen.model.parameters())
+    assert calls[""].total.parameters == sum(p.numel() for p in exported("shared_block").example.model.parameters())
 
 
 @pytest.mark.xdist_group("bert")

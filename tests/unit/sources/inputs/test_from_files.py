@@ -65,7 +65,7 @@ def test_names_that_lead_very_deep_are_refused(tmp_path: Path) -> None:
         read_inputs(tmp_path / "x.npz")
 
 
-def test_list_holds_arguments_by_position(tmp_path: Path) -> None:
+def test_list_contains_arguments_by_position(tmp_path: Path) -> None:
     read = read_inputs(written(tmp_path, [[[1.0, 2.0]], [3]]))
     assert isinstance(read, tuple)
     assert [tuple(tensor.shape) for tensor in read] == [(1, 2), (1,)]
@@ -86,7 +86,7 @@ def test_list_holds_arguments_by_position(tmp_path: Path) -> None:
         ('{"a":' * 200 + "1" + "}" * 200, "nested too deep"),
     ],
 )
-def test_what_is_no_input_is_refused_by_name(tmp_path: Path, content: Any, said: str) -> None:
+def test_object_that_cannot_be_an_input_is_refused_by_name(tmp_path: Path, content: Any, said: str) -> None:
     with pytest.raises(InputError) as caught:
         read_inputs(written(tmp_path, content))
     assert said in str(caught.value)

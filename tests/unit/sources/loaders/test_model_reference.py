@@ -265,7 +265,7 @@ def test_path_that_is_not_there_is_said_and_nothing_is_asked_of_the_hub(
 
 
 @pytest.mark.parametrize("reference", ["~nobody_of_that_name/net", "x" * 5000, "./" + "x" * 5000, "a/\udcff"])
-def test_name_that_no_file_can_have_is_no_crash(reference: str) -> None:
+def test_name_that_no_file_can_have_is_an_error_of_ours(reference: str) -> None:
     refusal(reference)
 
 

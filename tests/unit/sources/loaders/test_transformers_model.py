@@ -4,55 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support import tiny_models
-from tests.support.command import Outcome
+from tests.support.loading import class_name, load, refusal, rewritten
 
 from modelexport.errors import InputError, ModelSourceError
-from modelexport.sources.loaders.model_reference import load_model
-from modelexport.sources.loaders.sourced_model import LoadOptions
 
 transformers = pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save_bert(tmp_path_factory.mktemp("tiny") / "bert", tokenizer=True)
-
-
-@pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    """What a trap writes."""
-    return tmp_path / "marker"
-
-
-def load(reference: str | Path, **options: Any) -> Any:
-    return load_model(str(reference), LoadOptions(**options))
-
-
-def class_name(reference: str | Path, **options: Any) -> str:
-    return type(load(reference, **options).model).__name__
-
-
-def refusal(reference: str | Path, **options: Any) -> str:
-    with pytest.raises(ModelSourceError) as raised:
-        load(reference, **options)
-    return str(raised.value)
-
-
-def rewritten(folder: Path, target: Path, **changes: Any) -> Path:
-    """A copy of a folder with another configuration."""
-    shutil.copytree(folder, target)
-    written = {**json.loads((target / "config.json").read_bytes()), **changes}
-    kept = {name: value for name, value in written.items() if value is not None}
-    (target / "config.json").write_text(json.dumps(kept), encoding="utf-8")
-    return target
 
 
 # --- which class -----------------------------------------------------------------------------------------------
@@ -91,7 +53,7 @@ def test_task_is_a_name_of_transformers_or_an_auto_class(bert: Path, task: str, 
         ("AutoModelForImageClassification", "it has one for"),
     ],
 )
-def test_task_that_there_is_not_is_refused_with_those_there_are(bert: Path, task: str, said: str) -> None:
+def test_unknown_task_is_refused_with_the_known_ones(bert: Path, task: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as raised:
         load(bert, task=task)
     assert "fill-mask" in str(raised.value)
@@ -134,7 +96,7 @@ def test_random_weights_read_none_and_are_the_same_each_time(bert: Path, tmp_pat
     assert not marker.exists()
 
 
-def test_weights_that_nobody_trained_are_noted_and_seeded(bert: Path) -> None:
+def test_untrained_weights_are_noted_and_seeded(bert: Path) -> None:
     made = [load(bert, task="text-classification") for _ in range(2)]
     (note,) = made[0].notes
     assert note.startswith("2 weights of BertForSequenceClassification are not in")
@@ -159,13 +121,13 @@ def in_pieces(bert: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_weights_in_pieces_are_put_together(bert: Path, in_pieces: Path) -> None:
+def test_sharded_weights_are_loaded(bert: Path, in_pieces: Path) -> None:
     whole, pieces = load(bert).model.state_dict(), load(in_pieces).model.state_dict()
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
 
 
 @pytest.mark.parametrize("piece", ["../bert/model.safetensors", "/etc/hostname", "model-00009-of-00009.safetensors", 7])
-def test_piece_that_is_not_in_the_folder_is_refused_by_name(in_pieces: Path, piece: object) -> None:
+def test_shard_that_is_not_in_the_folder_is_refused_by_name(in_pieces: Path, piece: object) -> None:
     index = in_pieces / "model.safetensors.index.json"
     written = json.loads(index.read_bytes())
     written["weight_map"]["pooler.dense.weight"] = piece
@@ -197,7 +159,7 @@ def test_weights_named_by_the_configuration_must_be_safetensors(bert: Path, tmp_
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": [1]}}'])
-def test_index_that_is_none_is_refused(in_pieces: Path, content: str) -> None:
+def test_invalid_shard_index_is_refused(in_pieces: Path, content: str) -> None:
     (in_pieces / "model.safetensors.index.json").write_text(content, encoding="utf-8")
     assert "model.safetensors.index.json is not an index of weights" in refusal(in_pieces)
 
@@ -316,106 +278,3 @@ def test_folder_goes_before_a_model_of_the_same_name(
     rewritten(bert, tmp_path / "someone" / "tiny-bert", architectures=["BertForMaskedLM"])
     monkeypatch.chdir(tmp_path)
     assert class_name("someone/tiny-bert") == "BertForMaskedLM"
-
-
-# --- what cannot be loaded -------------------------------------------------------------------------------------
-
-
-def broken_folder(kind: str, bert: Path, folder: Path, marker: Path) -> Path:
-    if kind == "no weights":
-        return tiny_models.without_weights(bert, folder)
-    if kind == "pickle":
-        return tiny_models.with_pickle_only(bert, folder, marker)
-    if kind == "own code":
-        return tiny_models.with_own_code(folder, marker)
-    if kind == "own class":
-        tiny_models.with_own_code(folder, marker)
-        return rewritten(folder, folder.with_name("own class, known type"), model_type="bert")
-    if kind == "unknown type":
-        return rewritten(bert, folder, model_type="from-the-future")
-    if kind == "kernel":
-        return rewritten(bert, folder, attn_implementation="stranger/kernel")
-    shutil.copytree(bert, folder)
-    if kind == "truncated":
-        content = (bert / "model.safetensors").read_bytes()
-        (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
-    elif kind == "garbage":
-        (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    elif kind == "empty weights":
-        (folder / "model.safetensors").write_bytes(b"")
-    elif kind == "configuration":
-        (folder / "config.json").write_text("{", encoding="utf-8")
-    elif kind == "no configuration":
-        (folder / "config.json").unlink()
-    elif kind == "adapter":
-        (folder / "config.json").rename(folder / "adapter_config.json")
-    elif kind == "pipeline":
-        (folder / "config.json").rename(folder / "model_index.json")
-    return folder
-
-
-BROKEN = {
-    "no weights": "has no weights: there is no model.safetensors",
-    "pickle": "has pickled weights only (pytorch_model.bin)",
-    "own code": "needs Python code from its repository (modeling_own.OwnConfig, modeling_own.OwnModel), which was not",
-    "own class": "allow it with --trust-remote-code",
-    "unknown type": "model_type 'from-the-future', which transformers",
-    "kernel": "'stranger/kernel' is code from the hub, which was not downloaded",
-    "truncated": "model.safetensors is not a complete safetensors file",
-    "garbage": "model.safetensors is not a complete safetensors file",
-    "empty weights": "model.safetensors is not a complete safetensors file",
-    "configuration": "config.json",
-    "no configuration": "has no config.json, so it is not a HuggingFace model",
-    "adapter": "is an adapter without its model",
-    "pipeline": "is a diffusers pipeline: name one of its models",
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN)
-def test_broken_folder_is_one_line_of_its_own_and_runs_nothing(
-    kind: str, bert: Path, tmp_path: Path, marker: Path, command: Callable[..., Outcome]
-) -> None:
-    folder = broken_folder(kind, bert, tmp_path / "broken", marker)
-    outcome = command("export", folder, tmp_path / "out.onnx")
-    assert (outcome.code, outcome.stdout) == (2, "")
-    assert outcome.stderr.count("\n") == 1
-    assert BROKEN[kind] in outcome.error
-    assert str(folder) in outcome.error
-    assert not marker.exists()
-    assert not (tmp_path / "out.onnx").exists()
-
-
-def test_code_that_is_allowed_runs(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # transformers copies the code there, and imports it from there
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr("sys.path", [*sys.path])
-    folder = tiny_models.with_own_code(tmp_path / "own", marker)
-    model = load(folder, trust_remote_code=True, random_weights=True).model
-    assert type(model).__name__ == "OwnModel"
-    assert marker.exists()
-    assert model(torch.ones(1, 4)).shape == (1, 4)
-
-
-def test_code_beside_a_model_that_needs_none_is_left_alone(bert: Path, tmp_path: Path, marker: Path) -> None:
-    own = tiny_models.with_own_code(tmp_path / "own", marker)
-    auto_map = json.loads((own / "config.json").read_bytes())["auto_map"]
-    folder = rewritten(bert, tmp_path / "both", auto_map=auto_map)
-    shutil.copy(own / "modeling_own.py", folder)
-    assert class_name(folder) == "BertModel"
-    assert not marker.exists()
-
-
-def test_attention_from_the_hub_needs_permission(bert: Path) -> None:
-    assert "code from the hub, which was not downloaded" in refusal(bert, attn_implementation="stranger/kernel")
-    assert "quick" in refusal(bert, attn_implementation="quick")
-
-
-@pytest.mark.parametrize(("package", "extra"), [("transformers", "hf"), ("timm", "timm"), ("diffusers", "diffusers")])
-def test_missing_package_comes_with_the_command_that_installs_it(
-    package: str, extra: str, bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    reference = {"hf": str(bert), "timm": "timm:resnet18", "diffusers": f"diffusers:{bert}#unet"}[extra]
-    message = refusal(reference)
-    assert reference in message
-    assert f"pip install 'modelexport[{extra}]'" in message

@@ -74,7 +74,7 @@ def _words(name: str) -> list[str]:
 
 
 def _guess_plain_value(parameter: inspect.Parameter | None) -> Any:
-    """A value for an argument that is no tensor, by its annotation; None where it may be a tensor."""
+    """A value for an argument that is not a tensor, by its annotation; None where it may be a tensor."""
     if parameter is None or parameter.annotation is parameter.empty:
         return None
     annotation = parameter.annotation

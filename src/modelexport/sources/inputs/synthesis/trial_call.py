@@ -21,7 +21,7 @@ from modelexport.sources.inputs.synthesis.failure_hints import (
 )
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec
-from modelexport.torch_support import CallWatch, buffers_restored, evaluation_mode, named_results, preserved_state
+from modelexport.torch_support import CallWatch, evaluation_mode, named_results, preserved_state, weights_restored
 
 _MOST_WORDS = 200
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
@@ -100,7 +100,7 @@ def try_call(
             spoken_of(error, origins),
         )
 
-    with preserved_state(model), evaluation_mode(model), buffers_restored(model), torch.no_grad():
+    with preserved_state(model), evaluation_mode(model), weights_restored(model), torch.no_grad():
         try:
             with calls.watching(dict(model.named_modules())), origins:
                 result = model(*args, **kwargs)

@@ -128,7 +128,7 @@ def test_argument_that_the_error_names_is_added_and_options_are_left_alone() -> 
     assert sorted(make_example_inputs(AskedFor())) == ["context", "query"]
 
 
-def test_size_that_only_the_last_layer_tells_is_found() -> None:
+def test_size_that_only_the_last_layer_shows_is_found() -> None:
     shape = make_example_inputs(Pictures(3, 100))["x"].shape  # type: ignore[call-overload]
     # Pooling rounds down: a few sizes give the same number of features.
     assert shape[1] == 3
@@ -288,7 +288,7 @@ class Silent(nn.Module):
         return None
 
 
-def test_forward_that_returns_no_tensor_is_no_success() -> None:
+def test_forward_that_returns_no_tensor_fails() -> None:
     with pytest.raises(InputError, match="without a tensor"):
         make_example_inputs(Silent())
 

@@ -20,7 +20,7 @@ class Guarded(nn.Module):
         return query
 
 
-def test_condition_of_a_raised_error_tells_the_argument() -> None:
+def test_condition_of_a_raised_error_names_the_argument() -> None:
     failure = try_call(Guarded(), (), {"query": torch.ones(1), "other": torch.ones(1)})
     assert failure is not None
     assert failure.suspects == ("other",)

@@ -1,26 +1,54 @@
-"""The report of a verification: a record for each module call, its verdict, and what can excuse it."""
+"""The report of a verification: a record for each module call, its differences from PyTorch and its verdict."""
 
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from modelexport.display import Summary, summarized
-from modelexport.hierarchy import HierarchyDocument, json_schema, or_null
-from modelexport.verification.difference import Difference, Tolerance, compare
-from modelexport.verification.pytorch_run import BoundaryKey, BoundaryRecording, Direction
+from modelexport.errors import FileFormatError, InputError
+from modelexport.hierarchy import json_schema, or_null
 
 _SHOWN = 10
 _SCHEMA_VERSION = 1
-_NONDETERMINISTIC = "its outputs are nondeterministic: in PyTorch they change with the random state"
-_NONDETERMINISTIC_INPUTS = "not compared in the full ONNX run: its inputs are nondeterministic"
-# Runs PyTorch's model again and keeps the content of these inputs and outputs, with another random seed from the
-# beginning of the call with this id.
-ReseededRun = Callable[[Sequence[BoundaryKey], str], BoundaryRecording]
+
+
+class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The difference between a tensor and its reference.
+
+    Attributes:
+        absolute: The largest difference of two elements; infinite if only one of them is finite.
+        relative: The norm of the differences divided by the norm of the reference.
+        cosine: The cosine similarity; None if one of the tensors is zero.
+        sqnr: The ratio of signal to noise in dB: of the norm of the reference to that of the differences. None if there
+            is no difference, or if it is infinite.
+        excess: The largest ratio of a difference to the tolerance of its element; above 1 it is out of tolerance.
+        elements: The number of elements.
+        outside: The number of elements out of tolerance.
+        nonfinite: The number of elements that are infinite or NaN in one tensor and different in the other.
+        problem: Why the two cannot be compared; they then count as out of tolerance.
+    """
+
+    absolute: float
+    relative: float
+    cosine: float | None
+    excess: float
+    elements: int
+    outside: int = 0
+    nonfinite: int = 0
+    problem: str = ""
+    sqnr: float | None = None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is out of tolerance."""
+        return self.excess > 1
 
 
 class Verdict(enum.StrEnum):
@@ -40,7 +68,6 @@ class Verdict(enum.StrEnum):
 _FINDINGS = (Verdict.INTRODUCED, Verdict.FAILED, Verdict.UNDECIDED, Verdict.INSIDE, Verdict.INHERITED)
 # The verdicts about the call run alone, rather than in the full ONNX run.
 _OWN = (Verdict.INTRODUCED, Verdict.INSIDE, Verdict.WITHIN)
-_ORDER = list(Verdict)
 
 
 class TensorVerification(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -144,6 +171,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
         forward_passes: How many forward passes PyTorch's model ran.
         precisions: The types of the floats that the graph computes with, and the widths of integers that represent
             floats. The default tolerance is that of the coarsest.
+        file: The file; empty for a model that is not in one.
+        graph_hash: The hash of its graph.
     """
 
     calls: tuple[CallVerification, ...]
@@ -152,6 +181,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
     whole_run_error: str
     forward_passes: int
     precisions: tuple[str, ...] = ()
+    file: str = ""
+    graph_hash: str = ""
 
     @property
     def passed(self) -> bool:
@@ -222,6 +253,7 @@ class PrintedVerification(VerificationReport, frozen=True, kw_only=True):
     passed: bool
     counts: dict[str, int]
     file: str
+    graph_hash: str
     model: str
     schema_version: int = _SCHEMA_VERSION
 
@@ -232,141 +264,36 @@ def verification_schema() -> dict[str, Any]:
     return schema
 
 
-def worst_first(record: CallVerification) -> tuple[int, float]:
-    """The sort key of a record in a report."""
-    judged = record.judged
-    return _ORDER.index(record.verdict), -judged.excess if judged is not None else 0.0
+def read_verification(path: str | Path) -> VerificationReport:
+    """Read a report that was written as JSON.
 
-
-# The verdicts that a permutation or nondeterminism can cause.
-_EXCUSABLE = (Verdict.INTRODUCED, Verdict.INHERITED, Verdict.UNDECIDED)
-
-
-def worst(differences: Iterable[Difference | None]) -> Difference | None:
-    """The difference with the largest excess over the tolerance."""
-    return max((d for d in differences if d is not None), key=lambda d: d.excess, default=None)
-
-
-def verdict_of(reason: str, introduced: Difference | None, total: Difference | None) -> Verdict:
-    """The verdict by a call's own differences, and by the reason why it could not run alone."""
-    if reason == "failed":
-        return Verdict.FAILED
-    if introduced is not None and introduced.is_out:
-        return Verdict.INTRODUCED
-    if total is not None and total.is_out:
-        # A call without operators inherits its errors.
-        is_known = introduced is not None or reason == "no_operation"
-        return Verdict.INHERITED if is_known else Verdict.UNDECIDED
-    return Verdict.WITHIN if introduced is not None else Verdict.NOT_COMPARABLE
-
-
-def excuse_nondeterminism(
-    records: Sequence[CallVerification],
-    id_in_run: Callable[[str], str],
-    run: BoundaryRecording,
-    run_reseeded: ReseededRun,
-    tolerance: Tolerance,
-) -> list[CallVerification]:
-    """Change the verdict of calls that are out of tolerance only because their outputs are nondeterministic.
-
-    `id_in_run` returns the id of a call in PyTorch's run, which `run` recorded with the outputs of these calls.
+    Raises:
+        InputError: The file cannot be read.
+        FileFormatError: It is not a report of this package.
     """
-    affected = [record for record in records if record.verdict in _EXCUSABLE]
-    if not affected:
-        return list(records)
-    keys = {r.call: [BoundaryKey(id_in_run(r.call), Direction.OUTPUT, t.name) for t in r.tensors] for r in affected}
-    reseeded = run_reseeded([key for found in keys.values() for key in found], id_in_run(""))
-
-    def changed(other: BoundaryRecording, call: str) -> set[str]:
-        return {
-            key.name
-            for key in keys[call]
-            if key in run.values
-            and key in other.values
-            and compare(other.values[key], run.values[key], tolerance, run.tensors[key].dtype).is_out
-        }
-
-    def excused(record: CallVerification) -> CallVerification:
-        own = {t.name for t in record.tensors if t.introduced is not None and t.introduced.is_out}
-        all_out = own | {t.name for t in record.tensors if t.total is not None and t.total.is_out}
-        if not all_out <= changed(reseeded, record.call):
-            return record
-        if own and not own <= changed(run_reseeded(keys[record.call], id_in_run(record.call)), record.call):
-            return record
-        if own or record.introduced is None:
-            reason = record.reason or "random"
-            explanation = "; ".join(text for text in (record.explanation, _NONDETERMINISTIC) if text)
-            return msgspec.structs.replace(
-                record, verdict=Verdict.NOT_COMPARABLE, reason=reason, explanation=explanation
-            )
-        return msgspec.structs.replace(record, verdict=Verdict.WITHIN, notes=(*record.notes, _NONDETERMINISTIC_INPUTS))
-
-    return [excused(record) if record.verdict in _EXCUSABLE else record for record in records]
+    try:
+        content = msgspec.json.decode(Path(path).read_bytes())
+        for difference in _differences(content):
+            # JSON has no infinity: it is written as null.
+            difference.update((name, math.inf) for name in _MAYBE_INFINITE if difference.get(name, 0) is None)
+        return msgspec.convert(content, VerificationReport)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FileFormatError(f"{path} was not written by modelexport verify --format json: {error}") from error
 
 
-def excuse_permutations(
-    records: Sequence[CallVerification],
-    document: HierarchyDocument,
-    permuted: Collection[str],
-    compare: Callable[[str], tuple[CallVerification, bool]],
-) -> Iterator[CallVerification]:
-    """Change the verdict of calls whose outputs are only permuted, if the permutation has no effect on their caller.
-
-    `compare` compares a call without a record, and also returns whether its outputs are only permuted.
-    """
-    callers = _callers_in(document)
-    known = {record.call: (record, record.call in permuted) for record in records}
-
-    def unaffected_caller(record: CallVerification) -> str | None:
-        """The nearest caller whose outputs are not permuted, if they are within tolerance."""
-        own = record.introduced is not None and record.introduced.is_out
-        for call in callers(record.call):
-            if call not in known:
-                known[call] = compare(call)
-            caller, is_permutation = known[call]
-            difference = (caller.introduced if own else caller.total) or caller.total
-            if difference is not None and not is_permutation:
-                return None if difference.is_out else call
-        return None
-
-    for record in records:
-        is_candidate = record.call in permuted and record.verdict in _EXCUSABLE
-        caller_id = unaffected_caller(record) if is_candidate else None
-        if caller_id is None:
-            yield record
-        else:
-            name = repr(caller_id) if caller_id else "the model"
-            explanation = f"permuted outputs: the same values in another order, without effect on {name}"
-            yield msgspec.structs.replace(record, verdict=Verdict.REORDERED, explanation=explanation)
+_MAYBE_INFINITE = ("absolute", "relative", "excess")
 
 
-def _callers_in(document: HierarchyDocument) -> Callable[[str], Iterator[str]]:
-    """A function that returns the callers of a call, innermost first."""
-    parents = {call.id: call.parent for call in document.calls}
-
-    def callers(call: str) -> Iterator[str]:
-        parent = parents.get(call)
-        while parent is not None:
-            yield parent
-            parent = parents.get(parent)
-
-    return callers
-
-
-def name_sources(records: Sequence[CallVerification], document: HierarchyDocument) -> Iterator[CallVerification]:
-    """Change the verdict of calls that introduce an error because a call inside does, and name that call."""
-    callers = _callers_in(document)
-    introducing = sorted((r for r in records if r.verdict is Verdict.INTRODUCED), key=worst_first)
-    outer = {caller for record in introducing for caller in callers(record.call)}
-    # Innermost calls only, the worst first: a caller gets the worst call inside it.
-    sources: dict[str, str] = {}
-    for record in introducing:
-        for caller in callers(record.call) if record.call not in outer else ():
-            sources.setdefault(caller, record.call)
-    for record in records:
-        if record.verdict is Verdict.INTRODUCED and record.call in sources:
-            source = sources[record.call]
-            explanation = f"the error is introduced inside, by {source!r}"
-            yield msgspec.structs.replace(record, verdict=Verdict.INSIDE, source=source, explanation=explanation)
-        else:
-            yield record
+def _differences(content: object) -> Iterator[dict[str, Any]]:
+    """The objects of a report that are differences."""
+    waiting = [content]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, list):
+            waiting += current
+        elif isinstance(current, dict):
+            if "absolute" in current:
+                yield current
+            waiting += current.values()

@@ -1,0 +1,66 @@
+"""The key of a job: a hash of everything that its result depends on. Two jobs with one key have the same bytes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+from modelexport._version import __version__
+from modelexport.batching.file_hashes import FileHashes
+from modelexport.batching.jobs import Job
+from modelexport.batching.revisions import revision_of
+
+# What loads, exports or checks a model. One that is not installed is part of the key as well.
+LIBRARIES = (
+    *("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy"),
+    *("transformers", "timm", "diffusers", "torchvision", "safetensors"),
+)
+# A change of what a key is made from.
+_VERSION = 1
+
+
+def key_of(job: Job, hashes: FileHashes, versions: dict[str, str]) -> str:
+    """The key of a job.
+
+    Raises:
+        ModelSourceError: The model, or a file that it depends on, is missing.
+    """
+    content = {
+        "key": _VERSION,
+        "model": revision_of(job, hashes),
+        "settings": job.settings(),
+        "versions": versions,
+        # The check of a job that does not say which.
+        "check": os.environ.get("MODELEXPORT_CHECK", ""),
+        "package": _source_of_package(),
+    }
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+
+
+@functools.cache
+def installed_versions() -> dict[str, str]:
+    """The versions of Python, of this package and of the libraries, without importing them."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2]), "modelexport": __version__}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+@functools.cache
+def _source_of_package() -> str:
+    """A hash of this package: installed from a repository, its version does not change with every edit."""
+    folder = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

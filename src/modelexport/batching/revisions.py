@@ -1,0 +1,204 @@
+"""The revision of a model: a hash of the files that it is made from, or the commit on the hub. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from modelexport.batching.file_hashes import FileHashes
+from modelexport.batching.jobs import Job
+from modelexport.display import in_one_line
+from modelexport.errors import ModelSourceError
+
+_PREFIXES = ("builtin:", "timm:", "diffusers:")
+_PYTHON = ".py"
+# A pattern or package with more files than this is not what a model is made from.
+_MOST_FILES = 20_000
+
+
+class HubModel(msgspec.Struct, frozen=True):
+    """A repository on the HuggingFace hub, at a branch, tag or commit."""
+
+    repository: str
+    revision: str | None
+
+
+def revision_of(job: Job, hashes: FileHashes) -> dict[str, str]:
+    """What the content of a model is known by, as part of the key of a job.
+
+    Args:
+        job: The job.
+        hashes: The hashes of files that are known.
+
+    Raises:
+        ModelSourceError: The model, or a file that it depends on, is missing.
+    """
+    found = {**_model_revision(job, hashes), **_dependencies(job, hashes)}
+    for name in ("inputs", "input_image", "input_audio"):
+        value = getattr(job, name)
+        for path in (value,) if isinstance(value, str) else value or ():
+            if not Path(path).is_file():
+                raise ModelSourceError(f"{job.name}: {name} names {path}, which is not a file")
+            found[f"{name}:{path}"] = hashes.of(Path(path))
+    return found
+
+
+def _model_revision(job: Job, hashes: FileHashes) -> dict[str, str]:
+    reference = job.model
+    if reference.startswith("builtin:"):
+        return {"builtin": reference}
+    if reference.startswith("timm:"):
+        return _timm_revision(job)
+    if reference.startswith("diffusers:"):
+        return _diffusers_revision(job, hashes)
+    path = existing_path(reference)
+    if path is not None and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelSourceError(f"{reference} has no config.json, so it is not a HuggingFace model")
+        return {"folder": hashes.of_all(_files_of_folder(path), path)}
+    if path is not None:
+        return {"file": hashes.of(path)}
+    if ":" in reference:
+        return {"factory": reference.partition(":")[2], "source": _source_hash(reference, hashes)}
+    if reference.startswith((".", "~", "/")) or reference.count("/") > 1 or not reference.strip():
+        raise ModelSourceError(f"there is no file or folder {reference!r}")
+    return {"hub": reference, "commit": hub_commit(HubModel(reference, job.revision), reference)}
+
+
+def _timm_revision(job: Job) -> dict[str, str]:
+    if job.random_weights:
+        return {"timm": job.model}
+    # The name in the hub is known to timm only, which takes seconds to import; names of weights do not move.
+    return {"timm": job.model, "revision": job.revision or ""}
+
+
+def _diffusers_revision(job: Job, hashes: FileHashes) -> dict[str, str]:
+    target = job.model.removeprefix("diffusers:")
+    place, hash_sign, component = target.rpartition("#")
+    if not hash_sign or existing_path(target) is not None:
+        place, component = target, ""
+    folder = existing_path(place)
+    if folder is None:
+        commit = hub_commit(HubModel(place, job.revision), job.model)
+        return {"diffusers": component, "hub": place, "commit": commit}
+    if not (folder / component / "config.json").is_file():
+        raise ModelSourceError(f"{job.model}: there is no {folder / component / 'config.json'}")
+    return {"diffusers": component, "folder": hashes.of_all(_files_of_folder(folder / component), folder)}
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    """The files of a model: those in its folder, without folders in it."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+
+
+def _dependencies(job: Job, hashes: FileHashes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pattern in job.depends:
+        paths = list(Path().glob(pattern)) if not Path(pattern).is_absolute() else [Path(pattern)]
+        files = sorted(path for path in paths if path.is_file())
+        if not files:
+            raise ModelSourceError(f"{job.name}: depends names {pattern!r}, which matches no file")
+        found[f"depends:{pattern}"] = hashes.of_all(files, Path())
+    return found
+
+
+def _source_hash(reference: str, hashes: FileHashes) -> str:
+    """A hash of the Python files that a factory can import from its own package or folder."""
+    module = reference.partition(":")[0]
+    if module.endswith(_PYTHON):
+        file = existing_path(module)
+        if file is None:
+            raise ModelSourceError(f"{reference}: there is no file {module}")
+        return hashes.of_all(sorted(file.resolve().parent.glob(f"*{_PYTHON}")), file.resolve().parent)
+    top = module.partition(".")[0]
+    # Without an import: that of a package can take long, and the jobs are to run in processes of their own.
+    spec = importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if spec is None:
+        raise ModelSourceError(f"{reference}: there is no Python module {top!r}; install it, or run from its folder")
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    if not places:
+        return hashes.of(Path(spec.origin)) if spec.origin and Path(spec.origin).is_file() else str(spec.origin)
+    _check_submodule(reference, module, places)
+    files = sorted(_limited((path for place in places for path in place.rglob(f"*{_PYTHON}")), reference))
+    return hashes.of_all(files, places[0])
+
+
+def _check_submodule(reference: str, module: str, places: list[Path]) -> None:
+    parts = module.split(".")[1:]
+    for place in places:
+        path = place.joinpath(*parts)
+        if path.is_dir() or any(path.parent.glob(f"{path.name}.*")):
+            return
+    raise ModelSourceError(f"{reference}: there is no Python module {module!r}; install it, or run from its folder")
+
+
+def _limited(paths: Iterable[Path], reference: str) -> Iterator[Path]:
+    for number, path in enumerate(paths):
+        if number > _MOST_FILES:
+            raise ModelSourceError(f"{reference}: its package has over {_MOST_FILES:,} files: name a smaller one")
+        yield path
+
+
+def existing_path(reference: str) -> Path | None:
+    """The file or folder that a reference names; None if it does not exist or is not a valid path."""
+    try:
+        path = Path(reference).expanduser()
+        return path if reference.strip() and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def hub_commit(model: HubModel, reference: str) -> str:
+    """The commit of a repository: on the hub, or in the cache where the hub cannot be reached.
+
+    Raises:
+        ModelSourceError: There is no such model, or neither the hub nor the cache can tell.
+    """
+    try:
+        from huggingface_hub import HfApi, errors, is_offline_mode
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError as error:
+        raise ModelSourceError(
+            f"{reference!r} is not a file, folder or package.module:factory; as a hub id it needs the package "
+            "huggingface_hub: pip install 'modelexport[hf]'"
+        ) from error
+    try:
+        validate_repo_id(model.repository)
+    except errors.HFValidationError as error:
+        raise ModelSourceError(f"{reference!r} is neither a file, a folder nor a model id") from error
+    reason = "HF_HUB_OFFLINE is set"
+    try:
+        if not is_offline_mode():
+            return str(HfApi().model_info(model.repository, revision=model.revision).sha)
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            raise ModelSourceError(
+                f"{reference}: the HuggingFace hub has no such model: {in_one_line(error)}"
+            ) from error
+        reason = f"the HuggingFace hub answered {error.response.status_code}"
+    except (errors.HTTPError, OSError) as error:
+        reason = f"the HuggingFace hub cannot be reached ({in_one_line(error)})"
+    cached = _cached_commit(model)
+    if cached is None:
+        raise ModelSourceError(
+            f"{reference} is not a file or folder, is not in the cache of the HuggingFace hub, and {reason}"
+        )
+    return cached
+
+
+def _cached_commit(model: HubModel) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model.repository, "config.json", revision=model.revision)
+    # .../snapshots/COMMIT/config.json
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def text_hash(text: str) -> str:
+    """The SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
