@@ -10,9 +10,9 @@ import pytest
 from benchmarks.pages import replace_part, table
 
 ROOT = Path(__file__).parents[3]
-# Every call of `replace_part`, and the page that the Makefile gives to the script.
+# Every call of `replace_part` by its script.
 PARTS = [
-    (script.stem, name)
+    pytest.param(script, name, id=f"{script.stem}-{name}")
     for script in [*sorted((ROOT / "benchmarks").glob("*.py")), ROOT / "tests/conformance/report.py"]
     for name in re.findall(r'replace_part\([\w.]+, "([\w ]+)"', script.read_text(encoding="utf-8"))
 ]
@@ -23,8 +23,10 @@ def test_table_has_a_line_for_each_row() -> None:
 
 
 @pytest.mark.parametrize(("script", "name"), PARTS)
-def test_page_has_the_part_that_its_script_writes(tmp_path: Path, script: str, name: str) -> None:
-    target = re.search(rf"(?:benchmarks|conformance)\.{script} .*--write (\S+)", (ROOT / "Makefile").read_text("utf-8"))
+def test_page_has_the_part_that_its_script_writes(tmp_path: Path, script: Path, name: str) -> None:
+    # The command is in the Makefile, or in the docstring of a script that needs more than the environment has.
+    commands = (ROOT / "Makefile").read_text("utf-8") + script.read_text("utf-8").partition("\nfrom ")[0]
+    target = re.search(rf"\.{script.stem} [^\n]*(?:\\\\\n[^\n]*)?--write ([\w./-]+)", commands)
     assert target is not None
     page = tmp_path / "page.md"
     shutil.copy(ROOT / target[1], page)
