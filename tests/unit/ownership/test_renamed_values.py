@@ -52,6 +52,21 @@ def test_work_that_another_node_does_is_not_counted_twice() -> None:
     assert completed(BLOCK, rewritten) == {"t0": "c", "t1": "r", "t2": "a", "t3": "q"}
 
 
+def test_sum_with_a_value_that_the_node_consumes_anyway_may_be_done_by_another_node() -> None:
+    rewritten = """
+        t0 = layout.Conv<activation = "Relu">(x, w2) t1 = layout.Conv(t0, v2) t2 = Add(t1, t0) t3 = Relu(t2)
+        y = layout.End(t3)"""
+    assert completed(BLOCK, rewritten) == {"t0": "r", "t1": "d", "t2": "a", "t3": "q"}
+
+
+def test_node_that_was_done_on_the_way_to_a_value_is_not_done_again() -> None:
+    # The second convolution consumes the input of the first, too: not its weights but their order tells them apart.
+    original = "r = Relu(x) c = Conv(r, w) s1 = Relu(c) d = Conv(s1, v) a = Add(d, r) y = Sigmoid(a)"
+    rewritten = """
+        r = Relu(x) t0 = layout.Conv<activation = "Relu">(r, w3) t1 = layout.Conv(t0, v3, r) y = layout.End(t1)"""
+    assert completed(original, rewritten) == {"t0": "s1", "t1": "a"}
+
+
 def test_value_before_a_change_of_layout_completes_the_one_with_its_own_name() -> None:
     rewritten = """
         t0 = layout.Conv<activation = "Relu">(x, w2) r = layout.Back(t0) t1 = layout.Conv(r, v2, r) q = layout.Rest(t1)
@@ -65,7 +80,9 @@ def test_node_that_does_the_rest_is_not_a_change_of_layout() -> None:
     assert completed(original, rewritten) == {"t0": "c"}
 
 
-@pytest.mark.parametrize(("back", "found"), [("layout.Back(t0)", "b"), ("Mul(t0, v2)", "c")])
+@pytest.mark.parametrize(
+    ("back", "found"), [("layout.Back(t0)", "b"), ("Mul(t0, v2)", "c"), ("layout.Scale(t0, v2)", "c")]
+)
 def test_weights_of_the_next_node_became_part_of_those_of_this_one_unless_the_next_still_has_some(
     back: str, found: str
 ) -> None:
@@ -112,3 +129,15 @@ def test_node_with_weights_is_the_only_consumer_that_has_some() -> None:
     # A normalization became a product: another operator, with other weights.
     original = "n = Norm(x, w) g = Sigmoid(x) m = Mul(n, g) y = Sigmoid(m)"
     assert completed(original, "t0 = layout.Product(x, w3) t1 = layout.Gate(t0, x) y = layout.End(t1)") == {"t0": "n"}
+
+
+def test_node_whose_result_is_known_is_not_done_by_another() -> None:
+    original = "c = Conv(x, w) d = Conv(x, v) a = Add(c, d) y = Sigmoid(a)"
+    rewritten = "d = Conv(x, v2) t0 = layout.Conv(x, w3) t1 = layout.Sum(t0, d) y = layout.End(t1)"
+    assert completed(original, rewritten) == {"t0": "c"}
+
+
+def test_node_with_an_input_that_is_not_known_completes_none() -> None:
+    original = "c = Conv(x, w) s1 = Sigmoid(x) t = Tanh(x) m = Mul(s1, t) a = Add(c, m) y = Relu(a)"
+    rewritten = "u = layout.Both(x, x) t0 = layout.Conv(x, w2, u) y = layout.End(t0)"
+    assert completed(original, rewritten) == {}
