@@ -44,6 +44,23 @@ def test_pass_through(name: JitPass) -> None:
     assert private_jit.is_graph(seen[0])
 
 
+def test_pass_changed() -> None:
+    def nodes(graph: Any) -> list[tuple[str, int]]:
+        return [(node.kind(), node.outputsSize()) for node in graph.nodes()]
+
+    def renumber(original: Any, graph: Any, *rest: Any) -> Any:
+        before = nodes(graph)
+        result = original(graph, *rest)
+        # The error is for a release that does not keep every value in its order.
+        assert nodes(result) == before
+        return result
+
+    with private_jit.pass_through(JitPass.CANONICALIZE, renumber):
+        export_with_torchscript()
+    error = private_jit.pass_changed(JitPass.CANONICALIZE, "it drops values")
+    assert (error.part, error.change) == ("torch._C._jit_pass_canonicalize", "it drops values")
+
+
 def test_translation_seen() -> None:
     tables: list[dict[Any, Any]] = []
     with private_jit.translation_seen(tables.append):
