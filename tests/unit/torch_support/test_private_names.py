@@ -20,8 +20,8 @@ OTHER_USES = {
     "torch_support/private.py": {"torch._ops", "torch._ops.OpOverload"},
     "torch_support/transformers_private.py": {"transformers.exporters"},
 }
-# Private names of Python's own objects.
-OF_PYTHON = {"_fields", "_getframe", "_asdict", "_replace", "_exit"}
+# Names of Python's own objects, and the method that notebooks call.
+OF_PYTHON = {"_fields", "_getframe", "_asdict", "_replace", "_exit", "_repr_html_"}
 
 
 def is_private(name: str) -> bool:
