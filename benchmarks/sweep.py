@@ -7,8 +7,9 @@ chooses a fair sample; of the models chosen, those that took longest last time s
     python -m benchmarks.sweep [--jobs 16] [--ours] [--count 100] [--minutes 30] [--only 'timm:*'] \\
         [--write docs/measurements/sweep.md]
 
-The file of results is only added to. A result counts as done if libraries and code are the same (`--mixed`: the
-libraries). The exports of other exporters are taken from any earlier result with the same libraries and configuration.
+The file of results is only added to. With `--write`, the last result of each model is kept beside the page too, so that
+another machine resumes. A result counts as done if libraries and code are the same (`--mixed`: the libraries). The
+exports of other exporters are taken from any earlier result with the same libraries and configuration.
 """
 
 from __future__ import annotations
@@ -28,13 +29,21 @@ from benchmarks.sweep_causes import works
 from benchmarks.sweep_options import chosen, set_environment, sweep_parser
 from benchmarks.sweep_page import page
 from benchmarks.sweep_process import as_record, limits_of
-from benchmarks.sweep_records import current_setup, known_exports, longest_first, read_records, still_valid
+from benchmarks.sweep_records import (
+    current_setup,
+    keep_records,
+    known_exports,
+    longest_first,
+    read_records,
+    still_valid,
+)
 
 from modelexport.processes import Ending, ProcessPool
 
 # A model has so many steps that each may use up its time.
 _STEPS = 9
 _STEPS_OF_OURS = 3
+_KEPT = Path(__file__).parents[1] / "docs/measurements/sweep.jsonl.gz"
 
 
 def main() -> int:
@@ -43,7 +52,7 @@ def main() -> int:
     options = _options()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     setup = current_setup(options.commit)
-    earlier = list(read_records(options.results))
+    earlier = [*read_records(_KEPT), *read_records(options.results)]
     done = still_valid(earlier, setup, mixed=options.mixed)
     known = known_exports(earlier, setup)
     with ProcessPool("benchmarks.sweep_job:prepare") as pool:
@@ -59,6 +68,8 @@ def main() -> int:
     text = page([record for name, record in done.items() if name in set(names)], exist)
     if options.write is not None:
         options.write.write_text(text, encoding="utf-8")
+        # The exports of others stay known, whatever our code.
+        keep_records({**{record["name"]: record for record in earlier}, **done}.values(), _KEPT)
     else:
         print(text)
     return 0

@@ -57,7 +57,10 @@ def _setups(records: Sequence[Record]) -> list[str]:
     )
     commits = Counter(setup["commit"] for setup in setups)
     shown = ", ".join(f"{commit} ({count} models)" for commit, count in commits.most_common())
-    return [f"Measured until {max(s['date'] for s in setups)} with {'; '.join(versions)}. Commits: {shown}.", ""]
+    states = len({setup["code"] for setup in setups})
+    code = "The code that the sweep runs is the same in all of them" if states == 1 else f"{states} states of the code"
+    date = max(setup["date"] for setup in setups)
+    return [f"Measured until {date} with {'; '.join(versions)}. Commits: {shown}. {code}.", ""]
 
 
 def _reused(records: Sequence[Record]) -> str:

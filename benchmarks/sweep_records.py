@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grimp
+
 Record = dict[str, Any]
 
 # The exports that our code has no part in.
@@ -21,6 +24,15 @@ PLAIN_WAYS = ("plain", "plain_no_cache", "with_caches", "transformers", "torchsc
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 _SWEEP_MODULES = ("candidates", "checks", "job", "process", "shrinking", "steps")
+# What the sweep calls of the package: to synthesize inputs, to export, and to check files.
+_SWEPT_PACKAGES = (
+    "exporting",
+    "sources.inputs.synthesis",
+    "verification",
+    "analysis.contamination",
+    "analysis.extraction",
+    "processes",
+)
 
 
 def current_setup(commit: str | None = None) -> Record:
@@ -33,10 +45,26 @@ def current_setup(commit: str | None = None) -> Record:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The results so far; the last line may be incomplete."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(line)
+    """The results so far, of a file that may be compressed; the last line may be incomplete."""
+    if not path.exists():
+        return
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+
+def keep_records(records: Iterable[Record], path: Path) -> None:
+    """Write results for later sweeps: compressed, sorted by name, without tracebacks, the same bytes every time."""
+    lines = (json.dumps(_without_traces(record)) for record in sorted(records, key=lambda record: record["name"]))
+    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
+
+
+def _without_traces(record: Record) -> Record:
+    return {
+        key: {name: part for name, part in value.items() if name != "trace"} if isinstance(value, dict) else value
+        for key, value in record.items()
+    }
 
 
 def still_valid(records: Iterable[Record], setup: Record, *, mixed: bool) -> dict[str, Record]:
@@ -95,8 +123,18 @@ def _commit() -> str:
 
 
 def _code() -> str:
-    digest = hashlib.sha256()
+    """A digest of the sweep, and of the modules that it runs: a change of any other module changes no result."""
+    graph = grimp.build_graph("modelexport", cache_dir=None)
+    packages = {f"modelexport.{name}" for name in _SWEPT_PACKAGES}
+    called = packages.union(*map(graph.find_descendants, packages))
+    swept = called.union(*map(graph.find_upstream_modules, called))
     sweep = [_ROOT / "benchmarks" / f"sweep_{name}.py" for name in _SWEEP_MODULES]
-    for path in (*sorted((_ROOT / "src").rglob("*.py")), *sweep):
+    digest = hashlib.sha256()
+    for path in (*map(_source, sorted(swept)), *sweep):
         digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _source(module: str) -> Path:
+    place = _ROOT.joinpath("src", *module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")

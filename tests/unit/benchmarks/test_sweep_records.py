@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.sweep import _is_done
-from benchmarks.sweep_records import current_setup, known_exports, longest_first, read_records, still_valid
+from benchmarks.sweep_records import (
+    current_setup,
+    keep_records,
+    known_exports,
+    longest_first,
+    read_records,
+    still_valid,
+)
 from benchmarks.sweep_steps import (
     Built,
     Limits,
@@ -44,6 +51,31 @@ def test_last_result_counts_and_an_incomplete_line_does_not(tmp_path: Path) -> N
     path = tmp_path / "results.jsonl"
     path.write_text('{"name": "a", "cpu": 1}\n{"name": "a", "cpu": 2}\n{"name": "a", "cp')
     assert [found["cpu"] for found in read_records(path)] == [1, 2]
+
+
+def test_kept_results_are_read_again_without_tracebacks(tmp_path: Path) -> None:
+    plain = {"error": "ValueError: no", "cpu": 1.5}
+    records = [record("b", plain={**plain, "trace": "a long text"}), record("a")]
+    kept = [tmp_path / "one.jsonl.gz", tmp_path / "other.jsonl.gz"]
+    for path in kept:
+        keep_records(records, path)
+    assert list(read_records(kept[0])) == [record("a"), record("b", plain=plain)]
+    assert kept[0].read_bytes() == kept[1].read_bytes()
+
+
+def test_digest_of_the_code_covers_what_the_sweep_runs_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    unchanged = current_setup("")["code"]
+    read = Path.read_bytes
+
+    def changed(module: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * path.match(f"modelexport/{module}.py"))
+            return current_setup("")["code"]
+
+    for module in ("capture/fx/dynamo_exporter", "sources/inputs/synthesis/search", "ort/worker", "errors"):
+        assert changed(module) != unchanged, module
+    for module in ("cli/export", "viewing/file_view", "profiling/profiler", "batching/coordinator"):
+        assert changed(module) == unchanged, module
 
 
 def test_exports_of_others_are_known_whatever_our_code() -> None:
