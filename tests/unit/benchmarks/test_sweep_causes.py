@@ -51,7 +51,7 @@ def test_wrong_file_belongs_to(outcome: str, exporter: str, same: bool | None, o
 
 def swept(name: str, **steps: Any) -> dict[str, Any]:
     ours = {"strategy": "fx", "exporter": "dynamo", "coverage": 1.0, "check": {"outcome": "equal", "says": ""}}
-    setup = {"versions": {"torch": "2"}, "commit": "abc", "date": "2026-01-02"}
+    setup = {"versions": {"torch": "2"}, "commit": "abc", "code": "1", "date": "2026-01-02"}
     return {
         "name": name, "source": "some", "built": {}, "forward": {}, "ours": {"value": ours}, "setup": setup, **steps
     }  # fmt: skip
@@ -62,7 +62,13 @@ def test_page_of_ours_alone_says_what_was_not_measured() -> None:
     assert "| plain `torch.onnx.export` | not measured | not measured |" in text
     assert "| **ours** | 2 of 2 (100%) | 2 of 2 (100%) |" in text
     assert "- No contaminated node, by the value check of the tests: not measured." in text
-    assert "Commits: abc (2 models)" in text
+    assert "Commits: abc (2 models). The code that the sweep runs is the same in all of them." in text
+
+
+def test_page_says_how_many_states_of_the_code_were_swept() -> None:
+    other = swept("b")
+    other["setup"]["code"] = "2"
+    assert "2 states of the code." in page([swept("a"), other], {"some": 2})
 
 
 def test_page_says_which_exports_are_of_an_earlier_day() -> None:
