@@ -102,10 +102,10 @@ def build(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         raise
     if sum(parameter.numel() for parameter in model.parameters()) > MOST_PARAMETERS:
         raise NotSmallError("too many parameters")
-    return _with_telling_weights(model.float())
+    return _with_distinct_weights(model.float())
 
 
-def _with_telling_weights(model: torch.nn.Module) -> torch.nn.Module:
+def _with_distinct_weights(model: torch.nn.Module) -> torch.nn.Module:
     """The model with noise in what training would have changed and is all equal: by value, such layers are one."""
     with torch.no_grad():
         for weight in model.state_dict().values():
