@@ -23,7 +23,6 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
 from modelexport.torch_support import copied_inputs, named_results
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
-from modelexport.verification.module_verification import verify_modules
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.pytorch_run import array_of, reference_run
 
@@ -192,6 +191,9 @@ class FileChecker:
             document: Its document.
             seconds: The time for the search.
         """
+        # Imported here: a right file needs neither this nor the parts of `analysis` that it imports.
+        from modelexport.verification.module_verification import verify_modules
+
         end = time.perf_counter() + seconds
 
         def stop(done: int, total: int, call: str) -> None:
