@@ -73,6 +73,7 @@ class FileChecker:
         self._level, self._most_bytes = level, most_bytes
         self._runner = Runner(limits, threads=torch.get_num_threads())
         self._reference: dict[str, _Result] | None = None
+        self._reference_problem = ""
 
     @property
     def is_off(self) -> bool:
@@ -123,16 +124,16 @@ class FileChecker:
     def _check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
         types = precisions_of(model.graph)
         feeds, obstacle = self._feeds(model, document)
-        run, found = self._runner.run_file(path, None if obstacle else feeds, _outputs(model))
+        if obstacle:
+            run, found = self._runner.run_file(path, None, _outputs(model))
+        else:
+            run, found = self._runner.run_file(path, feeds, _outputs(model), meanwhile=self._run_reference)
         if run.problem:
             return _failure(run, model.graph, document)
         if obstacle:
             return FileCheck(CheckOutcome.LOADED, obstacle)
         if self._reference is None:
-            try:
-                self._reference = self._results()
-            except Exception as error:  # noqa: BLE001  a model may raise anything
-                return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({_in_one_line(error)})")
+            return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({self._reference_problem})")
         reference = self._reference
         worst = _worst_output(found, _outputs(model), document, reference, types)
         if worst is None:
@@ -163,6 +164,14 @@ class FileChecker:
                 return {}, f"onnxruntime takes numpy arrays, which cannot be {_type_name(tensor)} as its input {name}"
             feeds[name] = array_of(tensor)
         return feeds, ""
+
+    def _run_reference(self) -> None:
+        """Run the model in PyTorch for the first file; the others are compared with the same results."""
+        if self._reference is None:
+            try:
+                self._reference = self._results()
+            except Exception as error:  # noqa: BLE001  a model may raise anything
+                self._reference_problem = _in_one_line(error)
 
     def _results(self, seed: int | None = None) -> dict[str, _Result]:
         """The results of PyTorch by name; with a seed, from another random state."""
