@@ -128,7 +128,8 @@ def test_fx_export_imports_only_the_capture_and_the_packages_that_it_needs(tmp_p
         "import sys, warnings, torch, modelexport\n"
         "warnings.simplefilter('ignore')\n"
         f"target = {str(tmp_path / 'model.onnx')!r}\n"
-        "result = modelexport.export_model(torch.nn.Linear(2, 2), torch.ones(1, 2), target, strategy='fx', check='run')\n"
+        "linear, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
+        "result = modelexport.export_model(linear, inputs, target, strategy='fx', check='run')\n"
         "print(result.check.outcome.value)\n"
         "print(*(name for name in sys.modules if name.startswith('modelexport.')))\n"
     )
