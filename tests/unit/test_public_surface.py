@@ -121,3 +121,26 @@ def test_importing_the_package_and_reading_files_does_not_import_torch() -> None
         "print('torch' in sys.modules)\n"
     )
     assert shown.split() == ["False", "False"]
+
+
+def test_fx_export_imports_only_the_capture_and_the_packages_that_it_needs(tmp_path: Path) -> None:
+    shown = run_python(
+        "import sys, warnings, torch, modelexport\n"
+        "warnings.simplefilter('ignore')\n"
+        f"target = {str(tmp_path / 'model.onnx')!r}\n"
+        "linear, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
+        "result = modelexport.export_model(linear, inputs, target, strategy='fx', check='run')\n"
+        "print(result.check.outcome.value)\n"
+        "print(*(name for name in sys.modules if name.startswith('modelexport.')))\n"
+    )
+    outcome, modules = shown.splitlines()[-2:]
+    assert outcome == "equal"
+    imported = {name.removeprefix("modelexport.") for name in modules.split()}
+    assert "capture.fx" in imported
+    # Other ways to capture, other commands, and what only a wrong file needs.
+    others = "batching|capture.by_value|capture.torchscript|cli|job_results|processes|profiling|sources|viewing"
+    assert {name for name in imported if re.match(rf"({others})(\.|$)", name)} == set()
+    # The check compares outputs, and its differences are those of the verification report.
+    allowed = {"analysis", "analysis.findings", "analysis.verification_report"}
+    allowed |= {f"verification.{name}" for name in ("difference", "file_check", "onnx_run", "pytorch_run")}
+    assert {name for name in imported if re.match(r"(analysis|verification\.)", name)} == allowed

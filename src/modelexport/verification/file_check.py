@@ -23,7 +23,6 @@ from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
 from modelexport.torch_support import copied_inputs, named_results
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
-from modelexport.verification.module_verification import verify_modules
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.pytorch_run import array_of, reference_run
 
@@ -74,6 +73,7 @@ class FileChecker:
         self._level, self._most_bytes = level, most_bytes
         self._runner = Runner(limits, threads=torch.get_num_threads())
         self._reference: dict[str, _Result] | None = None
+        self._reference_problem = ""
 
     @property
     def is_off(self) -> bool:
@@ -124,16 +124,16 @@ class FileChecker:
     def _check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
         types = precisions_of(model.graph)
         feeds, obstacle = self._feeds(model, document)
-        run, found = self._runner.run_file(path, None if obstacle else feeds, _outputs(model))
+        if obstacle:
+            run, found = self._runner.run_file(path, None, _outputs(model))
+        else:
+            run, found = self._runner.run_file(path, feeds, _outputs(model), meanwhile=self._run_reference)
         if run.problem:
             return _failure(run, model.graph, document)
         if obstacle:
             return FileCheck(CheckOutcome.LOADED, obstacle)
         if self._reference is None:
-            try:
-                self._reference = self._results()
-            except Exception as error:  # noqa: BLE001  a model may raise anything
-                return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({_in_one_line(error)})")
+            return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({self._reference_problem})")
         reference = self._reference
         worst = _worst_output(found, _outputs(model), document, reference, types)
         if worst is None:
@@ -165,6 +165,14 @@ class FileChecker:
             feeds[name] = array_of(tensor)
         return feeds, ""
 
+    def _run_reference(self) -> None:
+        """Run the model in PyTorch for the first file; the others are compared with the same results."""
+        if self._reference is None:
+            try:
+                self._reference = self._results()
+            except Exception as error:  # noqa: BLE001  a model may raise anything
+                self._reference_problem = _in_one_line(error)
+
     def _results(self, seed: int | None = None) -> dict[str, _Result]:
         """The results of PyTorch by name; with a seed, from another random state."""
         args, kwargs = copied_inputs(self._args, self._kwargs)
@@ -192,6 +200,9 @@ class FileChecker:
             document: Its document.
             seconds: The time for the search.
         """
+        # Imported here: a right file needs neither this nor the parts of `analysis` that it imports.
+        from modelexport.verification.module_verification import verify_modules
+
         end = time.perf_counter() + seconds
 
         def stop(done: int, total: int, call: str) -> None:

@@ -106,6 +106,39 @@ def test_consumer_may_take_longer_than_the_time_limit() -> None:
         assert found == ["y", "a"]
 
 
+def test_work_during_a_run_may_take_longer_than_the_time_limit(tmp_path: Path) -> None:
+    path, done = tmp_path / "double.onnx", []
+    onnx.save(model(DOUBLE), path)
+
+    def work() -> None:
+        time.sleep(2.5)
+        done.append(True)
+
+    with Runner(RunLimits(seconds=2)) as runner:
+        runner.start()
+        started = child_of(runner)
+        for meanwhile in (work, None):
+            found, outputs = runner.run_file(path, ONE, ["y"], meanwhile=meanwhile)
+            assert (found.problem, outputs["y"]) == ("", [2])
+        assert child_of(runner) == started
+    assert done == [True]
+
+
+def test_interrupted_work_during_a_run_ends_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "double.onnx"
+    onnx.save(model(DOUBLE), path)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with Runner() as runner:
+        started = child_of(runner)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_file(path, ONE, ["y"], meanwhile=interrupt)
+        assert not psutil.pid_exists(started)
+        assert runner.run_file(path, ONE, ["y"])[1]["y"] == [2]
+
+
 def test_tensor_beyond_the_memory_limit_is_an_error_and_this_process_stays_small() -> None:
     own = psutil.Process()
     before = own.memory_info().rss
