@@ -193,6 +193,38 @@ def test_axis_named_by_hand_that_torch_fixes_is_an_error(tmp_path: Path) -> None
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
+class Unrolled(nn.Module):
+    """A loop over an axis, which TorchScript unrolls for the size of the example, without a warning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for step in range(x.shape[1]):
+            state = torch.tanh(self.cell(x[:, step] + state))
+        return state
+
+
+def test_torchscript_file_with_an_axis_that_the_trace_fixed_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    result = modelexport.export_model(
+        Unrolled(), torch.randn(2, 5, 4), path, dynamic="auto", strategy="htp", check="run"
+    )
+    assert dimensions(path) == {"x": {0: "batch"}}
+    assert any("x:1=x_1) was not used" in note and "with other sizes" in note for note in result.notes)
+
+
+def test_axis_named_by_hand_that_the_torchscript_trace_fixed_is_wrong(tmp_path: Path) -> None:
+    path, axes = tmp_path / "model.onnx", {"x": {1: "n"}}
+    result = modelexport.export_model(Unrolled(), torch.randn(2, 5, 4), path, dynamic=axes, strategy="htp", check="run")
+    assert result.check is not None
+    assert result.check.is_wrong
+    assert "with other sizes of its dynamic axes" in result.check.reason
+    assert not result["summary"]["success"]
+
+
 def test_axes_that_must_be_equal_change_together_and_others_by_themselves() -> None:
     class Joined(nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
