@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.command import Outcome
+from tests.support.command import PROGRESS_LINE, Outcome
+from tests.support.command_process import FACTORIES, in_process
 from tests.support.dynamic_files import dimensions, same_at_other_sizes
 from tests.support.nine import clip
 from torch import nn
@@ -299,6 +300,14 @@ def test_command_finds_axes_and_says_them(command: Callable[..., Outcome], tmp_p
     assert outcome.code == 0, outcome.stderr
     assert "dynamic axes: x batch x 3 x x_2 x x_3" in outcome.stderr.splitlines()
     assert dimensions(tmp_path / "net.onnx") == {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
+
+
+def test_trials_of_other_sizes_print_nothing(tmp_path: Path) -> None:
+    # A process of its own: torch's log goes to the stderr that there was when torch was imported.
+    outcome = in_process("export", f"{FACTORIES}:branches", tmp_path / "net.onnx", "--dynamic", "auto")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stderr.splitlines()[-1] == "dynamic axes: x batch x 4"
+    assert all(PROGRESS_LINE.fullmatch(line) for line in outcome.stderr.splitlines()[:-1])
 
 
 def check_clip(model: nn.Module, path: Path) -> None:
