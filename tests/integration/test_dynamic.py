@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.command import Outcome
+from tests.support.command import PROGRESS_LINE, Outcome
+from tests.support.command_process import FACTORIES, in_process
 from tests.support.dynamic_files import dimensions, same_at_other_sizes
 from tests.support.nine import clip
 from torch import nn
@@ -193,6 +194,38 @@ def test_axis_named_by_hand_that_torch_fixes_is_an_error(tmp_path: Path) -> None
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
+class Unrolled(nn.Module):
+    """A loop over an axis, which TorchScript unrolls for the size of the example, without a warning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for step in range(x.shape[1]):
+            state = torch.tanh(self.cell(x[:, step] + state))
+        return state
+
+
+def test_torchscript_file_with_an_axis_that_the_trace_fixed_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    result = modelexport.export_model(
+        Unrolled(), torch.randn(2, 5, 4), path, dynamic="auto", strategy="htp", check="run"
+    )
+    assert dimensions(path) == {"x": {0: "batch"}}
+    assert any("x:1=x_1) was not used" in note and "with other sizes" in note for note in result.notes)
+
+
+def test_axis_named_by_hand_that_the_torchscript_trace_fixed_is_wrong(tmp_path: Path) -> None:
+    path, axes = tmp_path / "model.onnx", {"x": {1: "n"}}
+    result = modelexport.export_model(Unrolled(), torch.randn(2, 5, 4), path, dynamic=axes, strategy="htp", check="run")
+    assert result.check is not None
+    assert result.check.is_wrong
+    assert "with other sizes of its dynamic axes" in result.check.reason
+    assert not result["summary"]["success"]
+
+
 def test_axes_that_must_be_equal_change_together_and_others_by_themselves() -> None:
     class Joined(nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,6 +300,14 @@ def test_command_finds_axes_and_says_them(command: Callable[..., Outcome], tmp_p
     assert outcome.code == 0, outcome.stderr
     assert "dynamic axes: x batch x 3 x x_2 x x_3" in outcome.stderr.splitlines()
     assert dimensions(tmp_path / "net.onnx") == {"x": {0: "batch", 2: "x_2", 3: "x_3"}}
+
+
+def test_trials_of_other_sizes_print_nothing(tmp_path: Path) -> None:
+    # A process of its own: torch's log goes to the stderr that there was when torch was imported.
+    outcome = in_process("export", f"{FACTORIES}:branches", tmp_path / "net.onnx", "--dynamic", "auto")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stderr.splitlines()[-1] == "dynamic axes: x batch x 4"
+    assert all(PROGRESS_LINE.fullmatch(line) for line in outcome.stderr.splitlines()[:-1])
 
 
 def check_clip(model: nn.Module, path: Path) -> None:

@@ -103,6 +103,22 @@ def waiting() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Waiting(), (torch.ones(2),)
 
 
+class Branches(nn.Module):
+    """A `torch.cond`, which torch traces when the model runs, too: sizes that do not fit are errors in its log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.cond(x.sum() > 0, self.lin, torch.negative, (x,))
+        return result
+
+
+def branches() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Branches(), (torch.ones(2, 4),)
+
+
 def raises() -> nn.Module:
     raise RuntimeError("the weights\nare elsewhere")
 

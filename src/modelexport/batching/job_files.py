@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +19,7 @@ import msgspec
 
 from modelexport.batching.jobs import FIELDS, Job, check_fields, check_name, make_job, similar
 from modelexport.batching.revisions import existing_path
+from modelexport.display import shortened
 from modelexport.errors import InputError
 
 _LISTS = ".toml", ".jsonl", ".ndjson", ".csv"
@@ -82,7 +84,8 @@ def _read_file(path: Path) -> list[tuple[str, Fields, Fields]]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Excel begins files in UTF-8 with a byte order mark.
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -90,7 +93,7 @@ def _read_text(path: Path) -> str:
 def _read_toml(path: Path, text: str) -> list[tuple[str, Fields, Fields]]:
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
     parts = ("defaults", _MATRIX, "job")
     for name in content:
@@ -113,7 +116,7 @@ def _read_json_lines(path: Path, text: str) -> list[tuple[str, Fields, Fields]]:
         if not line.strip():
             continue
         try:
-            job = json.loads(line)
+            job = json.loads(line, object_pairs_hook=_without_repetition)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: not JSON: {error}") from error
         if not isinstance(job, dict):
@@ -122,11 +125,20 @@ def _read_json_lines(path: Path, text: str) -> list[tuple[str, Fields, Fields]]:
     return found
 
 
+def _without_repetition(pairs: list[tuple[str, Any]]) -> Fields:
+    repeated = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
+    if repeated:
+        raise ValueError(f"the field {repeated[0]!r} is there twice")
+    return dict(pairs)
+
+
 def _read_csv(path: Path, text: str) -> list[tuple[str, Fields, Fields]]:
     reader = csv.DictReader(io.StringIO(text), restkey="", strict=True)
     found: list[tuple[str, Fields, Fields]] = []
     try:
         check_fields({name or "": None for name in reader.fieldnames or ()}, f"{path}, line 1")
+        if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
+            raise InputError(f"{path}, line 1: two columns have the same name")
         for row in reader:
             where = f"{path}, line {reader.line_num}"
             if "" in row:
@@ -152,7 +164,7 @@ def _cell(name: str, text: str, where: str) -> Any:
             try:
                 return kind(text)
             except ValueError as error:
-                raise InputError(f"{where}: field {name!r} is {text!r}, not a number") from error
+                raise InputError(f"{where}: field {name!r} is {shortened(text, _LONGEST)!r}, not a number") from error
     return text
 
 
@@ -171,7 +183,10 @@ def _expanded(where: str, fields: Fields, shared: Fields) -> Iterator[tuple[str,
     merged = {**shared, **fields}
     # A field of the job itself is not one of the file's matrix.
     axes = {name: values for name, values in (shared.get(_MATRIX) or {}).items() if name not in fields}
-    axes |= fields.get(_MATRIX) or {}
+    own = fields.get(_MATRIX) or {}
+    if not isinstance(own, dict):
+        raise InputError(f"{where}: matrix is not a table of lists: write matrix = {{ opset = [18, 20] }}")
+    axes |= own
     merged.pop(_MATRIX, None)
     _check_matrix(axes, where)
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -185,9 +200,7 @@ def _expanded(where: str, fields: Fields, shared: Fields) -> Iterator[tuple[str,
             yield where, job, suffix
 
 
-def _check_matrix(axes: Any, where: str) -> None:
-    if not isinstance(axes, dict):
-        raise InputError(f"{where}: matrix is not a table of lists: write matrix = {{ opset = [18, 20] }}")
+def _check_matrix(axes: Fields, where: str) -> None:
     check_fields(axes, f"{where}, matrix")
     for name, values in axes.items():
         if name in ("model", "name") or not isinstance(values, list) or not values:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 import msgspec
 
+from modelexport.analysis.query.selector_parser import parse_expression
+from modelexport.display import shortened
 from modelexport.errors import InputError
-from modelexport.input_options import read_dynamic
+from modelexport.hierarchy import CHECK_LEVELS
+from modelexport.input_options import read_dynamic, read_shape
 
 # What a step name may be followed by: `extract:SELECTOR`.
 STEPS = {"verify": False, "validate": False, "profile": False, "extract": True, "view": False}
@@ -18,8 +23,16 @@ _MODEL_OPTIONS = ("task", "revision", "trust_remote_code", "dtype", "attn_implem
 _INPUT_OPTIONS = ("inputs", "input_shape", "input_text", "input_image", "input_audio")
 _LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-# Folders of an output that are not those of jobs.
-_RESERVED = ("entries", "records", "logs", "objects")
+# What an output has besides the folders of jobs.
+_RESERVED = ("entries", "records", "logs", "objects", "index.html", "catalog.sqlite")
+# The registry has them as well, but imports torch.
+STRATEGIES = ("auto", "fx", "htp", "usage_based")
+_STRATEGY_PLUGINS = "modelexport.strategies"
+_LONGEST_SHOWN = 60
+# More than any machine has; a limit in bytes is a 64-bit number.
+_MOST_GIBIBYTES = 2**32
+_HIGHEST_OPSET = 1000
+_SEEDS = range(-(2**63), 2**63)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -124,7 +137,8 @@ def check_fields(fields: Mapping[str, Any], where: str, others: tuple[str, ...] 
     """
     for name in fields:
         if name not in FIELDS and name not in others:
-            raise InputError(f"{where}: unknown field {name!r}; {similar(name, [*FIELDS, *others])}")
+            shown = shortened(name, _LONGEST_SHOWN)
+            raise InputError(f"{where}: unknown field {shown!r}; {similar(shown, [*FIELDS, *others])}")
 
 
 def similar(name: str, known: list[str]) -> str:
@@ -139,37 +153,72 @@ def check_name(name: str, where: str) -> None:
     Raises:
         InputError: It cannot.
     """
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME or name in _RESERVED:
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME or name.lower() in _RESERVED:
         raise InputError(
-            f"{where}: {name!r} cannot be the name of a job: use up to {_LONGEST_NAME} letters, digits and . _ + -, "
-            f"but not {', '.join(_RESERVED)}"
+            f"{where}: {shortened(name, _LONGEST_SHOWN)!r} cannot be the name of a job: use up to {_LONGEST_NAME} "
+            f"letters, digits and . _ + -, but not {', '.join(_RESERVED)}"
         )
 
 
 def _check_values(job: Job, where: str) -> None:
-    for name in ("timeout", "memory"):
+    _check_texts(job, where)
+    _check_numbers(job, where)
+    strategies = [*STRATEGIES, *(entry.name for entry in entry_points(group=_STRATEGY_PLUGINS))]
+    for name, value, known in (("strategy", job.strategy, strategies), ("check", job.check, CHECK_LEVELS)):
+        if value is not None and value not in known:
+            raise InputError(f"{where}: {name} is {shortened(value, _LONGEST_SHOWN)!r}: write {', '.join(known)}")
+    try:
+        for shape in job.input_shape:
+            read_shape(shape)
+        read_dynamic(job.dynamic)
+        for step in job.steps:
+            _check_step(step)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    _check_inputs(job, where)
+    if job.name:
+        check_name(job.name, where)
+
+
+def _check_texts(job: Job, where: str) -> None:
+    for name in FIELDS:
         value = getattr(job, name)
-        if value is not None and not value > 0:
-            raise InputError(f"{where}: {name} is {value}: give a positive number")
-    for step in job.steps:
-        kind, colon, argument = step.partition(":")
-        if kind not in STEPS:
-            raise InputError(f"{where}: unknown step {kind!r}; {similar(kind, list(STEPS))}")
-        if STEPS[kind] and not argument:
-            raise InputError(f"{where}: step {kind!r} needs a selector: write {kind}:encoder.layer.0")
-        if colon and not STEPS[kind]:
-            raise InputError(f"{where}: step {kind!r} takes nothing after a colon: write {kind}")
+        try:
+            for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{where}: field {name!r} has half of a surrogate pair, which is not Unicode") from error
+
+
+def _check_numbers(job: Job, where: str) -> None:
+    for name, most in (("timeout", math.inf), ("memory", _MOST_GIBIBYTES), ("opset", _HIGHEST_OPSET)):
+        value = getattr(job, name)
+        if value is not None and not 0 < value <= most:
+            limit = "" if math.isinf(most) else f", at most {most:,}"
+            shown = shortened(str(value), _LONGEST_SHOWN)
+            raise InputError(f"{where}: {name} is {shown}: give a positive number{limit}")
+    if job.seed not in _SEEDS:
+        raise InputError(f"{where}: seed is {shortened(str(job.seed), _LONGEST_SHOWN)}: give a number of 64 bits")
+
+
+def _check_step(step: str) -> None:
+    kind, colon, argument = step.partition(":")
+    if kind not in STEPS:
+        raise InputError(f"unknown step {kind!r}; {similar(kind, list(STEPS))}")
+    if STEPS[kind] and not argument:
+        raise InputError(f"step {kind!r} needs a selector: write {kind}:encoder.layer.0")
+    if colon and not STEPS[kind]:
+        raise InputError(f"step {kind!r} takes nothing after a colon: write {kind}")
+    if STEPS[kind]:
+        parse_expression(argument)
+
+
+def _check_inputs(job: Job, where: str) -> None:
     given = [name for name in _INPUT_OPTIONS if getattr(job, name)]
     raw = [name for name in given if name not in ("inputs", "input_shape")]
     exclusive = [name for name in given if name not in raw[1:]]
     if len(exclusive) > 1:
         raise InputError(f"{where}: {exclusive[0]} and {exclusive[1]} both give example inputs: use one of them")
-    try:
-        read_dynamic(job.dynamic)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-    if job.name:
-        check_name(job.name, where)
 
 
 def _readable(error: msgspec.ValidationError) -> str:

@@ -50,8 +50,10 @@ def revision_of(job: Job, hashes: FileHashes) -> dict[str, str]:
 
 def _model_revision(job: Job, hashes: FileHashes) -> dict[str, str]:
     reference = job.model
-    if reference.startswith("builtin:"):
+    if reference == "builtin:bert-tiny":
         return {"builtin": reference}
+    if reference.startswith("builtin:"):
+        raise ModelSourceError(f"there is no built-in model {reference!r}: the only one is builtin:bert-tiny")
     if reference.startswith("timm:"):
         return _timm_revision(job)
     if reference.startswith("diffusers:"):

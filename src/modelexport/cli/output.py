@@ -46,7 +46,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 # Lines in files and pipes have no limit, but rich needs a number.
 _UNLIMITED = 1_000_000
 _ROWS_ON_A_TERMINAL = 20
-_VERBOSE_LOGGERS = ("torch.onnx", "torch._export", "onnxscript", "onnx_ir", "transformers")
+_VERBOSE_LOGGERS = ("torch", "onnxscript", "onnx_ir", "transformers")
 
 
 class Format(enum.StrEnum):
@@ -252,7 +252,7 @@ def _remove_if_empty(folder: Path) -> None:
 def silence_libraries() -> None:
     """Silence log messages and warnings of libraries; errors and notes of ours contain what users need."""
     for name in _VERBOSE_LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
 
 

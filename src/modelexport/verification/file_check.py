@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import re
@@ -85,6 +86,12 @@ class FileChecker:
 
     def __exit__(self, *raised: object) -> None:
         self._runner.__exit__(*raised)
+
+    def with_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FileChecker:
+        """Return a checker for other example inputs, with the same process of onnxruntime."""
+        other = copy.copy(self)
+        other._args, other._kwargs, other._reference = args, kwargs, None
+        return other
 
     def start(self) -> None:
         """Start the process of onnxruntime, which loads while the model is exported."""

@@ -10,6 +10,8 @@ import pytest
 
 from modelexport import InputError
 from modelexport.batching.job_files import read_jobs
+from modelexport.batching.jobs import STRATEGIES
+from modelexport.strategies.registry import AUTO, default_registry
 
 
 def write(path: Path, text: str) -> Path:
@@ -94,6 +96,18 @@ def test_names_are_distinct_and_equal_jobs_are_one(tmp_path: Path) -> None:
         ({"model": "a:b", "dynamic": ["x:y"]}, "--dynamic 'x:y' cannot be read"),
         ({"model": "a:b", "matrix": {"opset": 18}}, "opset must be a list of values"),
         ({"model": "a:b", "matrix": {"name": ["x"]}}, "neither model nor name"),
+        ({"model": "a:b", "matrix": [18]}, "matrix is not a table of lists"),
+        ({"model": "a:b", "matrix": "opset"}, "matrix is not a table of lists"),
+        ({"model": "a:b", "memory": float("inf")}, "memory is inf: give a positive number, at most 4,294,967,296"),
+        ({"model": "a:b", "opset": -3}, "opset is -3: give a positive number"),
+        ({"model": "a:b", "seed": 2**64}, "seed is 18446744073709551616: give a number of 64 bits"),
+        ({"model": "a:b", "strategy": "fxx"}, "strategy is 'fxx': write auto, fx, htp, usage_based"),
+        ({"model": "a:b", "check": "none"}, "check is 'none': write run, load, off"),
+        ({"model": "a:b", "input_shape": "x=1xfoo"}, "job 1: --input-shape 'x=1xfoo' cannot be read"),
+        ({"model": "a:b", "steps": ["extract:class:"]}, "job 1: the pattern 'class:' has an error"),
+        ({"model": "a:b", "input_text": "\ud800"}, "field 'input_text' has half of a surrogate pair"),
+        ({"model": "a:b", "name": "Index.html"}, "'Index.html' cannot be the name of a job"),
+        ({"model": "a:b", "name": "x" * 5000}, f"'{'x' * 60}…' cannot be the name of a job"),
         ({"model": "no-such-folder/*"}, "no model matches 'no-such-folder/*'"),
     ],
 )
@@ -112,6 +126,9 @@ def test_wrong_job_is_one_error_that_names_the_field(job: dict[str, Any], words:
         ("jobs.toml", "[defaults]\nopzet=18\n[[job]]\nmodel='a:b'", "unknown field 'opzet'"),
         ("jobs.jsonl", '{"model": "a:b"}\n[1]\n', "line 2: a job is a JSON object"),
         ("jobs.jsonl", '{"model": \n', "line 1: not JSON"),
+        ("jobs.jsonl", '{"model": "a:b", "model": "a:c"}', "line 1: not JSON: the field 'model' is there twice"),
+        ("jobs.toml", f"x = {'[' * 5000}", "is not TOML"),
+        ("jobs.csv", "model,opset,opset\na:b,18,20\n", "line 1: two columns have the same name"),
         ("jobs.csv", "model,opzet\na:b,1\n", "unknown field 'opzet'; did you mean 'opset'?"),
         ("jobs.csv", "model,opset\na:b,eighteen\n", "line 2: field 'opset' is 'eighteen', not a number"),
         ("jobs.csv", "model,optimize\na:b,maybe\n", "write true or false"),
@@ -123,6 +140,16 @@ def test_wrong_file_is_one_error_that_names_the_place(tmp_path: Path, name: str,
     with pytest.raises(InputError) as caught:
         read_jobs([write(tmp_path / name, text)])
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "text"), [("jobs.csv", "model\na:b\n"), ("jobs.toml", "[[job]]\nmodel = 'a:b'\n")])
+def test_byte_order_mark_of_a_file_is_no_part_of_its_text(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert [job.model for job in read_jobs([tmp_path / name])] == ["a:b"]
+
+
+def test_known_strategies_are_those_of_the_registry() -> None:
+    assert [AUTO, *(strategy.name for strategy in default_registry())] == list(STRATEGIES)
 
 
 def test_two_jobs_with_one_given_name_are_an_error() -> None:
