@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from modelexport.analysis.query.selector_parser import parse_expression
+from modelexport.analysis.query import parse_expression
 from modelexport.display import shortened
 from modelexport.errors import InputError
 from modelexport.hierarchy import CHECK_LEVELS
