@@ -56,9 +56,10 @@ def main() -> int:
             good &= run_parts(environment, options)
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.glob("*.json"))]
     text = page(results, pinned_version())
-    print(text)
     if options.write is not None:
+        text = with_earlier_rows(text, options.write.read_text(encoding="utf-8"))
         replace_part(options.write, "compatibility", text)
+    print(text)
     return 0 if good else 1
 
 
@@ -251,6 +252,35 @@ def page(results: Iterable[dict[str, Any]], pinned: str) -> str:
     return "\n\n".join(
         [tested, "## What failed, and which owners differ", "\n".join(remarks) or "Nothing.", "## Versions", versions]
     )
+
+
+def with_earlier_rows(text: str, earlier: str) -> str:
+    """The page, with the rows of an earlier one for versions that were not tested this time.
+
+    Results of other machines are not here; their rows name the commit that was tested.
+    """
+    kept = [_rows(part) for part in earlier.partition("## Versions")[::2]]
+    parts = text.partition("## Versions")
+    found = []
+    for part, rows in zip(parts[::2], kept, strict=True):
+        new = _rows(part)
+        added = {**rows, **new}
+        lines = [line for line in part.split("\n") if line not in new.values()]
+        place = next(number for number, line in enumerate(lines) if line.startswith("|---"))
+        ordered = [added[key] for key in sorted(added)]
+        found.append("\n".join([*lines[: place + 1], *ordered, *lines[place + 1 :]]))
+    return f"{found[0]}{parts[1]}{found[1]}"
+
+
+def _rows(text: str) -> dict[tuple[Any, ...], str]:
+    """The rows of a table by version of torch and Python, without the patch release of Python."""
+    found = {}
+    for line in text.splitlines():
+        match = re.match(r"\| (\d[\d.]*)[^|]*?(, lower bounds)? \| (\d+)\.(\d+)", line)
+        if match is not None:
+            numbers = tuple(int(part) for part in match[1].split("."))
+            found[numbers, not match[2], int(match[3]), int(match[4])] = line
+    return found
 
 
 def _torch(result: dict[str, Any]) -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.compatibility import lower_bounds, outcomes, page, pinned_constraints, pinned_version
+from benchmarks.compatibility import (
+    lower_bounds,
+    outcomes,
+    page,
+    pinned_constraints,
+    pinned_version,
+    with_earlier_rows,
+)
 
 _REPORT = """<testsuites><testsuite>
 <testcase classname="tests.unit.a" name="test_good"/>
@@ -34,6 +41,17 @@ def test_page_has_a_row_for_each_result_in_the_order_of_versions() -> None:
     assert [row.split(" | ")[0] for row in rows] == ["| 2.9.1+cu128", "| 2.13.0+cpu", "| 2.15.0"]
     assert "| 1 failed, 3 passed, 1 skipped | not run | not run | 1 passed | 1 of 1 |" in rows[0]
     assert "- torch 2.9.1+cu128, Python 3.11.2: canaries: tests.a::test_b" in text
+
+
+def test_rows_of_versions_that_were_not_tested_again_stay() -> None:
+    earlier = page([_result("2.9.0", [], lowest=True), _result("2.13.0+cpu", []), _result("2.15.0", [])], "2.13.0")
+    tested = page([_result("2.11.0", []), _result("2.13.0+cpu", [], failed=("tests.a::test_b",))], "2.13.0")
+    text = with_earlier_rows(tested, earlier)
+    for part in text.partition("## Versions")[::2]:
+        rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| 2.")]
+        assert rows == ["| 2.9.0, lower bounds", "| 2.11.0", "| 2.13.0+cpu", "| 2.15.0"]
+    assert text.count("1 failed, 3 passed") == 1
+    assert with_earlier_rows(tested, tested) == tested
 
 
 def test_page_names_the_calls_that_own_other_nodes_than_with_the_pinned_version() -> None:
