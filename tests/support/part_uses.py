@@ -26,7 +26,7 @@ from modelexport.sources.loaders.sourced_model import LoadOptions
 from modelexport.sources.loaders.transformers_model import load_folder
 from modelexport.strategies.htp import HtpStrategy
 from modelexport.strategies.registry import StrategyRegistry
-from modelexport.torch_support import control_flow_depth, tensors_in
+from modelexport.torch_support import control_flow_depth, preserved_state, tensors_in
 from modelexport.torch_support.private import map_leaves_with_keys
 from modelexport.torch_support.private_export import name_dynamic_axes
 from modelexport.torch_support.private_fx import translated_text
@@ -189,7 +189,12 @@ class ByBuffer(nn.Module):
 
 def use_constant_values(folder: Path) -> Outcome:
     model = ByBuffer()
-    with failures_explained("fx", "dynamo", model), ConstantValues(model).known():
+    return _trace(model, ConstantValues(model))
+
+
+def _trace(model: nn.Module, values: ConstantValues) -> Outcome:
+    # As in an export: torch before 2.13 leaves a global hook behind when a trace fails.
+    with preserved_state(model), failures_explained("fx", "dynamo", model), values.known():
         program = torch.export.export(model, (X,), strict=False)
     return Outcome(boundaries=[str(node.target) for node in program.graph.nodes])
 
@@ -203,9 +208,7 @@ class ByInput(nn.Module):
 
 def use_values_of_inputs(folder: Path) -> Outcome:
     model = ByInput()
-    with failures_explained("fx", "dynamo", model), ConstantValues(model, of_inputs=True).known():
-        program = torch.export.export(model, (X,), strict=False)
-    return Outcome(boundaries=[str(node.target) for node in program.graph.nodes])
+    return _trace(model, ConstantValues(model, of_inputs=True))
 
 
 def use_program(folder: Path) -> Outcome:
