@@ -17,7 +17,7 @@ from modelexport.batching.coordinator import BatchProgress, Coordinator, JobRepo
 from modelexport.batching.engines import Engine, LocalEngine
 from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.job_files import read_jobs
-from modelexport.batching.jobs import Job
+from modelexport.batching.jobs import Job, check_limits
 from modelexport.batching.planning import DEFAULT_TIMEOUT, Action, PlannedJob, plan_jobs
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
@@ -142,6 +142,7 @@ def batch(
         StorageError: The output cannot be read or written.
     """
     started = time.monotonic()
+    check_limits("batch", timeout=timeout, memory=memory)
     chosen = _shard(read_jobs(_listed(jobs), from_file=from_file, defaults=defaults), shard)
     output_location = Location(output, storage_options)
     cache_location = None if cache is None else Location(cache, storage_options)

@@ -43,6 +43,8 @@ class Location:
         self.url = redacted(str(url), self._secrets)
         self.storage_options = dict(storage_options or {})
         self._given = str(url)
+        if not self._given.strip():
+            raise InputError("the folder or URL is empty: it would be the current folder, which is written as .")
         protocol = self._given.partition("://")[0] if "://" in self._given else "file"
         try:
             self._files, root = fsspec.core.url_to_fs(self._given, **self.storage_options)
