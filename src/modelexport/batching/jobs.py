@@ -136,7 +136,7 @@ def check_fields(fields: Mapping[str, Any], where: str, others: tuple[str, ...] 
     """
     for name in fields:
         if name not in FIELDS and name not in others:
-            shown = shortened(name, _LONGEST_SHOWN)
+            shown = shortened(str(name), _LONGEST_SHOWN)
             raise InputError(f"{where}: unknown field {shown!r}; {similar(shown, [*FIELDS, *others])}")
 
 

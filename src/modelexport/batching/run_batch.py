@@ -186,7 +186,7 @@ def export_batch(
         InputError: A job, a model or the output cannot be used; nothing was started.
         StorageError: The output cannot be read or written.
     """
-    return batch(list(configs), output, workers=max_workers, **options)
+    return batch(configs, output, workers=max_workers, **options)
 
 
 def _listed(jobs: Any) -> list[Any]:
@@ -205,7 +205,8 @@ def _shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
     """Every n-th job."""
     if shard is None:
         return list(jobs)
-    match = _SHARD.fullmatch(shard)
+    # Untyped callers pass anything.
+    match = _SHARD.fullmatch(str(shard))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InputError(f"--shard {shard!r} cannot be read: write 2/8 for the second of eight parts")
     return list(jobs[int(match[1]) - 1 :: int(match[2])])

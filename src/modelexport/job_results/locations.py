@@ -38,6 +38,12 @@ class Location:
     def __init__(self, url: str | Path, storage_options: Mapping[str, Any] | None = None) -> None:
         import fsspec
 
+        if not isinstance(url, str | Path):
+            raise InputError(f"a folder or URL is text or a path, not {type(url).__name__}")
+        if storage_options is not None and not isinstance(storage_options, Mapping):
+            raise InputError(
+                f"storage_options are a dict of the driver's arguments, not {type(storage_options).__name__}"
+            )
         self._secrets = secret_values(storage_options)
         # An URL with a password in it is a secret as well.
         self.url = redacted(str(url), self._secrets)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.analysis import Finding
+from modelexport.analysis import Finding, read_report_file
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import json_schema
@@ -290,12 +290,8 @@ def read_profile(path: str | Path) -> ProfileReport:
         FileFormatError: It is not a profile of this package.
     """
     try:
-        report = msgspec.json.decode(Path(path).read_bytes(), type=ProfileReport)
-    except (OSError, TypeError, ValueError) as error:
-        if isinstance(error, msgspec.MsgspecError | UnicodeDecodeError):
-            raise FileFormatError(f"{path} was not written by modelexport profile --format json: {error}") from error
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except RecursionError as error:
+        report = msgspec.json.decode(read_report_file(path), type=ProfileReport)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} was not written by modelexport profile --format json: {error}") from error
     problem = _inconsistency(report)
     if problem:

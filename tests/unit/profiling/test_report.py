@@ -96,8 +96,10 @@ def test_other_json_is_refused(tmp_path: Path) -> None:
         read_profile(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_profile(tmp_path / "missing.json")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="by the path of its JSON file, not as int"):
         read_profile(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is not a file"):
+        read_profile("/dev/zero")
 
 
 def _changed(report: ProfileReport, change: Callable[[dict[str, Any]], object], path: Path) -> Path:
