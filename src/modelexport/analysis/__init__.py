@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from modelexport.analysis.findings import Case, Finding, RuleReport, Severity, ValidationReport, validation_schema
+from modelexport.analysis.report_files import read_report_file
 from modelexport.analysis.verification_report import (
     CallVerification,
     Difference,
@@ -24,6 +25,7 @@ __all__ = [
     "ValidationReport",
     "Verdict",
     "VerificationReport",
+    "read_report_file",
     "read_verification",
     "validation_schema",
     "verification_schema",

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from modelexport.analysis.report_files import read_report_file
 from modelexport.display import Summary, summarized
-from modelexport.errors import FileFormatError, InputError
+from modelexport.errors import FileFormatError
 from modelexport.hierarchy import json_schema, or_null
 
 _SHOWN = 10
@@ -272,13 +273,11 @@ def read_verification(path: str | Path) -> VerificationReport:
         FileFormatError: It is not a report of this package.
     """
     try:
-        content = msgspec.json.decode(Path(path).read_bytes())
+        content = msgspec.json.decode(read_report_file(path))
         for difference in _differences(content):
             # JSON has no infinity: it is written as null.
             difference.update((name, math.inf) for name in _MAYBE_INFINITE if difference.get(name, 0) is None)
         return msgspec.convert(content, VerificationReport)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} was not written by modelexport verify --format json: {error}") from error
 

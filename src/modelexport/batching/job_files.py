@@ -47,6 +47,10 @@ def read_jobs(
     Raises:
         InputError: A file cannot be read, or a job is wrong.
     """
+    if defaults is not None and not isinstance(defaults, Mapping):
+        raise InputError(f"defaults are a dict of fields, not {type(defaults).__name__}")
+    if from_file is not None and not isinstance(from_file, str | Path):
+        raise InputError(f"from_file is the path of a list of models, not {type(from_file).__name__}")
     base = dict(defaults or {})
     check_fields(base, "the options")
     found: list[tuple[str, Fields, Fields]] = []
@@ -86,7 +90,7 @@ def _read_text(path: Path) -> str:
     try:
         # Excel begins files in UTF-8 with a byte order mark.
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 

@@ -29,9 +29,8 @@ _RESERVED = ("entries", "records", "logs", "objects", "index.html", "catalog.sql
 STRATEGIES = ("auto", "fx", "htp", "usage_based")
 _STRATEGY_PLUGINS = "modelexport.strategies"
 _LONGEST_SHOWN = 60
-# More than any machine has; a limit in bytes is a 64-bit number.
-_MOST_GIBIBYTES = 2**32
-_HIGHEST_OPSET = 1000
+# GiB: more than any machine has, and a 64-bit number in bytes.
+_LARGEST = {"timeout": math.inf, "memory": 2**32, "opset": 1000}
 _SEEDS = range(-(2**63), 2**63)
 
 
@@ -137,7 +136,7 @@ def check_fields(fields: Mapping[str, Any], where: str, others: tuple[str, ...] 
     """
     for name in fields:
         if name not in FIELDS and name not in others:
-            shown = shortened(name, _LONGEST_SHOWN)
+            shown = shortened(str(name), _LONGEST_SHOWN)
             raise InputError(f"{where}: unknown field {shown!r}; {similar(shown, [*FIELDS, *others])}")
 
 
@@ -190,13 +189,23 @@ def _check_texts(job: Job, where: str) -> None:
             raise InputError(f"{where}: field {name!r} has half of a surrogate pair, which is not Unicode") from error
 
 
-def _check_numbers(job: Job, where: str) -> None:
-    for name, most in (("timeout", math.inf), ("memory", _MOST_GIBIBYTES), ("opset", _HIGHEST_OPSET)):
-        value = getattr(job, name)
-        if value is not None and not 0 < value <= most:
+def check_limits(where: str, **limits: Any) -> None:
+    """Refuse a limit that is not a positive number.
+
+    Raises:
+        InputError: Names the limit.
+    """
+    for name, value in limits.items():
+        most = _LARGEST[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 < value <= most):
             limit = "" if math.isinf(most) else f", at most {most:,}"
             shown = shortened(str(value), _LONGEST_SHOWN)
             raise InputError(f"{where}: {name} is {shown}: give a positive number{limit}")
+
+
+def _check_numbers(job: Job, where: str) -> None:
+    check_limits(where, timeout=job.timeout, memory=job.memory, opset=job.opset)
     if job.seed not in _SEEDS:
         raise InputError(f"{where}: seed is {shortened(str(job.seed), _LONGEST_SHOWN)}: give a number of 64 bits")
 

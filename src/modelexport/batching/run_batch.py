@@ -17,7 +17,7 @@ from modelexport.batching.coordinator import BatchProgress, Coordinator, JobRepo
 from modelexport.batching.engines import Engine, LocalEngine
 from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.job_files import read_jobs
-from modelexport.batching.jobs import Job
+from modelexport.batching.jobs import Job, check_limits
 from modelexport.batching.planning import DEFAULT_TIMEOUT, Action, PlannedJob, plan_jobs
 from modelexport.display import Summary, summarized
 from modelexport.errors import InputError
@@ -142,6 +142,7 @@ def batch(
         StorageError: The output cannot be read or written.
     """
     started = time.monotonic()
+    check_limits("batch", timeout=timeout, memory=memory)
     chosen = _shard(read_jobs(_listed(jobs), from_file=from_file, defaults=defaults), shard)
     output_location = Location(output, storage_options)
     cache_location = None if cache is None else Location(cache, storage_options)
@@ -185,7 +186,7 @@ def export_batch(
         InputError: A job, a model or the output cannot be used; nothing was started.
         StorageError: The output cannot be read or written.
     """
-    return batch(list(configs), output, workers=max_workers, **options)
+    return batch(configs, output, workers=max_workers, **options)
 
 
 def _listed(jobs: Any) -> list[Any]:
@@ -204,7 +205,8 @@ def _shard(jobs: Sequence[Job], shard: str | None) -> list[Job]:
     """Every n-th job."""
     if shard is None:
         return list(jobs)
-    match = _SHARD.fullmatch(shard)
+    # Untyped callers pass anything.
+    match = _SHARD.fullmatch(str(shard))
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InputError(f"--shard {shard!r} cannot be read: write 2/8 for the second of eight parts")
     return list(jobs[int(match[1]) - 1 :: int(match[2])])

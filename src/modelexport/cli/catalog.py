@@ -119,6 +119,10 @@ def _check_options(action: CatalogAction, other: str | None, **options: Any) -> 
 
 
 def _chosen(rows: Sequence[dict[str, Any]], status: str | None) -> list[dict[str, Any]]:
+    from modelexport.job_results import Failure, Status
+
+    if status is not None and status not in (*Status, *Failure):
+        raise InputError(f"--status {status!r} is unknown: use {', '.join((*Status, *Failure))}")
     return [row for row in rows if status is None or status in (row["status"], row["failure"])]
 
 

@@ -86,7 +86,7 @@ def as_text(title: str, sections: Sequence[Section], width: int) -> str:
 
 def _line(text: str, indent: int, width: int) -> str:
     shown = printable(text)
-    if indent + len(shown) <= width:
+    if indent + _columns(shown) <= width:
         return f"{' ' * indent if shown else ''}{shown}\n"
     from rich.padding import Padding
     from rich.text import Text
@@ -101,7 +101,7 @@ def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[st
         cells = [row[position] for row in section.rows]
         numeric = not any(isinstance(cell, str) for cell in cells)
         columns.append((header, [shortened(printable(_number(cell)), _MAX_CELL_LENGTH) for cell in cells], numeric))
-    widths = {header: max(map(len, (header, *texts))) for header, texts, _ in columns}
+    widths = {header: max(map(_columns, (header, *texts))) for header, texts, _ in columns}
     # Empty columns are not shown.
     shown = {header for header, texts, _ in columns if any(texts)}
     dropped = []
@@ -128,8 +128,20 @@ def _text_table(section: Section, width: int, indent: int) -> tuple[str, list[st
 
 
 def _aligned(line: Sequence[str], sides: Sequence[tuple[int, bool]]) -> str:
-    cells = (text.rjust(size) if right else text.ljust(size) for text, (size, right) in zip(line, sides, strict=True))
+    cells = []
+    for text, (size, right) in zip(line, sides, strict=True):
+        space = " " * (size - _columns(text))
+        cells.append(f"{space}{text}" if right else f"{text}{space}")
     return (" " * _GAP).join(cells).rstrip()
+
+
+def _columns(text: str) -> int:
+    """The columns of a text in a terminal: characters of some scripts take two, others none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _number(cell: Cell) -> str:

@@ -12,7 +12,7 @@ from modelexport.job_results.catalogue_reports import (
     printed_rows,
 )
 from modelexport.job_results.changes import CatalogChanges, JobChange, compare_catalogs
-from modelexport.job_results.entries import Entry, EntryStore, StoredFile, hash_file
+from modelexport.job_results.entries import Entry, EntryStore, hash_file
 from modelexport.job_results.index_page import write_index
 from modelexport.job_results.locations import Location, user_cache
 from modelexport.job_results.records import (
@@ -30,6 +30,7 @@ from modelexport.job_results.records import (
     write_record,
 )
 from modelexport.job_results.redaction import redacted, secret_values
+from modelexport.job_results.stored_results import StoredFile
 
 __all__ = [
     "LOGS",

@@ -73,9 +73,11 @@ class Catalog:
             raise InputError(f"{self.output} has no records: give the output of modelexport batch")
         self.path, database = _opened(self._location)
         with contextlib.closing(database):
-            self._update(database, names)
-            columns = ", ".join(COLUMNS)
-            found = database.execute(f"select {columns} from records order by id").fetchall()
+            found = self._updated(database, names)
+            if not all(map(_has_types, found)):
+                # Another program wrote to the table.
+                database.execute("delete from records")
+                found = self._updated(database, names)
         # Another coordinator may have added records in the meantime.
         listed = set(names)
         self._rows = [row for values in found if (row := dict(zip(COLUMNS, values, strict=True)))["id"] in listed]
@@ -94,8 +96,17 @@ class Catalog:
         return sorted(_latest(self._rows, where or {}, until).values(), key=lambda row: str(row["job"]))
 
     def record(self, row: Row) -> Record:
-        """The whole record of a row."""
-        return msgspec.json.decode(row["record"], type=Record)
+        """The whole record of a row.
+
+        Raises:
+            StorageError: The row does not have it.
+        """
+        try:
+            return msgspec.json.decode(row["record"], type=Record)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise StorageError(
+                f"{self.path}: the row of {row['id']} has no record ({error}); delete the file, it is made again"
+            ) from error
 
     def to_pandas(self) -> Any:
         """The rows as a pandas data frame.
@@ -109,13 +120,15 @@ class Catalog:
             raise InputError("to_pandas needs pandas, which is not installed: pip install pandas") from error
         return pandas.DataFrame(self._rows, columns=list(COLUMNS))
 
-    def _update(self, database: sqlite3.Connection, names: Sequence[str]) -> None:
+    def _updated(self, database: sqlite3.Connection, names: Sequence[str]) -> list[tuple[Any, ...]]:
+        """The values of all rows, after those of new records were added."""
         known = {name for (name,) in database.execute("select id from records")}
         database.executemany("delete from records where id = ?", [(name,) for name in known.difference(names)])
         marks = ", ".join("?" for _ in COLUMNS)
         rows = [list(_row(record).values()) for record in self._read(sorted(set(names) - known))]
         database.executemany(f"insert or replace into records values ({marks})", rows)
         database.commit()
+        return database.execute(f"select {', '.join(COLUMNS)} from records order by id").fetchall()
 
     def _read(self, names: Sequence[str]) -> Iterable[Record]:
         def read(name: str) -> Record | StorageError:
@@ -164,14 +177,16 @@ def _opened(location: Location) -> tuple[Path | None, sqlite3.Connection]:
     else:
         name = hashlib.sha256(location.url.encode()).hexdigest()[:16]
         path = user_cache() / "catalogs" / f"{name}.sqlite"
-    for _ in range(2):
+    # A link could lead to a file of other content, which would be changed.
+    for _ in range(0 if path.is_symlink() else 2):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             database = sqlite3.connect(path, timeout=30)
             (version,) = database.execute("pragma user_version").fetchone()
             if version in (0, _VERSION):
                 _create(database)
-                return path, database
+                if _is_table(database):
+                    return path, database
             database.close()
         except (sqlite3.OperationalError, OSError):
             # Its folder cannot be written, or it is locked.
@@ -192,6 +207,22 @@ def _create(database: sqlite3.Connection) -> None:
     database.execute(f"create table if not exists records ({columns}, primary key (id))")
     database.execute(f"pragma user_version = {_VERSION}")
     database.commit()
+
+
+def _is_table(database: sqlite3.Connection) -> bool:
+    """Whether `records` is the table of `_create`, not one of another program."""
+    found = database.execute("select type from sqlite_master where name = 'records' or tbl_name = 'records'").fetchall()
+    # SQLite writes the types in capitals since 3.37.
+    columns = [(name, kind.lower()) for _, name, kind, *_ in database.execute("pragma table_info(records)")]
+    return {kind for (kind,) in found} <= {"table", "index"} and columns == list(COLUMNS.items())
+
+
+def _has_types(values: Sequence[Any]) -> bool:
+    """Whether the values of a row are of the types of their columns, which SQLite does not check."""
+    return all(
+        isinstance(value, str) if kind == "text" else value is None or isinstance(value, int | float)
+        for kind, value in zip(COLUMNS.values(), values, strict=True)
+    )
 
 
 def _row(record: Record) -> Row:

@@ -12,6 +12,7 @@ import msgspec
 
 from modelexport.errors import StorageError
 from modelexport.job_results.locations import Location
+from modelexport.job_results.stored_results import StoredFile, check_inside, check_result
 
 ENTRIES = "entries"
 _OBJECTS = "objects"
@@ -19,14 +20,6 @@ _ONNX = ".onnx"
 _DATA = ".data"
 _SHORT = 12
 _CHUNK = 2**20
-
-
-class StoredFile(msgspec.Struct, frozen=True):
-    """A file of an entry: its path in the folder of the entry, its size and its hash."""
-
-    name: str
-    size: int
-    sha256: str
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -43,6 +36,10 @@ class Entry(msgspec.Struct, frozen=True):
     folder: str
     files: tuple[StoredFile, ...]
     result: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_inside(self.folder)
+        check_result(self.result)
 
     @property
     def digest(self) -> str:

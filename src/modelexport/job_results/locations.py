@@ -38,11 +38,19 @@ class Location:
     def __init__(self, url: str | Path, storage_options: Mapping[str, Any] | None = None) -> None:
         import fsspec
 
+        if not isinstance(url, str | Path):
+            raise InputError(f"a folder or URL is text or a path, not {type(url).__name__}")
+        if storage_options is not None and not isinstance(storage_options, Mapping):
+            raise InputError(
+                f"storage_options are a dict of the driver's arguments, not {type(storage_options).__name__}"
+            )
         self._secrets = secret_values(storage_options)
         # An URL with a password in it is a secret as well.
         self.url = redacted(str(url), self._secrets)
         self.storage_options = dict(storage_options or {})
         self._given = str(url)
+        if not self._given.strip():
+            raise InputError("the folder or URL is empty: it would be the current folder, which is written as .")
         protocol = self._given.partition("://")[0] if "://" in self._given else "file"
         try:
             self._files, root = fsspec.core.url_to_fs(self._given, **self.storage_options)

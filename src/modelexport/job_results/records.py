@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from modelexport.errors import StorageError
-from modelexport.job_results.entries import StoredFile
 from modelexport.job_results.locations import Location
+from modelexport.job_results.stored_results import Size, StoredFile, check_inside, check_result
 
 RECORDS = "records"
 LOGS = "logs"
@@ -88,13 +88,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     message: str = ""
     time: str
-    attempt: int = 1
+    attempt: Size = 1
     source: str = "export"
     engine: str = "local"
     machine: str = ""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: Size = 0
     limits: dict[str, float | None] = msgspec.field(default_factory=dict)
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     versions: dict[str, str] = msgspec.field(default_factory=dict)
@@ -104,6 +104,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log: str = ""
     result: dict[str, Any] = msgspec.field(default_factory=dict)
     schema_version: int = 1
+
+    def __post_init__(self) -> None:
+        check_inside(self.folder)
+        check_result(self.result)
 
 
 class RecordName(msgspec.Struct, frozen=True):

@@ -138,6 +138,10 @@ def compare_profiles(before: ProfileReport, after: ProfileReport, *, in_turns: b
     Raises:
         InputError: They have no module in common.
     """
+    given: tuple[object, ...] = (before, after)  # untyped callers pass anything
+    for report in given:
+        if not isinstance(report, ProfileReport):
+            raise InputError(f"a profile is a ProfileReport, not {type(report).__name__}: read_profile reads its JSON")
     first = {call.id: call for call in before.calls}
     second = {call.id: call for call in after.calls}
     both = [call for call in first if call in second]

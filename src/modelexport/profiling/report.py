@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.analysis import Finding
+from modelexport.analysis import Finding, read_report_file
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import json_schema
@@ -28,6 +28,10 @@ from modelexport.profiling.records import (
 )
 
 ROOT_NAME = "(root)"
+
+_LONGEST_NAME = 80
+# In seconds; sums of larger numbers would overflow.
+_LONGEST_RUN = 366 * 24 * 3600.0
 
 
 class Grouping(enum.StrEnum):
@@ -136,8 +140,15 @@ class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
         return 1 - added / self.session.median if self.session.median else 0.0
 
     def __getitem__(self, call: str) -> CallProfile:
-        """The profile of a call by its id."""
-        return next(known for known in self.calls if known.id == call)
+        """The profile of a call by its id.
+
+        Raises:
+            KeyError: There is no such call.
+        """
+        found = next((known for known in self.calls if known.id == call), None)
+        if found is None:
+            raise KeyError(call)
+        return found
 
     def rows(self, by: str = "call", *, depth: int | None = None, sort: str = "own") -> list[ProfileRow]:
         """The rows of the report, the largest first, without those that own no kernel and contain none.
@@ -279,11 +290,36 @@ def read_profile(path: str | Path) -> ProfileReport:
         FileFormatError: It is not a profile of this package.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=ProfileReport)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+        report = msgspec.json.decode(read_report_file(path), type=ProfileReport)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} was not written by modelexport profile --format json: {error}") from error
+    problem = _inconsistency(report)
+    if problem:
+        raise FileFormatError(f"{path} was changed after modelexport profile wrote it: {problem}")
+    return report
+
+
+def _inconsistency(report: ProfileReport) -> str:
+    """What cannot be in a report of this package, if anything."""
+    runs = len(report.session.seconds)
+    ids: set[str] = set()
+    for call in report.calls:
+        if call.id in ids:
+            return f"the call {call.id[:_LONGEST_NAME]!r} is there twice"
+        if call.parent is not None and call.parent not in ids:
+            return f"the caller of {call.id[:_LONGEST_NAME]!r} is not before it"
+        ids.add(call.id)
+    timed = [report.overhead, *(timing for call in report.calls for timing in (call.own, call.total))]
+    rows = [report.session.seconds, *(one.seconds for one in timed), *(kernel.seconds for kernel in report.kernels)]
+    if not runs or any(len(seconds) != runs for seconds in rows):
+        return "not all times are those of the same number of runs"
+    if any(abs(second) > _LONGEST_RUN for seconds in rows for second in seconds):
+        return "a run took longer than a year"
+    if any(kernel.call not in ids for kernel in report.kernels):
+        return "a kernel belongs to a call that is not there"
+    if any(not 0 <= position < len(report.kernels) for position in (one.kernel for one in report.timeline)):
+        return "the timeline has a kernel that is not there"
+    return ""
 
 
 def profile_schema() -> dict[str, Any]:

@@ -181,6 +181,9 @@ def view(
         FileFormatError: The file is not an ONNX model or has no hierarchy; a report is not one.
         StorageError: Writing the page failed.
     """
+    given: object = output  # untyped callers pass anything
+    if given is not None and not isinstance(given, str | Path):
+        raise InputError(f"output is the path of the page, not {type(given).__name__}")
     target = None if output is None else check_text_target(Path(output), force=overwrite)
     content = Content(profile=profile, verification=verification, compared=compare, axes=axes or {}, private=private)
     with gc_paused():

@@ -53,6 +53,12 @@ def test_commands_answer_within_80_columns(
     assert pruned == "removed 0 entries and 0.00 MB of files\n"
 
 
+def test_unknown_status_is_an_error_that_lists_the_known_ones(command: Callable[..., Outcome], output: Path) -> None:
+    outcome = command("catalog", "ls", output, "--status", "fail")
+    assert outcome.code == 2
+    assert "--status 'fail' is unknown: use succeeded, findings, failed, bad_input," in outcome.error
+
+
 def test_json_of_every_action_is_what_its_schema_says(command: Callable[..., Outcome], output: Path) -> None:
     (output.parent / "cache").mkdir()
     for arguments in (

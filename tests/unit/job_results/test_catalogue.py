@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from modelexport import InputError, compare_catalogs, read_catalog
+from modelexport import InputError, StorageError, compare_catalogs, read_catalog
 from modelexport.job_results.index_page import index_page
 
 
@@ -57,6 +59,66 @@ def test_table_of_another_version_is_made_again(output: Path) -> None:
         database.execute("pragma user_version = 99")
     database.close()
     assert state(output) == before
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ("drop table records", "create table records (a)"),
+        ("drop table records", "create view records as select 1"),
+        ("update records set seconds = 'long'",),
+        ("update records set message = x'00ff'",),
+        ("create trigger t after insert on records begin delete from records; end",),
+    ],
+)
+def test_table_that_another_program_changed_is_made_again(output: Path, commands: tuple[str, ...]) -> None:
+    before = read_catalog(output).rows()
+    with sqlite3.connect(output / "catalog.sqlite") as database:
+        for command in commands:
+            database.execute(command)
+    database.close()
+    assert read_catalog(output).rows() == before
+
+
+def test_row_without_its_record_is_one_error(output: Path) -> None:
+    read_catalog(output)
+    with sqlite3.connect(output / "catalog.sqlite") as database:
+        database.execute("update records set record = '{'")
+    database.close()
+    catalog = read_catalog(output)
+    with pytest.raises(StorageError, match="delete the file, it is made again"):
+        catalog.record(catalog.rows()[0])
+
+
+def test_link_in_place_of_the_table_is_not_followed(output: Path, tmp_path: Path) -> None:
+    before = state(output)
+    (output / "catalog.sqlite").unlink()
+    (tmp_path / "other").write_bytes(b"x")
+    (output / "catalog.sqlite").symlink_to(tmp_path / "other")
+    assert state(output) == before
+    assert (tmp_path / "other").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"result": {"steps": "x"}},
+        {"result": {"steps": {"verify": "x"}}},
+        {"result": {"attempts": 5}},
+        {"result": {"check": "x"}},
+        {"result": {"node_count": [1]}},
+        {"files": [{"name": "model.onnx", "size": 2**70, "sha256": ""}]},
+        {"files": [{"name": "../../evil", "size": 1, "sha256": ""}]},
+        {"folder": "/etc"},
+        {"peak_memory_bytes": 2**70},
+    ],
+)
+def test_record_with_other_content_is_named_and_the_others_are_shown(output: Path, change: dict[str, Any]) -> None:
+    path = next((output / "records").glob("*crashed*"))
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}), encoding="utf-8")
+    catalog = read_catalog(output)
+    assert len(catalog.rows()) == 6
+    assert "is not a record" in catalog.problems[0]
 
 
 def test_damaged_record_is_named_and_the_others_are_shown(output: Path) -> None:

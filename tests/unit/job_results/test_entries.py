@@ -7,12 +7,12 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from modelexport import InputError, StorageError
-from modelexport.job_results import EntryStore, Location, redacted, secret_values
+from modelexport.job_results import Entry, EntryStore, Location, redacted, secret_values
 
 KEY = "ab" * 32
 
@@ -50,6 +50,22 @@ def test_entry_is_what_was_stored(location: Location, tmp_path: Path) -> None:
         "x.onnx": "x",
     }
     assert entry.folder.startswith("net/")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/{folder}/evil", "sub/../../evil", "..\\evil", "C:\\evil"])
+def test_file_of_an_entry_is_never_written_outside_of_its_folder(name: str, tmp_path: Path) -> None:
+    store = EntryStore(Location(tmp_path / "store"), named=False)
+    entry = store.put(KEY, "net", job_files(tmp_path / "a"), {})
+    content = json.loads((tmp_path / "store" / "entries" / f"{KEY}.json").read_bytes())
+    content["files"][0]["name"] = name.format(folder=tmp_path.relative_to("/"))
+    evil = tmp_path / "store" / entry.folder / content["files"][0]["name"]
+    evil.parent.mkdir(parents=True, exist_ok=True)
+    evil.write_bytes((tmp_path / "store" / entry.folder / entry.files[0].name).read_bytes())
+    before = sorted(tmp_path.rglob("*"))
+    (tmp_path / "store" / "entries" / f"{KEY}.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(StorageError, match=r"is damaged .*leads out of its folder"):
+        store.fetch(cast("Entry", store.get(KEY)), tmp_path / "c")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_first_writer_wins_and_both_sets_of_files_are_complete(location: Location, tmp_path: Path) -> None:

@@ -76,3 +76,8 @@ def test_calls_of_one_profile_only_are_added_or_removed(profiled: Profiler) -> N
 def test_profile_of_another_model_is_refused(profiled: Profiler) -> None:
     with pytest.raises(InputError, match="no module in common"):
         compare_profiles(profiled(), profiled("cnn"))
+
+
+def test_paths_instead_of_profiles_are_an_input_error(profiled: Profiler) -> None:
+    with pytest.raises(InputError, match="a profile is a ProfileReport, not str"):
+        compare_profiles(profiled(), "other.json")  # type: ignore[arg-type]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -94,6 +96,44 @@ def test_other_json_is_refused(tmp_path: Path) -> None:
         read_profile(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_profile(tmp_path / "missing.json")
+    with pytest.raises(InputError, match="by the path of its JSON file, not as int"):
+        read_profile(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="is not a file"):
+        read_profile("/dev/zero")
+
+
+def _changed(report: ProfileReport, change: Callable[[dict[str, Any]], object], path: Path) -> Path:
+    content = json.loads(json.dumps(report.as_dict()))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: content["session"].update(seconds=[]), "the same number of runs"),
+        (lambda content: content["calls"][0]["own"]["seconds"].append(1.0), "the same number of runs"),
+        (lambda content: content["kernels"][0].update(seconds=[]), "the same number of runs"),
+        (lambda content: content["kernels"][0].update(call="nowhere"), "a call that is not there"),
+        (lambda content: content["calls"][1].update(parent=content["calls"][1]["id"]), "is not before it"),
+        (lambda content: content["calls"].append(content["calls"][0]), "is there twice"),
+        (lambda content: content.update(timeline=[[99, 0.0, 1.0]]), "the timeline"),
+        (lambda content: content["session"]["seconds"].__setitem__(0, 1e308), "longer than a year"),
+    ],
+)
+def test_profile_that_contradicts_itself_is_refused(
+    profiled: Profiler, change: Callable[[dict[str, Any]], object], words: str, tmp_path: Path
+) -> None:
+    path = _changed(profiled(), change, tmp_path / "profile.json")
+    with pytest.raises(FileFormatError, match=words):
+        read_profile(path)
+
+
+def test_call_that_is_not_in_the_profile_is_a_key_error(profiled: Profiler) -> None:
+    report = profiled()
+    with pytest.raises(KeyError):
+        report["nowhere"]
 
 
 def test_notebook_view_lists_the_slowest_calls(profiled: Profiler) -> None:

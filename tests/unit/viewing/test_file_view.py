@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -92,3 +93,17 @@ def test_report_that_is_none_is_refused(path: Path, tmp_path: Path) -> None:
             modelexport.view(path, **{name: tmp_path / "other.json"})
         with pytest.raises(modelexport.InputError, match=r"missing\.json cannot be read"):
             modelexport.view(path, **{name: tmp_path / "missing.json"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"output": 3}, "output is the path of the page, not int"),
+        ({"profile": {}}, "by the path of its JSON file, not as dict"),
+        ({"verification": 3}, "by the path of its JSON file, not as int"),
+        ({"axes": 3}, "axes are a dict of sizes by name"),
+    ],
+)
+def test_argument_of_another_type_is_an_input_error(path: Path, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(modelexport.InputError, match=words):
+        modelexport.view(path, **arguments)

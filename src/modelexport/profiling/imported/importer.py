@@ -37,7 +37,8 @@ def import_profile(
         FileFormatError: The file or the profile is invalid, or the profile is one of another file.
         SelectorError: The selector cannot be read, or names no call.
     """
-    kind, _, text = source.partition(":")
+    given: object = source  # untyped callers pass anything
+    kind, _, text = given.partition(":") if isinstance(given, str) else ("", "", "")
     if kind not in _KINDS or not text:
         raise InputError(f"{source!r} is not a profile that can be imported: write {_EXAMPLES}")
     paths = [Path(text)] if Path(text).is_file() else [Path(part) for part in text.split(",")]

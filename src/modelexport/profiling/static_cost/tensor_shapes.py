@@ -76,6 +76,9 @@ class Axes:
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
+        given: object = sizes  # untyped callers pass anything
+        if not isinstance(given, Mapping):
+            raise InputError(f"axes are a dict of sizes by name, such as {{'batch': 8}}, not {type(given).__name__}")
         for name, size in sizes.items():
             if type(size) is not int or not 1 <= size <= MAX_SIZE:
                 raise InputError(f"axis {name!r} has the size {size!r}: a size is an integer from 1")
