@@ -27,7 +27,7 @@ DURABILITY_ARGS ?=
 # For the proof of batches: `--models 20 --kills 3`.
 BATCH_ARGS ?=
 # A storage driver with a server for it, and Ray: too large for every test environment.
-CLUSTER_PACKAGES := s3fs "moto[server]" ray pandas
+CLUSTER_PACKAGES := s3fs "moto[server]" ray
 
 # The number of mutated files of `make fuzz`; a test run has 500.
 FUZZ ?= 100000
@@ -112,8 +112,12 @@ batch-proof: $(DEV_STAMP)  ## Prove what batches promise: 100 models, killed coo
 
 cluster: $(DEV_STAMP)  ## Test batches on S3 and on a Ray cluster of several nodes (installs 500 MB in .venv/cluster)
 	$(PYTHON) -m venv $(VENV)/cluster
-	echo "$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages" > $(VENV)/cluster/lib/$$(ls $(VENV)/lib)/site-packages/main.pth
-	$(VENV)/cluster/bin/python -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt $(CLUSTER_PACKAGES)
+	@# addsitedir, and not the path alone, so that the .pth file of the editable package there is read too
+	echo "import site; site.addsitedir('$(abspath $(VENV))/lib/$$(ls $(VENV)/lib)/site-packages')" \
+		> $(VENV)/cluster/lib/$$(ls $(VENV)/lib)/site-packages/main.pth
+	@# botocore needs an older one than the pinned python-dateutil
+	grep -v '^python-dateutil' constraints.txt > $(VENV)/cluster/constraints.txt
+	$(VENV)/cluster/bin/python -m pip --disable-pip-version-check --no-input install -qq -c $(VENV)/cluster/constraints.txt $(CLUSTER_PACKAGES)
 	$(VENV)/cluster/bin/python -m pytest -n 0 tests/cluster
 
 conformance: $(DEV_STAMP)  ## Score every known cause of wrong owners, for us and for torch's own metadata
