@@ -13,6 +13,7 @@ from onnx import helper
 from tests.support.hostile_graphs import model
 
 import modelexport
+from modelexport.job_results.catalogue import COLUMNS
 
 MODULE = torch.nn.ReLU()
 X = torch.ones(3)
@@ -32,6 +33,7 @@ CALLS: dict[str, Callable[[Path, Any], object]] = {
     "compare_catalogs, before": lambda _, wrong: modelexport.compare_catalogs(wrong, []),
     "compare_catalogs, row": lambda _, wrong: modelexport.compare_catalogs([], [wrong]),
     "compare_catalogs, fields": lambda _, wrong: modelexport.compare_catalogs([{"job": wrong}], []),
+    "compare_catalogs, job": lambda _, wrong: modelexport.compare_catalogs([dict.fromkeys(COLUMNS, wrong)], []),
     "cache_information": lambda _, wrong: modelexport.cache_information(wrong),
     "prune_cache, older_than": lambda path, wrong: modelexport.prune_cache(path.parent, older_than=wrong),
     "verify_modules": lambda _, wrong: modelexport.verify_modules(wrong, MODULE, X),

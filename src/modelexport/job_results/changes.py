@@ -80,13 +80,18 @@ def compare_catalogs(before: Sequence[Mapping[str, Any]], after: Sequence[Mappin
     return CatalogChanges(tuple(sorted(found, key=lambda change: order.index(change.kind))), len({*old, *new}))
 
 
-def _by_job(argument: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) and row.keys() >= _NEEDED for row in rows):
+def _by_job(argument: str, rows: Any) -> dict[str, Mapping[str, Any]]:
+    # Untyped callers pass anything.
+    if not isinstance(rows, Sequence) or not all(map(_is_row, rows)):
         raise InputError(
             f"{argument}: rows of a catalog are compared, each with {', '.join(sorted(_NEEDED))}: give what "
             "Catalog.latest() returns"
         )
     return {row["job"]: row for row in rows}
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, Mapping) and row.keys() >= _NEEDED and isinstance(row["job"], str)
 
 
 def _change(job: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> JobChange | None:
