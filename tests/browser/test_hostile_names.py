@@ -11,6 +11,7 @@ import pytest
 from tests.browser.conftest import Opener
 
 import modelexport
+from modelexport.display import printable
 from modelexport.viewing.html_page import html_page
 from modelexport.viewing.page_builder import page_json
 
@@ -26,9 +27,23 @@ HOSTILE = [
     "__proto__",
     "constructor",
     "\u2028\u2029\0\ud7ff",
+    "\u202a\u202b\u202c\u202d\u2066\u2067\u2068\u2069\x07\x1b[31m\x85\u200b",
     "\"'&<>`${window.ran = 5}",
     "%3Cscript%3E,c:,#&=",
 ]
+# Every text of the page, what its elements show of their attributes, and its title; without the page's own line breaks.
+SHOWN_TEXT = """() => {
+  const texts = [document.title];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const { data, parentNode } = walker.currentNode;
+    if (!["SCRIPT", "STYLE"].includes(parentNode.nodeName)) texts.push(data.trim());
+  }
+  for (const element of document.querySelectorAll("[title], [aria-label]")) {
+    texts.push(element.getAttribute("title") ?? "", element.getAttribute("aria-label") ?? "");
+  }
+  return texts.join(" ");
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +87,29 @@ def test_hostile_names_are_shown_as_text_and_nothing_runs(open_page: Opener, hos
     assert page.locator("script").count() == 2
     assert page.title() == HOSTILE[1]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_control_characters_of_names_are_shown_as_replacement_characters(open_page: Opener, hostile: Path) -> None:
+    opened = open_page(hostile)
+    page = opened.page
+    shown = ""
+    for _ in range(6):
+        page.locator("g.box.closed .toggle").first.dispatch_event("click")
+    for i in range(12):
+        box = page.locator("g.box").nth(i)
+        box.dispatch_event("click")
+        box.locator(".title").first.dispatch_event("pointermove")
+        assert page.locator("#tooltip").is_visible()
+        shown += page.evaluate(SHOWN_TEXT)
+    opened.search("gnp")
+    shown += page.evaluate(SHOWN_TEXT)
+    opened.search("\u202egnp")
+    assert page.locator(".option").count() > 0, "a search finds the exact name"
+    for view in ("map", "table"):
+        page.click(f"#tab-{view}")
+        shown += page.evaluate(SHOWN_TEXT)
+    assert "\ufffdgnp.exe" in shown
+    assert printable(shown) == shown
 
 
 def test_hostile_state_survives_the_permalink(open_page: Opener, hostile: Path) -> None:

@@ -13,6 +13,7 @@ from onnx import helper
 from tests.support.hostile_graphs import model
 
 import modelexport
+from modelexport.job_results.catalogue import COLUMNS
 
 MODULE = torch.nn.ReLU()
 X = torch.ones(3)
@@ -29,6 +30,12 @@ CALLS: dict[str, Callable[[Path, Any], object]] = {
     "select": lambda path, wrong: modelexport.select(path, wrong),
     "retag": lambda path, wrong: modelexport.retag(wrong, path),
     "tag_file": lambda _, wrong: modelexport.tag_file(wrong, MODULE, X),
+    "compare_catalogs, before": lambda _, wrong: modelexport.compare_catalogs(wrong, []),
+    "compare_catalogs, row": lambda _, wrong: modelexport.compare_catalogs([], [wrong]),
+    "compare_catalogs, fields": lambda _, wrong: modelexport.compare_catalogs([{"job": wrong}], []),
+    "compare_catalogs, job": lambda _, wrong: modelexport.compare_catalogs([dict.fromkeys(COLUMNS, wrong)], []),
+    "cache_information": lambda _, wrong: modelexport.cache_information(wrong),
+    "prune_cache, older_than": lambda path, wrong: modelexport.prune_cache(path.parent, older_than=wrong),
     "verify_modules": lambda _, wrong: modelexport.verify_modules(wrong, MODULE, X),
 }
 
@@ -45,3 +52,10 @@ def test_path_that_no_file_system_takes_is_our_error() -> None:
     for path in ("x" * 5000, "a\0b", "\udc80.onnx", Path("/")):
         with pytest.raises(modelexport.InputError, match="is not a file"):
             modelexport.read_model(path)
+
+
+def test_folder_that_no_file_system_takes_is_our_short_error() -> None:
+    for folder in ("x" * 5000, "a\0b"):
+        with pytest.raises(modelexport.InputError, match="is not a folder: give the cache") as raised:
+            modelexport.cache_information(folder)
+        assert len(str(raised.value)) < 400

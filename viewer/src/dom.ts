@@ -1,9 +1,14 @@
-// Elements from names and attributes. Text is always a text node: nothing from a model file is parsed as markup.
+// Elements from names and attributes. Text is always a text node: nothing from a model file is parsed as markup, and
+// characters that could disguise it are replaced.
+
+import { printable } from "./format.ts";
 
 type Child = Node | string | number | null | undefined | false;
 type Attributes = Record<string, string | number | boolean | null | undefined | ((event: any) => void)>;
 
 const SVG = "http://www.w3.org/2000/svg";
+/** Attributes that users see or hear. */
+const SHOWN = new Set(["title", "aria-label"]);
 
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
@@ -26,11 +31,11 @@ function filled<E extends Element>(element: E, attributes: Attributes, children:
     const value = attributes[name];
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? printable(String(value)) : String(value));
   }
   for (const child of children) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? child : document.createTextNode(printable(String(child))));
   }
   return element;
 }

@@ -70,6 +70,15 @@ export function plural(count: number, noun: string): string {
   return `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+// As in modelexport/display.py: control characters, characters that reorder or break the text around them, invisible ones.
+const UNSAFE =
+  /[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\u{e0000}-\u{e007f}]/gu;
+
+/** The text with every character replaced that could disguise it. */
+export function printable(text: string): string {
+  return text.replace(UNSAFE, "\ufffd");
+}
+
 /** A long text with its middle left out. */
 export function shortened(text: string, limit: number): string {
   const all = Array.from(text.length > 4 * limit ? text.slice(0, 2 * limit) + text.slice(-2 * limit) : text);

@@ -4,7 +4,7 @@ import { App } from "./app.ts";
 import { readPageData } from "./data.ts";
 import { Details } from "./details.ts";
 import { byId, h, iconButton, replaceChildren } from "./dom.ts";
-import { plural } from "./format.ts";
+import { plural, printable } from "./format.ts";
 import { GraphView } from "./graph_view.ts";
 import { keyList, listenForKeys } from "./keyboard.ts";
 import { drawLegend } from "./legend.ts";
@@ -39,8 +39,8 @@ function start(): void {
   byId("panel-graph").append(graph.element);
   byId("panel-map").append(map.element);
   byId("panel-table").append(table.element);
-  byId("file").textContent = model.data.file;
-  byId("file").title = model.data.file;
+  replaceChildren(byId("file"), model.data.file);
+  byId("file").title = printable(model.data.file);
   byId("counts").textContent = `${plural(model.data.calls.length, "call")}, ${plural(model.nodeCount, "node")}`;
 
   const controls = new Controls(app);

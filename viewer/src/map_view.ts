@@ -94,7 +94,7 @@ export class MapView {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.drawCrumbs(mapRoot);
     this.note.hidden = totals[mapRoot] > 0;
-    this.note.textContent = `${app.model.call(mapRoot).id || "The model"} has no ${size.title.toLowerCase()}.`;
+    replaceChildren(this.note, `${app.model.call(mapRoot).id || "The model"} has no ${size.title.toLowerCase()}.`);
     this.cells.clear();
     const elements: SVGGElement[] = [];
     if (totals[mapRoot] > 0) {

@@ -1,5 +1,7 @@
 // The width of text in the fonts of the graph.
 
+import { printable } from "./format.ts";
+
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Inter, "Helvetica Neue", Arial, sans-serif';
 
 export type TextStyle = "title" | "body" | "small";
@@ -19,7 +21,7 @@ export function textWidth(text: string, style: TextStyle): number {
   if (width === undefined) {
     context ??= document.createElement("canvas").getContext("2d");
     if (context) context.font = FONTS[style];
-    width = context ? context.measureText(text).width : text.length * 7;
+    width = context ? context.measureText(printable(text)).width : text.length * 7;
     if (widths.size > 50_000) widths.clear();
     widths.set(key, width);
   }

@@ -106,7 +106,7 @@ export class TreeView {
         "aria-expanded": children.length ? String(isOpen) : null,
         "aria-selected": String(selected),
         tabindex: module === this.focused ? 0 : -1,
-        title: `${info.path || "(root)"}\n${info.class}`.slice(0, 400),
+        title: `${info.path || "(root)"} · ${info.class}`.slice(0, 400),
         click: (event: MouseEvent) => this.onClick(event, module, index),
       },
       h("span", { class: `twist${children.length ? "" : " none"}${isOpen ? " open" : ""}`, "aria-hidden": "true" }),

@@ -25,8 +25,11 @@ _LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 # What an output has besides the folders of jobs.
 _RESERVED = ("entries", "records", "logs", "objects", "index.html", "catalog.sqlite")
-# The registry has them as well, but imports torch.
+# The registry and the strategies have these names as well, but import torch.
 STRATEGIES = ("auto", "fx", "htp", "usage_based")
+EXPORTERS = ("dynamo", "transformers", "dynamo-with-caches", "torchscript")
+# torch's floating-point types that operators compute with.
+DTYPES = ("float32", "float16", "bfloat16", "float64", "float", "half", "double")
 _STRATEGY_PLUGINS = "modelexport.strategies"
 _LONGEST_SHOWN = 60
 # GiB: more than any machine has, and a 64-bit number in bytes.
@@ -162,10 +165,7 @@ def check_name(name: str, where: str) -> None:
 def _check_values(job: Job, where: str) -> None:
     _check_texts(job, where)
     _check_numbers(job, where)
-    strategies = [*STRATEGIES, *(entry.name for entry in entry_points(group=_STRATEGY_PLUGINS))]
-    for name, value, known in (("strategy", job.strategy, strategies), ("check", job.check, CHECK_LEVELS)):
-        if value is not None and value not in known:
-            raise InputError(f"{where}: {name} is {shortened(value, _LONGEST_SHOWN)!r}: write {', '.join(known)}")
+    _check_choices(job, where)
     try:
         for shape in job.input_shape:
             read_shape(shape)
@@ -177,6 +177,18 @@ def _check_values(job: Job, where: str) -> None:
     _check_inputs(job, where)
     if job.name:
         check_name(job.name, where)
+
+
+def _check_choices(job: Job, where: str) -> None:
+    plugins = [entry.name for entry in entry_points(group=_STRATEGY_PLUGINS)]
+    choices = {"strategy": (*STRATEGIES, *plugins), "check": CHECK_LEVELS, "dtype": DTYPES}
+    if not plugins:
+        # A strategy of a plug-in can have exporters of its own.
+        choices["exporter"] = EXPORTERS
+    for name, known in choices.items():
+        value = getattr(job, name)
+        if value is not None and value not in known:
+            raise InputError(f"{where}: {name} is {shortened(value, _LONGEST_SHOWN)!r}: write {', '.join(known)}")
 
 
 def _check_texts(job: Job, where: str) -> None:

@@ -13,7 +13,7 @@ import typer
 from modelexport.cli.options import LimitOption, SelectOption
 from modelexport.cli.output import ROOT, Output, ReportFile, format_option, json_text
 from modelexport.cli.pages import Section, as_csv, as_html, as_markdown, as_text, limited
-from modelexport.display import Cell, shortened
+from modelexport.display import Cell, counted, shortened
 
 if TYPE_CHECKING:
     from modelexport.analysis.query import AnalysisReport, RankedModule
@@ -108,14 +108,15 @@ def _overview(found: AnalysisReport) -> Iterator[str]:
     kinds = ", ".join(f"{found.kinds[kind]:,} {kind}" for kind in _KINDS if found.kinds.get(kind))
     yield f"nodes: {found.nodes:,} ({kinds}), {found.coverage:.1%} with an owner"
     yield f"mean confidence: {found.mean_confidence:.3f}"
-    yield f"modules: {len(found.modules):,}, at most {found.deepest} levels deep; {found.calls:,} calls"
+    depth = counted(found.deepest, "level")
+    yield f"modules: {len(found.modules):,}, at most {depth} deep; {counted(found.calls, 'call')}"
     yield f"parameters: {found.parameters:,} ({_bytes(found.parameter_bytes)})"
     weights = found.weights
     where = f", {weights.external:,} of them external" if weights.external else ""
-    yield f"weights in the file: {weights.tensors:,} tensors, {_bytes(weights.bytes)}{where}"
+    yield f"weights in the file: {counted(weights.tensors, 'tensor')}, {_bytes(weights.bytes)}{where}"
     tags = found.tags
     repeated = f"{tags.of_repeated_calls:,} of repeated calls"
-    yield f"tags: {tags.distinct:,} different, at most {tags.deepest} segments, {repeated}"
+    yield f"tags: {tags.distinct:,} different, at most {counted(tags.deepest, 'segment')}, {repeated}"
     yield f"operations: {_counts(found.operations, _MAX_OPERATORS)}"
 
 

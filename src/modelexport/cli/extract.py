@@ -10,7 +10,8 @@ import typer
 
 from modelexport.cli.export_summary import shown_path
 from modelexport.cli.options import ForceOption, SelectOption, option
-from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line, make_folder
+from modelexport.cli.output import FINDINGS, ROOT, Format, FormatOption, Output, command_line, make_folder, stdout_width
+from modelexport.cli.pages import wrapped
 from modelexport.display import counted
 from modelexport.errors import InputError
 
@@ -92,7 +93,11 @@ def _extract_many(file: Path, selector: str, folder: Path, force: bool, out: Out
         out.summary(
             [
                 *(line for entry in found.submodels for line in _lines(entry, entry.file)),
-                *(f"{refused.call or ROOT}: refused, {refused.explanation}" for refused in found.refused),
+                *(
+                    line
+                    for refused in found.refused
+                    for line in _prose(f"{refused.call or ROOT}: refused, {refused.explanation}")
+                ),
                 f"{len(found.submodels)} of {total} extracted, see {shown_path(Path(found.manifest))}",
             ]
         )
@@ -107,4 +112,8 @@ def _lines(described: SubmodelSummary, file: str = "") -> list[str]:
         for port in ports:
             shape = "x".join("?" if size is None else str(size) for size in port.shape or ())
             lines.append(f"  {side:6} {port.name}  {port.type or '?'} {shape}".rstrip())
-    return [*lines, *(f"  note: {note}" for note in described.notes)]
+    return [*lines, *(line for note in described.notes for line in _prose(f"note: {note}", indent=2))]
+
+
+def _prose(text: str, indent: int = 0) -> list[str]:
+    return wrapped(text, indent, stdout_width()).splitlines()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from modelexport.cli.options import option
 from modelexport.deadline import deadline_paused
-from modelexport.display import printable
+from modelexport.display import counted, printable
 from modelexport.errors import InputError, StorageError
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Activity:
             self._started = self._last = now
         if done == total:
             self.__exit__()
-            self.log(f"  {total} calls compared in {now - self._started:.1f} s")
+            self.log(f"  {counted(total, 'call')} compared in {now - self._started:.1f} s")
         elif self._console.is_terminal:
             self.show(f"{done}/{total} {name or ROOT}")
         elif now - self._last >= _SECONDS_BETWEEN_LINES:

@@ -67,24 +67,25 @@ def limited(
 
 def as_text(title: str, sections: Sequence[Section], width: int) -> str:
     """A report as plain text, with lines of at most `width` characters."""
-    text = _line(title, 0, width) if title else ""
+    text = wrapped(title, 0, width) if title else ""
     dropped: dict[str, None] = {}
     for section in sections:
         indent = 2 if section.title else 0
-        text += f"\n{_line(section.title, 0, width)}" if section.title else ""
-        text += "".join(_line(line, indent, width) for line in section.lines)
+        text += f"\n{wrapped(section.title, 0, width)}" if section.title else ""
+        text += "".join(wrapped(line, indent, width) for line in section.lines)
         if section.rows:
             table, left_out = _text_table(section, width, indent)
             text += table
             dropped |= dict.fromkeys(left_out)
-        text += "".join(_line(words, indent, width) for words in _rest(section))
+        text += "".join(wrapped(words, indent, width) for words in _rest(section))
     if dropped:
         words = f"columns omitted to fit the width: {', '.join(dropped)} (--format json has all)"
-        text += f"\n{_line(words, 0, width)}"
+        text += f"\n{wrapped(words, 0, width)}"
     return text
 
 
-def _line(text: str, indent: int, width: int) -> str:
+def wrapped(text: str, indent: int, width: int) -> str:
+    """A text in lines of at most `width` characters, all of them indented."""
     shown = printable(text)
     if indent + _columns(shown) <= width:
         return f"{' ' * indent if shown else ''}{shown}\n"

@@ -66,7 +66,7 @@ def profile_text(found: ProfileReport, view: ProfileView) -> str:
         optional=tuple(name for name in optional if name not in kept),
     )
     left = len(rows) - len(shown)
-    more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
+    more = [f"… and {counted(left, 'more row')} (--limit 0 shows all)"] if left else []
     if view.source and not any(row.source for row in rows):
         more.append("note: the file has no source lines: not recorded by its exporter, or exported with --private")
     body = [table, Section("", (*more, "", *_tail(found, view.limit)))]
@@ -115,7 +115,7 @@ def _tail(found: ProfileReport, limit: int) -> list[str]:
     shown = found.findings[: limit or None]
     lines += [f"{finding.severity.value}: {finding.message}" for finding in shown]
     if len(shown) < len(found.findings):
-        lines.append(f"… and {len(found.findings) - len(shown):,} more findings (--limit 0 shows all)")
+        lines.append(f"… and {counted(len(found.findings) - len(shown), 'more finding')} (--limit 0 shows all)")
     if shown:
         lines.append(f"next: {shown[0].fix}")
     return lines

@@ -107,8 +107,8 @@ def _notes(selection: Selection, output_format: SelectionFormat) -> list[str]:
     through = sum(node.through == "contributor" for node in selection.nodes)
     if through:
         notes.append(
-            f"{through} of the {len(selection.nodes)} nodes belong to other modules, but the selected ones "
-            "contributed to them (--owners-only omits them)"
+            f"other modules own {through:,} of the {counted(len(selection.nodes), 'node')}, and the selected ones "
+            "contributed (--owners-only omits such nodes)"
         )
     if selection.origin != "sidecar":
         notes.append(f"there is no sidecar; the hierarchy was read from {selection.origin}")

@@ -65,7 +65,7 @@ def _text(found: StaticReport, rows: list[StaticRow], by: str, limit: int, width
     shown = rows[: limit or None]
     table = Section("", (), headers, tuple(_cells(row, scale, whole) for row in shown), optional=optional)
     left = len(rows) - len(shown)
-    more = [f"… and {left:,} more rows (--limit 0 shows all)"] if left else []
+    more = [f"… and {counted(left, 'more row')} (--limit 0 shows all)"] if left else []
     return as_text(found.file, [Section("", (*_head(found), "")), table, Section("", (*more, *_tail(found)))], width)
 
 

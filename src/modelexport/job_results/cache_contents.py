@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from modelexport.display import shortened
 from modelexport.errors import InputError
 from modelexport.hierarchy import json_schema
 from modelexport.job_results.entries import ENTRIES, EntryStore
@@ -15,6 +17,7 @@ from modelexport.job_results.locations import Location
 
 # Files without an entry may be those of a batch that is writing them.
 _GRACE_SECONDS = 24 * 3600.0
+_MOST_CHARACTERS = 200
 
 
 class CacheContents(msgspec.Struct, frozen=True):
@@ -80,9 +83,11 @@ def prune_cache(
         What was removed.
 
     Raises:
-        InputError: There is no cache.
+        InputError: There is no cache, or the age is not a number.
         StorageError: It cannot be read or changed.
     """
+    if not isinstance(older_than, int | float | None):
+        raise InputError(f"older_than is a number of seconds or None, not {type(older_than).__name__}")
     store = _store(cache, storage_options)
     removed = {
         key
@@ -106,6 +111,8 @@ def prune_cache(
 
 def _store(cache: str | Path, storage_options: Mapping[str, Any] | None) -> EntryStore:
     location = Location(cache, storage_options)
-    if location.folder is not None and not location.folder.is_dir():
-        raise InputError(f"{location.url} is not a folder: give the cache that batches were run with")
+    # Path.is_dir raises OSError for a path that is too long.
+    if location.folder is not None and not os.path.isdir(location.folder):  # noqa: PTH112  as above
+        shown = shortened(location.url, _MOST_CHARACTERS)
+        raise InputError(f"{shown} is not a folder: give the cache that batches were run with")
     return EntryStore(location, named=False)

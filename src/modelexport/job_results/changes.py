@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from modelexport.display import Summary, summarized
+from modelexport.errors import InputError
 
 _COMPARED = ("status", "strategy", "exporter", "checked", "verified", "validated", "digest")
+_NEEDED = {"job", "message", *_COMPARED}
 
 
 class JobChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,11 +70,28 @@ def compare_catalogs(before: Sequence[Mapping[str, Any]], after: Sequence[Mappin
     Args:
         before: The rows of the earlier state.
         after: Those of the later state.
+
+    Raises:
+        InputError: An argument does not have such rows.
     """
-    old, new = ({row["job"]: row for row in rows} for rows in (before, after))
+    old, new = _by_job("before", before), _by_job("after", after)
     found = [change for job in sorted({*old, *new}) if (change := _change(job, old.get(job), new.get(job))) is not None]
     order = ("broken", "fixed", "changed", "added", "removed")
     return CatalogChanges(tuple(sorted(found, key=lambda change: order.index(change.kind))), len({*old, *new}))
+
+
+def _by_job(argument: str, rows: Any) -> dict[str, Mapping[str, Any]]:
+    # Untyped callers pass anything.
+    if not isinstance(rows, Sequence) or not all(map(_is_row, rows)):
+        raise InputError(
+            f"{argument}: rows of a catalog are compared, each with {', '.join(sorted(_NEEDED))}: give what "
+            "Catalog.latest() returns"
+        )
+    return {row["job"]: row for row in rows}
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, Mapping) and row.keys() >= _NEEDED and isinstance(row["job"], str)
 
 
 def _change(job: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> JobChange | None:

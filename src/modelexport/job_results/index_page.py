@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from modelexport.display import cell_text, escaped, shortened
+from modelexport.display import cell_text, counted, escaped, shortened
 from modelexport.job_results.catalogue import Catalog
 from modelexport.job_results.locations import Location
 
@@ -57,7 +57,7 @@ def _lines(catalog: Catalog) -> Iterator[str]:
     yield f"<title>{escaped(catalog.output)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
     yield f"<h1>{escaped(catalog.output)}</h1>"
     words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), reverse=True))
-    yield f"<p>{len(rows):,} jobs: {escaped(words)}</p>"
+    yield f"<p>{counted(len(rows), 'job')}: {escaped(words)}</p>"
     yield '<div class="wide"><table>\n<thead><tr>'
     yield "".join(f"<th>{header}</th>" for header in _HEADERS) + "</tr></thead>\n<tbody>"
     for row in rows:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from modelexport import InputError
 from modelexport.batching.job_files import read_jobs
-from modelexport.batching.jobs import STRATEGIES
+from modelexport.batching.jobs import DTYPES, EXPORTERS, STRATEGIES
+from modelexport.sources.loaders import LoadOptions
 from modelexport.strategies.registry import AUTO, default_registry
 
 
@@ -103,6 +107,9 @@ def test_names_are_distinct_and_equal_jobs_are_one(tmp_path: Path) -> None:
         ({"model": "a:b", "seed": 2**64}, "seed is 18446744073709551616: give a number of 64 bits"),
         ({"model": "a:b", "strategy": "fxx"}, "strategy is 'fxx': write auto, fx, htp, usage_based"),
         ({"model": "a:b", "check": "none"}, "check is 'none': write run, load, off"),
+        ({"model": "a:b", "exporter": "dynamoo"}, "exporter is 'dynamoo': write dynamo, transformers, "),
+        ({"model": "a:b", "dtype": "int8"}, "dtype is 'int8': write float32, float16, bfloat16, "),
+        ({"model": "a:b", "matrix": {"dtype": ["float32", "x" * 5000]}}, f"dtype is '{'x' * 60}…': write float32"),
         ({"model": "a:b", "input_shape": "x=1xfoo"}, "job 1: --input-shape 'x=1xfoo' cannot be read"),
         ({"model": "a:b", "steps": ["extract:class:"]}, "job 1: the pattern 'class:' has an error"),
         ({"model": "a:b", "input_text": "\ud800"}, "field 'input_text' has half of a surrogate pair"),
@@ -150,6 +157,25 @@ def test_byte_order_mark_of_a_file_is_no_part_of_its_text(tmp_path: Path, name: 
 
 def test_known_strategies_are_those_of_the_registry() -> None:
     assert [AUTO, *(strategy.name for strategy in default_registry())] == list(STRATEGIES)
+
+
+def test_known_exporters_are_those_of_the_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelexport.capture.capture.has_exporters", lambda: True)  # older transformers have none
+    with torch.device("meta"):
+        model = BertModel(BertConfig(num_hidden_layers=1))
+    offered = {exporter for strategy in default_registry() for exporter in strategy.exporters(model)}
+    assert offered == set(EXPORTERS)
+
+
+def test_exporter_of_a_plugin_is_found_when_its_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = EntryPoint("mine", "package:Mine", "modelexport.strategies")
+    monkeypatch.setattr("modelexport.batching.jobs.entry_points", lambda group: [plugin])
+    (job,) = read_jobs([{"model": "a:b", "strategy": "mine", "exporter": "its-own"}])
+    assert job.exporter == "its-own"
+
+
+def test_known_types_are_floating_point_types_of_torch() -> None:
+    assert all(LoadOptions(dtype=name).torch_dtype() is not None for name in DTYPES)
 
 
 def test_two_jobs_with_one_given_name_are_an_error() -> None:

@@ -80,6 +80,23 @@ def test_refused_modules_are_listed_and_the_exit_code_says_so(exported: Exporter
     assert manifest["refused"][0]["fused_with"] == ["features.0.conv"]
 
 
+@pytest.mark.xdist_group("cnn")
+def test_prose_fits_the_terminal_and_commands_stay_in_one_line(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    alone = tmp_path / "without-sidecar.onnx"
+    alone.write_bytes(exported("cnn").path.read_bytes())
+    target = tmp_path / f"{'long' * 20}.onnx"
+    one = CliRunner().invoke(app, ["extract", str(alone), "head", "-o", str(target)], catch_exceptions=False)
+    many = ["extract", str(exported("cnn").path), "--select", "class:BatchNorm2d", "-o", str(tmp_path / "cut")]
+    lines = [*one.stdout.splitlines(), *CliRunner().invoke(app, many, catch_exceptions=False).stdout.splitlines()]
+    assert any("  note: there is no sidecar" in line for line in lines)
+    assert any(": refused, " in line for line in lines)
+    assert f"next: modelexport tree {target}" in lines
+    assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
+
+
 @pytest.mark.xdist_group("bert")
 def test_interrupted_extraction_of_many_leaves_nothing(
     exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

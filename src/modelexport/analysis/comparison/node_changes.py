@@ -6,6 +6,7 @@ import onnx
 
 from modelexport.analysis.comparison.model_index import ABSENT, ModelIndex
 from modelexport.analysis.comparison.node_matching import NodeMatching
+from modelexport.display import counted
 
 # Changes of these kinds change the topology. Recorded shapes follow from the rest.
 TOPOLOGY = frozenset({"operation", "attributes", "inputs", "outputs", "weights", "constants"})
@@ -29,7 +30,7 @@ def changed_pairs(matching: NodeMatching) -> dict[int, dict[str, str]]:
             differs["attributes"] = ", ".join(changes)
         _compare_inputs(matching, a, b, differs)
         if len(before.outputs[a]) != len(after.outputs[b]):
-            differs["outputs"] = f"{len(before.outputs[a])} → {len(after.outputs[b])} outputs"
+            differs["outputs"] = f"{len(before.outputs[a])} → {counted(len(after.outputs[b]), 'output')}"
         _compare_shapes(before, a, after, b, differs)
         if differs:
             found[a] = differs
@@ -48,7 +49,7 @@ def _compare_inputs(matching: NodeMatching, a: int, b: int, differs: dict[str, s
     before, after = matching.before, matching.after
     first, second = before.inputs[a], after.inputs[b]
     if len(first) != len(second):
-        differs["inputs"] = f"{len(first)} → {len(second)} inputs"
+        differs["inputs"] = f"{len(first)} → {counted(len(second), 'input')}"
     # Optional inputs can be added or removed at the end; the others keep their positions.
     for slot, (v, w) in enumerate(zip(first, second, strict=False)):
         producer = before.producers[v] if v != ABSENT else ABSENT

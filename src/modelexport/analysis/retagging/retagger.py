@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from modelexport.analysis.retagging.matching_by_value import match_tensors_by_value
 from modelexport.deadline import reads_files
-from modelexport.display import Summary, summarized
+from modelexport.display import Summary, counted, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import (
     ELEMENT_TYPES,
@@ -93,8 +93,9 @@ def _correct_types(file: UntaggedFile, tagged: ir.Model) -> str:
     removed = len(graph.value_info) - len(kept)
     del graph.value_info[:]
     graph.value_info.extend(kept)
-    note = f"value_info had the wrong element type for {len(wrong)} tensors, and now has that of their operators"
-    return f"{note}; {removed} entries that cannot be inferred were removed" if removed else note
+    note = f"corrected the element type in value_info of {counted(len(wrong), 'tensor')}, from the operators"
+    removal = f"; removed {counted(removed, 'entry', 'entries')} whose type cannot be inferred"
+    return f"{note}{removal}" if removed else note
 
 
 def _summary(report: RetagReport) -> Summary:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from modelexport.display import counted
 from modelexport.errors import InputError
 from modelexport.graph import shapes_compatible
 from modelexport.input_options import read_shape
@@ -50,8 +51,8 @@ def pair_inputs(original: ir.Model, rewritten: ir.Model, arguments: Mapping[str,
         pairs = list(zip(original_inputs, rewritten_inputs, strict=True))
     else:
         raise InputError(
-            f"the tagged file has {len(original_inputs)} inputs, the rewritten one {len(rewritten_inputs)} with "
-            "different names: they cannot be matched"
+            f"the tagged file has {counted(len(original_inputs), 'input')}, the rewritten one "
+            f"{len(rewritten_inputs)} with different names: they cannot be matched"
         )
     for own, other in pairs:
         if _kind(own) != _kind(other) or not shapes_compatible(own.shape, other.shape):

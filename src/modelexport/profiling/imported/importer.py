@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from modelexport.display import counted, shortened
 from modelexport.errors import InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.profiling.imported.node_names import NodeNames
@@ -17,6 +19,7 @@ from modelexport.storage import find_hierarchy, load
 
 # The most files that a profile of each kind has.
 _KINDS = {"ort": 2, "trt": 2, "openvino": 1}
+_MOST_CHARACTERS = 200
 _EXAMPLES = "ort:profile.json, trt:profile.json,layers.json or openvino:exec_graph.xml"
 
 
@@ -40,14 +43,14 @@ def import_profile(
     given: object = source  # untyped callers pass anything
     kind, _, text = given.partition(":") if isinstance(given, str) else ("", "", "")
     if kind not in _KINDS or not text:
-        raise InputError(f"{source!r} is not a profile that can be imported: write {_EXAMPLES}")
-    paths = [Path(text)] if Path(text).is_file() else [Path(part) for part in text.split(",")]
+        raise InputError(f"{_shown(repr(source))} is not a profile that can be imported: write {_EXAMPLES}")
+    paths = [Path(text)] if _is_file(text) else [Path(part) for part in text.split(",")]
     if len(paths) > _KINDS[kind]:
-        raise InputError(f"{source!r} has more than {_KINDS[kind]} files: write {_EXAMPLES}")
+        raise InputError(f"{_shown(repr(source))} has more than {counted(_KINDS[kind], 'file')}: write {_EXAMPLES}")
     for part in paths:
         # Not a device or a pipe, which may have no end.
-        if not part.is_file():
-            raise InputError(f"{part} is not a file: give the path of a profile")
+        if not _is_file(part):
+            raise InputError(f"{_shown(str(part))} is not a file: --import (source) needs the path of a profile")
     file = load(path)
     hierarchy = find_hierarchy(file)
     document = hierarchy.document
@@ -60,3 +63,12 @@ def import_profile(
         kernels = own_by_sources(document, measurement.kernels)
     settings = ProfileSettings(runs=len(measurement.session))
     return build_report(file, document, measurement, kernels, settings, selected=selected, notes=hierarchy.missing)
+
+
+def _is_file(path: str | Path) -> bool:
+    # Path.is_file raises OSError for a path that is too long.
+    return os.path.isfile(path)  # noqa: PTH113  as above
+
+
+def _shown(text: str) -> str:
+    return shortened(text, _MOST_CHARACTERS)

@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from modelexport.display import counted
 from modelexport.errors import InputError, ModelSourceError
 from modelexport.gc_pause import gc_paused
 from modelexport.sources.loaders.libraries import explain_load_error
@@ -146,4 +147,4 @@ def notes_on_missing(reference: str, model: torch.nn.Module, missing: Collection
     if len(missing) >= len(model.state_dict()):
         raise ModelSourceError(f"{reference}: none of its weights belongs to {name}, the class that it was loaded as")
     shown = ", ".join(sorted(missing)[:_SHOWN_NAMES]) + (", ..." if len(missing) > _SHOWN_NAMES else "")
-    return (f"{len(missing)} weights of {name} are not in {reference} and were initialized at random: {shown}",)
+    return (f"{reference} lacks {counted(len(missing), 'weight')} of {name}, initialized at random: {shown}",)

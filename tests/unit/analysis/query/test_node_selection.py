@@ -72,7 +72,7 @@ def test_nodes_count_for_contributors_unless_owners_only(exported: Exporter, com
     assert [node.module for node in selection.nodes] == ["features.0.norm", "features.2.norm"]
     outcome = command("select", path, "class:Conv2d")
     assert outcome.code == 0
-    assert "2 of the 2 nodes belong to other modules" in outcome.stderr
+    assert "other modules own 2 of the 2 nodes" in outcome.stderr
     refused = command("select", path, "class:Conv2d", "--owners-only")
     assert refused.code == 2
     assert "picks no node" in refused.stderr

@@ -99,7 +99,7 @@ def test_random_weights_read_none_and_are_the_same_each_time(bert: Path, tmp_pat
 def test_untrained_weights_are_noted_and_seeded(bert: Path) -> None:
     made = [load(bert, task="text-classification") for _ in range(2)]
     (note,) = made[0].notes
-    assert note.startswith("2 weights of BertForSequenceClassification are not in")
+    assert "lacks 2 weights of BertForSequenceClassification, initialized at random: " in note
     assert note.endswith("classifier.bias, classifier.weight")
     assert torch.equal(made[0].model.classifier.weight, made[1].model.classifier.weight)
 
