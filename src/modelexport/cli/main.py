@@ -16,9 +16,11 @@ from typer.core import TyperCommand, TyperGroup
 from modelexport._version import __version__
 from modelexport.cli.options import with_options
 from modelexport.cli.output import discard_stdout, message
+from modelexport.display import shortened
 from modelexport.errors import ModelExportError
 
 _BAD_INPUT = 2
+_LONGEST_NAME = 80
 _INTERRUPTED = 130
 _INTERRUPTED_TEXT = "interrupted: nothing was written"
 # The exit code of a program that wrote to a closed pipe: 128 plus the number of SIGPIPE.
@@ -156,7 +158,8 @@ def run() -> None:
     except OSError as error:
         # Help and completion are printed by typer itself.
         discard_stdout()
-        _end(f"error: {error.strerror or error}", _BAD_INPUT, debug)
+        named = f"{shortened(str(error.filename), _LONGEST_NAME)}: " if error.filename else ""
+        _end(f"error: {named}{error.strerror or error}", _BAD_INPUT, debug)
 
 
 def _end(text: str, code: int, debug: bool) -> NoReturn:
