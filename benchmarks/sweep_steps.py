@@ -6,11 +6,13 @@ libraries (transformers' registers its caches with torch, for one) does not help
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
 import itertools
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,7 +35,7 @@ from modelexport.torch_support.tensor_paths import named_results
 
 # So many calls of forward for each size of a model, and then again.
 _CALLS = (16, 160)
-# After this long, no other size is tried.
+# The CPU time for the inputs of one size; after it, no other size is tried.
 _MOST_SECONDS = 40
 
 
@@ -161,8 +163,9 @@ def build_with_inputs(
             continue
         record["built"] = {"how": how, "parameters": sum(p.numel() for p in model.parameters())}
         try:
-            found = synthesize_inputs(model, without=without, most_calls=calls)
-        except Exception as error:  # noqa: BLE001  the next size may do
+            with _limited_time(_MOST_SECONDS):
+                found = synthesize_inputs(model, without=without, most_calls=calls)
+        except (Exception, OutOfTime) as error:  # noqa: BLE001  the next size may do
             no_inputs = no_inputs or describe(error)
             continue
         inputs = found.inputs
@@ -181,6 +184,26 @@ def build_with_inputs(
         if UNCHANGED in not_built:
             record["built"]["unchanged"] = not_built[UNCHANGED]
     return None
+
+
+class OutOfTime(BaseException):
+    """Finding inputs took too long. Not an `Exception`, which the synthesis would take for the model's answer."""
+
+
+@contextlib.contextmanager
+def _limited_time(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` after so many seconds of CPU time: a single call of a model may take a minute."""
+
+    def stop(*_: object) -> None:
+        raise OutOfTime(f"no inputs were found in {seconds:g} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _file(path: Path) -> dict[str, Any]:

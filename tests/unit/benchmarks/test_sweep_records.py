@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from benchmarks.sweep_records import (
 from benchmarks.sweep_steps import (
     Built,
     Limits,
+    OutOfTime,
+    _limited_time,
     _same_bytes,
     _still_known,
     configuration_of,
@@ -134,3 +137,13 @@ def test_configuration_of_a_model_changes_with_its_inputs() -> None:
     model = nn.Linear(3, 2)
     one, same, other = (configuration_of(Built(model, (torch.ones(n, 3),), {})) for n in (1, 1, 2))
     assert one == same != other
+
+
+def test_time_limit_ends_a_search_that_takes_exceptions_for_answers() -> None:
+    def search() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(OutOfTime), _limited_time(0.05):
+        search()
