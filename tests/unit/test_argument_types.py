@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import helper
@@ -27,6 +28,9 @@ CALLS: dict[str, Callable[[Path, Any], object]] = {
     "extract_modules": lambda path, wrong: modelexport.extract_modules(path, wrong, path.parent / "out"),
     "extract_modules, folder": lambda path, wrong: modelexport.extract_modules(path, "*", wrong),
     "analyze, selector": lambda path, wrong: modelexport.analyze(path, selector=wrong),
+    "analyze, depth": lambda path, wrong: modelexport.analyze(path, depth=wrong),
+    "select_calls": lambda _, wrong: modelexport.select_calls(wrong, "*"),
+    "select_nodes": lambda _, wrong: modelexport.select_nodes(wrong, "*"),
     "select": lambda path, wrong: modelexport.select(path, wrong),
     "retag": lambda path, wrong: modelexport.retag(wrong, path),
     "tag_file": lambda _, wrong: modelexport.tag_file(wrong, MODULE, X),
@@ -52,6 +56,13 @@ def test_path_that_no_file_system_takes_is_our_error() -> None:
     for path in ("x" * 5000, "a\0b", "\udc80.onnx", Path("/")):
         with pytest.raises(modelexport.InputError, match="is not a file"):
             modelexport.read_model(path)
+
+
+def test_path_of_a_hierarchy_that_no_file_system_takes_is_our_error() -> None:
+    graph = ir.from_proto(model(helper.make_node("Relu", ["x"], ["y"])))
+    for path in ("x" * 5000, "a\0b"):
+        with pytest.raises(modelexport.FileFormatError, match="cannot be read"):
+            modelexport.extract_module(graph, "", hierarchy=path)
 
 
 def test_folder_that_no_file_system_takes_is_our_short_error() -> None:

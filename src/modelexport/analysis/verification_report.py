@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from modelexport.analysis.report_files import read_report_file
-from modelexport.display import Summary, summarized
+from modelexport.display import Summary, counted, summarized
 from modelexport.errors import FileFormatError
 from modelexport.hierarchy import json_schema, or_null
 
@@ -230,7 +230,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
         reasons = Counter(call.reason for call in self.calls if call.verdict is Verdict.NOT_COMPARABLE)
         if reasons:
             parts[-1] += f" ({', '.join(f'{n} {reason}' for reason, n in sorted(reasons.items()))})"
-        return f"{len(self.calls)} calls: {', '.join(parts) or 'none to compare'}"
+        return f"{counted(len(self.calls), 'call')}: {', '.join(parts) or 'none to compare'}"
 
     def __str__(self) -> str:
         lines = [self.summary()]

@@ -19,6 +19,7 @@ from typing import TextIO
 import torch
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
+from modelexport.display import counted
 from modelexport.torch_support.private_jit import is_tracer_warning
 
 # Packages whose warnings are about the export. Other warnings of torch and other libraries also appear when the model
@@ -187,7 +188,7 @@ def _group_by_line(found: Iterable[tuple[str, str, SourcePlace | None]]) -> tupl
         places.setdefault((kind, text, None if place is None else _line(place)), []).append(place)
     notes = [_note(kind, text, same) for (kind, text, _), same in places.items()]
     if len(notes) > _MAX_NOTES:
-        return (*notes[:_MAX_NOTES], f"and {len(notes) - _MAX_NOTES} more warnings of the exporter")
+        return (*notes[:_MAX_NOTES], f"and {counted(len(notes) - _MAX_NOTES, 'more warning')} of the exporter")
     return tuple(notes)
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from modelexport.attempt_report import AttemptReport
 from modelexport.capture import Capture, DynamicAxes
+from modelexport.display import counted
 from modelexport.errors import ContractError, InputError, ModelExportError
 from modelexport.exporting.export_writer import StagedExport, staged_export
 from modelexport.exporting.progress import Pipeline
@@ -96,7 +97,7 @@ class ExportRun:
                     captures = capture_model(request, tried, dynamic, self.attempts)
                     continue
                 capture = captured.capture
-                step.detail = f"{capture.exporter}, {len(capture.calls)} calls"
+                step.detail = f"{capture.exporter}, {counted(len(capture.calls), 'call')}"
                 _check_graph_kinds(self.graph_files, capture, captured.attempt)
             yield captured
 

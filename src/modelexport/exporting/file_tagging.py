@@ -11,6 +11,7 @@ import torch
 
 from modelexport.attempt_report import AttemptReport
 from modelexport.capture import check_signature, read_module_tree, refuse_program
+from modelexport.display import counted
 from modelexport.errors import InputError
 from modelexport.exporting.progress import Observer, Pipeline
 from modelexport.exporting.result import ExportResult
@@ -79,13 +80,13 @@ def tag_file(
         check_onnxruntime()
     with pipeline.step("read") as step:
         file = read_untagged(onnx_path, target, overwrite=overwrite)
-        step.detail = f"{len(nodes_with_ids(file.graph))} nodes"
+        step.detail = counted(len(nodes_with_ids(file.graph)), "node")
     with pipeline.step("run") as step:
         tree = read_module_tree(model)
         with TORCH_LOCK, preserved_state(model), contextlib.nullcontext() if training else evaluation_mode(model):
             match = attribute_by_value(file.graph, model, tree, args, kwargs, limits)
         _check_same_model(match, file.path, model)
-        step.detail = f"{len(match.calls)} calls, {match.describe_agreement()}"
+        step.detail = f"{counted(len(match.calls), 'call')}, {match.describe_agreement()}"
     with pipeline.step("document"):
         document = _document(file, tree, match, view)
     with pipeline.step("write"):

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.capture import Capture
+from modelexport.display import counted
 from modelexport.errors import ContractError
 from modelexport.exporting.progress import Pipeline
 from modelexport.gc_pause import gc_paused
@@ -69,7 +70,7 @@ class Tagging:
             # Notes name source lines of the model.
             shown = () if self.private else notes
             document = _build_document(capture, projection, captured.attempt.strategy, self.view, shown)
-            step.detail = f"{len(document.nodes)} nodes"
+            step.detail = counted(len(document.nodes), "node")
             model = capture.model if capture.file is None else capture.file.skeleton()
             if self.private:
                 remove_source_references(model)
@@ -106,7 +107,7 @@ def _build_document(
     nodes = nodes_with_ids(model)
     unowned = [node_id for node_id, node in nodes if node not in final]
     if unowned:
-        raise ContractError(f"{len(unowned)} nodes have no owner, {unowned[0]!r} first: please report this")
+        raise ContractError(f"no owner for {counted(len(unowned), 'node')}, {unowned[0]!r} first: please report this")
     return build_document(
         strategy=strategy,
         exporter=capture.exporter,

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport._version import __version__
+from modelexport.display import printable
 from modelexport.errors import FileFormatError, InputError
 from modelexport.graph import nodes_with_ids, proto_nodes_with_ids
 from modelexport.hierarchy import MAX_DEPTH, HierarchyDocument, NodeRecord, decode_document
@@ -226,8 +227,10 @@ def read_sidecar(path: Path, limits: ReadLimits = DEFAULT_LIMITS) -> HierarchyDo
                 f"{path} has {size} bytes, more than the limit of {limits.sidecar_bytes} for a sidecar"
             )
         data = path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        # Not an OSError: a path with a NUL byte.
+        problem = getattr(error, "strerror", None) or error
+        raise FileFormatError(f"{printable(str(path))} cannot be read: {problem}") from error
     return decode_document(data, str(path))
 
 

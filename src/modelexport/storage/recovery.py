@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.deadline import reads_files
+from modelexport.display import counted
 from modelexport.errors import FileFormatError
 from modelexport.graph import graph_hash, proto_nodes_with_ids, tensors_with_ids
 from modelexport.hierarchy import (
@@ -348,7 +349,7 @@ def _missing(tree: _RecoveredTree, origins: Mapping[str, int], renamed: int) -> 
     """What a document lacks that was recovered without a sidecar."""
     yield "only a sidecar has the inputs and outputs of calls, forward arguments, aliases and reasons"
     if origins.get("none"):
-        yield f"{origins['none']} nodes name no module: their owners are inferred from their neighbours"
+        yield f"owners inferred from neighbours: {counted(origins['none'], 'node')} without the name of a module"
     if origins.get("torch metadata"):
         yield "torch's metadata does not distinguish the calls of one module, nor record what was fused or merged"
     if origins.get("scoped names"):
@@ -356,8 +357,8 @@ def _missing(tree: _RecoveredTree, origins: Mapping[str, int], renamed: int) -> 
     if origins.get("metadata_props"):
         yield "the metadata has owners but no contributors"
     if tree.classes_unknown:
-        yield f"the classes of {tree.classes_unknown} modules are unknown"
+        yield f"the classes of {counted(tree.classes_unknown, 'module')} are unknown"
     if tree.lost_contributors:
-        yield f"{tree.lost_contributors} contributors are modules without nodes"
+        yield f"left out {counted(tree.lost_contributors, 'contributor')}: modules without nodes"
     if renamed:
-        yield f"{renamed} weights or constants do not have the name of a parameter: they are counted for no module"
+        yield f"counted for no module: {counted(renamed, 'initializer')} without the name of a parameter"

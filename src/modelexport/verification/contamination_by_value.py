@@ -12,6 +12,7 @@ import torch
 from modelexport.analysis import RuleReport, ValidationReport
 from modelexport.analysis.contamination import RULE, FlowRules, NodeOwners, OwnerCheck, modules_by_weight
 from modelexport.analysis.validation import ValidatedFile
+from modelexport.display import counted
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.graph import NO_NODE, FlowGraph
 from modelexport.hierarchy import ROOT_CALL, HierarchyDocument
@@ -111,8 +112,8 @@ def _feeds(
     leaves = tensors_among((args, kwargs))
     if len(leaves) != len(names):
         raise InputError(
-            f"{subject.path.name} has {len(names)} inputs ({', '.join(names)}), and {len(leaves)} tensors were "
-            f"given; {found.explain()}"
+            f"{subject.path.name} has {counted(len(names), 'input')} ({', '.join(names)}), and the call has "
+            f"{counted(len(leaves), 'tensor')}; {found.explain()}"
         )
     return {name: array_of(leaf) for name, leaf in zip(names, leaves, strict=True)}
 

@@ -15,6 +15,7 @@ from modelexport.analysis.query.selector_eval import Selector, parse_selector
 from modelexport.analysis.query.statistics import ClassStatistics, ModuleStatistics, count
 from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
+from modelexport.errors import InputError
 from modelexport.hierarchy import HierarchyDocument, NodeRecord, json_schema
 from modelexport.limits import DEFAULT_LIMITS, ReadLimits
 from modelexport.storage import ModelFile, find_hierarchy, read_model, tensor_bytes
@@ -172,6 +173,8 @@ def analyze(
         FileFormatError: It is not an ONNX model, or has no hierarchy.
     """
     chosen = parse_selector(selector) if selector is not None else None
+    if not isinstance(depth, int | None):
+        raise InputError(f"depth is a number of levels or None, not {type(depth).__name__}")
     file = read_model(path, limits)
     found = find_hierarchy(file)
     document = found.document

@@ -18,7 +18,7 @@ from modelexport.analysis.query.selector_parser import (
     shown,
     terms_of,
 )
-from modelexport.errors import SelectorError
+from modelexport.errors import InputError, SelectorError
 from modelexport.hierarchy import CallRecord, HierarchyDocument, ModuleRecord, NodeRecord, ancestor_paths
 
 # Similar names are searched among at most this many: the search is slow.
@@ -109,6 +109,9 @@ class _DocumentIndex:
     """A document, indexed for the terms of a selector."""
 
     def __init__(self, document: HierarchyDocument) -> None:
+        given: object = document  # untyped callers pass anything
+        if not isinstance(given, HierarchyDocument):
+            raise InputError(f"a selector is evaluated in a HierarchyDocument, not in {type(given).__name__}")
         self.document = document
         self._modules = {module.path: module for module in document.modules}
         self._calls: dict[str, list[CallRecord]] = {}

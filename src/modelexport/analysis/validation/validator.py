@@ -16,6 +16,7 @@ from modelexport.analysis.validation.hierarchy_rules import HIERARCHY_RULES
 from modelexport.analysis.validation.rule import Rule, ValidatedFile, Violation
 from modelexport.analysis.validation.store_rules import STORE_RULES
 from modelexport.deadline import reads_files
+from modelexport.display import counted
 from modelexport.gc_pause import gc_paused
 
 RULES: tuple[Rule, ...] = (*GRAPH_RULES, *STORE_RULES, *HIERARCHY_RULES, *BASELINE_RULES)
@@ -110,4 +111,4 @@ def _findings(rule: Rule, violations: Sequence[Violation]) -> Iterable[Finding]:
         yield Finding(rule.id, found.severity or Severity.ERROR, found.message, rule.fix, found.node, found.case)
     if len(shown) < len(violations):
         left = len(violations) - len(shown)
-        yield Finding(rule.id, Severity.NOTE, f"{left} more findings of this rule are not listed", rule.fix)
+        yield Finding(rule.id, Severity.NOTE, f"not listed: {counted(left, 'more finding')} of this rule", rule.fix)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from modelexport.capture import SourcePlace, find_place, module_paths, running_frames
+from modelexport.display import counted
 from modelexport.errors import UnusableOptionError
 from modelexport.torch_support.private import (
     leaves_of,
@@ -127,7 +128,7 @@ class ConstantValues:
     def notes(self) -> tuple[str, ...]:
         """Return the note for the user, with the source lines that read such values."""
         lines = list({(place.file, place.line): str(place) for place in reversed(self._places)}.values())[::-1]
-        more = f" and {len(lines) - _MOST_PLACES} more lines" if len(lines) > _MOST_PLACES else ""
+        more = f" and {counted(len(lines) - _MOST_PLACES, 'more line')}" if len(lines) > _MOST_PLACES else ""
         where = f" at {'; '.join(lines[:_MOST_PLACES])}{more}" if lines and not self._folded else ""
         return (f"{_OF_INPUTS if self._of_inputs else _FOLDED if self._folded else _READ}{where}",)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from modelexport.display import counted
 from modelexport.errors import InputError
 from modelexport.sources.inputs.from_processor import process, samples
 from modelexport.sources.inputs.synthesis.initial_guess import guess
@@ -232,7 +233,7 @@ def _report(model: torch.nn.Module, attempts: list[Attempt]) -> str:
     shown = [f"{describe(proposal) or 'nothing'}: {words}" for words, proposal in answers.items()][:_MAX_SHOWN]
     return (
         f"no example inputs could be synthesized for {type(model).__name__}: {_ADVICE}. "
-        f"{len(attempts)} calls were tried; forward answered to {'; to '.join(shown)}"
+        f"{counted(len(attempts), 'call')} tried; forward answered to {'; to '.join(shown)}"
     )
 
 
