@@ -100,7 +100,7 @@ def test_torch_metadata_gives_modules_classes_and_tags_and_says_it_is_inferred(e
     parameters = {m.path: set(m.parameters) for m in document.modules if m.parameters}
     assert parameters["embeddings.word_embeddings"] == {"weight"}
     # The optimizer transposed the others, and gave them names of its own.
-    assert any("do not have the name of a parameter" in words for words in found.missing)
+    assert any("without the name of a parameter" in words for words in found.missing)
 
 
 @pytest.fixture(scope="module")
