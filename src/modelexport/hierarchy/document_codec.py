@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from modelexport.errors import FileFormatError
-from modelexport.hierarchy.calls import CallId
+from modelexport.hierarchy.calls import ROOT_CALL, CallId
 from modelexport.hierarchy.document import SCHEMA_VERSION, CallRecord, HierarchyDocument
 from modelexport.hierarchy.modules import MAX_DEPTH, MAX_SIZE, ROOT_PATH, parent_path
 from modelexport.hierarchy.schemas import json_schema
@@ -94,6 +94,9 @@ def _inconsistency(document: HierarchyDocument) -> str | None:
             return f"call {call.id!r} belongs to no module"
         if call.parent is not None and call.parent not in calls:
             return f"the caller of {call.id!r}, {call.parent!r}, is not a call"
+    root = calls.get(str(ROOT_CALL))
+    if root is not None and root.parent is not None:
+        return f"the call of the root module has a caller, {root.parent!r}"
     endless = _endless_call(calls)
     if endless is not None:
         return f"call {endless!r} has more than {MAX_DEPTH} callers, or is its own caller"

@@ -78,7 +78,8 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
         begins = "the error begins in" if self.outcome is CheckOutcome.DIFFERENT else "the node is in"
         where = "" if self.call is None else f"; {begins} {self.call or 'the model itself'}"
         if self.outcome is CheckOutcome.EQUAL:
-            return f"runs in onnxruntime and equals PyTorch (largest error {self.error:.2g}, in {self.output})"
+            measured = "" if self.error is None else f" (largest error {self.error:.2g}, in {self.output})"
+            return f"runs in onnxruntime and equals PyTorch{measured}"
         return f"{_TEXTS[self.outcome]}{': ' if self.reason else ''}{self.reason}{where}"
 
 

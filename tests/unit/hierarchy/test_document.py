@@ -26,6 +26,7 @@ from modelexport.hierarchy.document import (
     Producer,
 )
 from modelexport.hierarchy.document_codec import decode_document
+from modelexport.hierarchy.file_check import CheckOutcome, FileCheck
 from modelexport.hierarchy.modules import TensorInfo
 from modelexport.hierarchy.tags import TagView
 
@@ -161,6 +162,21 @@ def test_unknown_schema_version_is_refused_with_both_versions(cases: dict[str, C
 def test_deeply_nested_json_is_refused(deep: bytes) -> None:
     with pytest.raises(FileFormatError, match=SOURCE):
         decode_document(deep, SOURCE)
+
+
+def test_caller_of_the_root_call_is_refused(cases: dict[str, Case]) -> None:
+    # A call without a caller that calls the root: who attaches such calls to the root would get a cycle.
+    content = written(cases["outer"])
+    root, other = content["calls"][:2]
+    root["parent"] = other["id"]
+    del other["parent"]
+    with pytest.raises(FileFormatError, match="the call of the root module has a caller"):
+        decode_document(json.dumps(content).encode(), SOURCE)
+
+
+def test_check_without_a_measured_error_says_that_the_file_is_equal() -> None:
+    assert str(FileCheck(CheckOutcome.EQUAL)) == "runs in onnxruntime and equals PyTorch"
+    assert str(FileCheck(CheckOutcome.EQUAL, "", "y", 2e-7)).endswith("PyTorch (largest error 2e-07, in y)")
 
 
 def test_unknown_fields_are_read_over_so_that_a_later_minor_form_can_be_read(cases: dict[str, Case]) -> None:
