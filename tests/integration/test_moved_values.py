@@ -86,6 +86,40 @@ class Placed(nn.Module):
         return self.lin(x + places)
 
 
+class Flattened(nn.Module):
+    """Flattens both of its inputs first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(256, 8)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return self.lin(x.flatten(2) + places.flatten(2))
+
+
+class RepeatedOnce(nn.Module):
+    """Repeats tensors once: their values are in the graph before, too, in the layout that the inner call receives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Flattened()
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.repeat_interleave(1, dim=0), places.repeat_interleave(1, dim=0))
+
+
+class PlacesRepeatedOnce(nn.Module):
+    """Passes a tensor that depends on no input, and is too large to be folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = RepeatedOnce()
+        self.register_buffer("places", torch.randn(64, 16, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x, self.places.sin().unsqueeze(0).repeat(x.shape[0], 1, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -93,8 +127,9 @@ class Placed(nn.Module):
         (nn.Sequential(ChannelsLast(), Mixed()), (2, 6, 5, 4)),
         (nn.Sequential(nn.Conv2d(6, 6, 1), nn.GroupNorm(1, 6), Scaled()), (2, 6, 5, 4)),
         (Placed(), (2, 64, 128)),
+        (PlacesRepeatedOnce(), (2, 64, 16, 16)),
     ],
-    ids=["rolled", "axes changed twice", "constant and weight in one", "laid out from the file"],
+    ids=["rolled", "axes changed twice", "constant and weight in one", "laid out from the file", "repeated once"],
 )
 def test_right_owners_are_not_suspected_because_of_moved_or_common_values(
     tmp_path: Path, model: nn.Module, shape: tuple[int, ...]

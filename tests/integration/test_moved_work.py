@@ -215,3 +215,35 @@ def test_numbers_that_a_call_returns_are_not_boundary_tensors(tmp_path: Path) ->
     result = modelexport.export_model(UsingCounts(), torch.randn(3, 4), tmp_path / "m.onnx", strategy="fx")
     (counting,) = (call for call in result.document.calls if call.id == "counting")
     assert [tensor.name for tensor in counting.outputs] == ["0"]
+
+
+class ConvNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x))
+
+
+class SplitForTwo(nn.Module):
+    """Only fused nodes consume the second part of a split, whose outputs the exporter renames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = ConvNorm()
+        self.b = ConvNorm()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = x.split(2, dim=1)
+        return one + self.a(two) + self.b(two)
+
+
+def test_owner_is_both_modules_when_conv_and_batchnorm_after_a_split_are_fused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    document = exported(SplitForTwo(), (torch.randn(1, 4, 5, 5),), tmp_path, "fx")
+    convs = {record.module: record.contributors for record in document.nodes if record.contributors}
+    assert convs == {"a.norm": ("a.conv",), "b.norm": ("b.conv",)}
+    inputs = {call.id: [tensor.tensor for tensor in call.inputs] for call in document.calls}
+    assert inputs["a"] == inputs["b"] == inputs["a.conv"] == inputs["b.conv"] != [None]

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import onnx_ir as ir
 
 from modelexport.graph import ValueNumbers, attributes_key, named_values, same_constant, subgraphs_of
 from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
 from modelexport.ownership.renamed_values import RenamedValues
+
+# The maximum number of nodes that an optimizer fuses into the one before them.
+_MAX_FUSED = 8
 
 
 class ValueCorrespondence:
@@ -207,13 +210,14 @@ class ValueCorrespondence:
 
         Only consumers with the same operator as in the original graph count, and they have to agree.
         """
+        known = {self._numbers.of(original) for original in self._originals.values()}
         for node in reversed(list(graph)):
             for value in node.outputs:
                 if value in self._originals:
                     continue
                 candidates = {}
                 for use in value.uses():
-                    consumer = self.counterpart(use.node)
+                    consumer = self.counterpart(use.node) or self._counterpart_before_fusion(use.node, known)
                     if consumer is None or use.idx >= len(consumer.inputs):
                         continue
                     original = consumer.inputs[use.idx]
@@ -221,6 +225,21 @@ class ValueCorrespondence:
                         candidates[self._numbers.of(original)] = original
                 if len(candidates) == 1:
                     self._originals[value] = next(iter(candidates.values()))
+
+    def _counterpart_before_fusion(self, node: ir.Node, known: Container[int]) -> ir.Node | None:
+        """The node of the original graph with this operation, where those that consumed its output were fused into it.
+
+        Each of them has a single dynamic input, and it is not among the known values of the rewritten graph.
+        """
+        producer = next(filter(None, map(self.producer_of, node.outputs)), None)
+        for _ in range(_MAX_FUSED):
+            inputs = [value for value in (producer.inputs if producer else ()) if value and self.is_dynamic(value)]
+            if len(inputs) != 1 or self._numbers.of(inputs[0]) in known:
+                return None
+            producer = self.producer(inputs[0])
+            if producer is not None and producer.op_identifier() == node.op_identifier():
+                return producer if attributes_key(producer) == attributes_key(node) else None
+        return None
 
     def _match_merged(self, graph: ir.Graph) -> None:
         """Find values that replace equal ones, where only the rewriting showed that they are equal.

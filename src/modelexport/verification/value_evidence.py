@@ -145,11 +145,9 @@ class ValueEvidence:
                 self._passed_by[number] = self._passed_by.get(number, frozenset()) | passed
             if complete:
                 continue
-            exact = [number for other, number in same if other.same_tensor(statistics)]
-            found.update(exact)
-            if not exact:
-                # The graph may have it transposed, if it is transposed and transposed back outside.
-                found.update(number for _, number in same)
+            # The graph may have it transposed, if it is transposed back outside, beside a tensor that equals it.
+            found.update(number for _, number in same)
+            if not any(other.same_tensor(statistics) for other, _ in same):
                 # Its values are not distinctive, or it is not in the graph: any tensor of its type may be it.
                 unnamed.append(TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
         if complete:

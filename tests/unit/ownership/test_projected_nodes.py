@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 import onnx_ir as ir
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from modelexport.hierarchy import ROOT_CALL, Attribution, CallId, CallTree, Kind, ModuleCall
 from modelexport.hierarchy.confidence import recorded_by_exporter
 from modelexport.ownership import project
+from modelexport.ownership.value_correspondence import ValueCorrespondence
 
 A, B = CallId("a"), CallId("b")
 CALLS = CallTree({ROOT_CALL: ModuleCall(""), **{c: ModuleCall(c.path, 0, ROOT_CALL) for c in (A, B)}})
@@ -20,7 +23,7 @@ def parsed(nodes: str) -> ir.Model:
     return ir.from_proto(onnx.parser.parse_model(text))
 
 
-def owner_of_y(original: str, rewritten: str, calls: str) -> Attribution:
+def owner_of_y(original: str, rewritten: str, calls: Sequence[str]) -> Attribution:
     """The attribution of the node that computes y; `calls` has the call of each node of the original graph."""
     before, after = parsed(original), parsed(rewritten)
     owners = {node: recorded_by_exporter(CallId(call)) for node, call in zip(before.graph, calls, strict=True)}
@@ -66,3 +69,19 @@ def test_node_keeps_its_one_call_where_removed_nodes_of_another_call_cancel_out(
     original = f"h = Relu(x) {between} y = Tanh(q)"
     found = owner_of_y(original, "h = Relu(x) y = Tanh(h)", "a" * (original.count("=") - original.count("<") - 1) + "b")
     assert (found.owner, found.kind, found.contributors) == (B, Kind.EXACT, ())
+
+
+def test_fused_node_has_both_calls_where_its_input_is_renamed() -> None:
+    split = "n = Constant<value_int = 2>() s = SplitToSequence<axis = 2>(x, n) i = Constant<value_int = 1>() "
+    conv = "w = Constant<value = float[3,3,1] {1,2,3,4,5,6,7,8,9}>() "
+    scale = "k = Constant<value = float[3,1] {2,3,4}>() "
+    original = f"{split} h = SequenceAt(s, i) {conv} c = Conv(h, w) {scale} y = Mul(c, k)"
+    rewritten = f"p, q = Split<axis = 2, num_outputs = 2>(x) {conv} y = Conv(q, w)"
+    found = owner_of_y(original, rewritten, ["", "", "", "", "a", "a", "b", "b"])
+    assert (found.owner, found.kind, found.contributors) == (B, Kind.FUSED, (A,))
+
+
+def test_input_of_a_fused_node_is_not_matched_through_a_node_with_other_attributes() -> None:
+    original = parsed("p = Sin(x) q = Transpose<perm = [2, 1, 0]>(p) y = Tanh(q)")
+    rewritten = parsed(f"r = Cos(x) y = {TURN}(r)")
+    assert ValueCorrespondence(original, rewritten).tensor("p") is None

@@ -8,11 +8,12 @@ operator, node or module.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from modelexport.analysis.contamination.call_index import (
     ROOT,
+    BoundaryTensors,
     CallIndex,
     Conflict,
     NodeOwners,
@@ -22,7 +23,7 @@ from modelexport.analysis.contamination.call_index import (
 )
 from modelexport.analysis.contamination.subgraph_rules import SubgraphRules
 from modelexport.graph import ELEMENT_TYPES, NO_NODE, FlowGraph
-from modelexport.hierarchy import ModuleRecord, TensorInfo, contains
+from modelexport.hierarchy import ModuleRecord, contains
 
 _INTEGER_TYPES = frozenset(e for n, e in ELEMENT_TYPES.items() if n == "bool" or n.startswith(("int", "uint")))
 
@@ -141,21 +142,10 @@ class FlowRules:
 
     def _may_flow(self, sources: Sequence[int], tensor: int, targets: Sequence[int]) -> bool:
         """Whether a tensor can pass from one of the calls to another: out of the first, and into the second."""
-        if self._reaches(self._reached(tuple(sources), tensor), tensor, targets):
-            return True
-        # With a run of the model, boundaries have the tensors of the same values in any layout.
-        return self.run is None and any(
-            self._reaches(self._reached_as(other, sources, tensor), tensor, targets, other)
-            for other in self._other_layouts(sources, tensor)
-        )
-
-    def _reaches(
-        self, reached: Container[int], tensor: int, targets: Iterable[int], other: TensorInfo | None = None
-    ) -> bool:
-        """Whether the tensor, or its elements in another layout, can enter a target from the calls that have it."""
+        reached = self._reached(tuple(sources), tensor)
         for target in targets:
             call = target
-            while call not in reached and call != ROOT and self._may_cross(call, tensor, other, outward=False):
+            while call not in reached and call != ROOT and self._may_cross(call, tensor, outward=False):
                 call = self.calls.parents[call]
             if call in reached:
                 return True
@@ -177,31 +167,7 @@ class FlowRules:
             self._reached_calls[sources, tensor] = found
         return found
 
-    def _other_layouts(self, sources: Iterable[int], tensor: int) -> set[TensorInfo]:
-        """The outputs of calls around the sources that the graph lacks, and that may have the elements of the tensor.
-
-        A transpose or reshape at the end of a call and its inverse after that call cancel out: the graph has only the
-        tensor before the first, which is then the input of the nodes after the second.
-        """
-        tensor_type = self.flow.types.get(tensor)
-        around = {call for source in sources for call in self.calls.with_callers(source)}
-        unnamed = {info for call in around for info in self.calls.outputs[call].unnamed if info is not None}
-        return {info for info in unnamed if same_elements(info, tensor_type)}
-
-    def _reached_as(self, other: TensorInfo, sources: Iterable[int], tensor: int) -> set[int]:
-        """The calls that the elements of the tensor reach from the sources in another layout."""
-        found: set[int] = set()
-        for source in sources:
-            has_layout = False
-            for call in self.calls.with_callers(source):
-                has_layout = has_layout or other in self.calls.outputs[call].unnamed
-                if not self._may_cross(call, tensor, other, outward=True):
-                    break
-                if has_layout:
-                    found.add(self.calls.parents[call])
-        return found
-
-    def _may_cross(self, call: int, tensor: int, other: TensorInfo | None = None, *, outward: bool) -> bool:
+    def _may_cross(self, call: int, tensor: int, *, outward: bool) -> bool:
         """Whether the tensor, or its elements in another layout, can leave or enter a call."""
         calls = self.calls
         boundary = calls.outputs[call] if outward else calls.inputs[call]
@@ -210,8 +176,18 @@ class FlowRules:
             not calls.has_boundary[call]
             or boundary.may_contain(tensor, self.flow.types.get(tensor))
             or (has_numbers and self._unrecorded[tensor] and not self.flow.is_constant[tensor])
-            or (other is not None and other in boundary.unnamed)
+            or self._may_cross_in_other_layout(boundary, tensor)
         )
+
+    def _may_cross_in_other_layout(self, boundary: BoundaryTensors, tensor: int) -> bool:
+        """Whether a boundary may have the elements of the tensor in a layout that the graph lacks.
+
+        A transpose or reshape on one side of a boundary and its inverse on the other side cancel out: the graph has
+        only the tensor before the first, which is then the input of the nodes after the second. With a run of the
+        model, boundaries have the tensors of the same values in any layout.
+        """
+        tensor_type = self.flow.types.get(tensor)
+        return self.run is None and any(info and same_elements(info, tensor_type) for info in boundary.unnamed)
 
     def _missing_in_returning_call(self, node: int, tensor: int, owners: NodeOwners) -> Iterator[Conflict]:
         """An output of a call was computed inside it, or is one of its inputs."""
