@@ -44,9 +44,22 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def message_of(error: BaseException) -> str:
+    """The message of an error, which may be of any library: its ``__str__`` may fail."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001  an error of any library
+        return f"(its message cannot be shown: {type(problem).__name__})"
+
+
 def in_one_line(error: BaseException) -> str:
     """The message of an error without line breaks; its class if there is no message."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(message_of(error).split()) or type(error).__name__
+
+
+def with_class(error: BaseException) -> str:
+    """The class and the message of an error, without line breaks."""
+    return " ".join(f"{type(error).__name__}: {message_of(error)}".split())
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -23,6 +23,17 @@ def fail(text: Any) -> NoReturn:
         raise ValueError(f"first line\nsecond line of {text}") from error
 
 
+class WithoutMessageError(Exception):
+    """Its message cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def fail_without_message(_: Any) -> NoReturn:
+    raise WithoutMessageError
+
+
 def crash(number: Any) -> None:
     os.kill(os.getpid(), getattr(signal, number))
 

@@ -40,6 +40,11 @@ CALLS: dict[str, Callable[[Path, Any], object]] = {
     "compare_catalogs, job": lambda _, wrong: modelexport.compare_catalogs([dict.fromkeys(COLUMNS, wrong)], []),
     "cache_information": lambda _, wrong: modelexport.cache_information(wrong),
     "prune_cache, older_than": lambda path, wrong: modelexport.prune_cache(path.parent, older_than=wrong),
+    "load_model": lambda _, wrong: modelexport.load_model(wrong),
+    "load_model, options": lambda _, wrong: modelexport.load_model("builtin:bert-tiny", options=wrong),
+    "make_example_inputs": lambda _, wrong: modelexport.make_example_inputs(wrong),
+    "choose_inputs": lambda _, wrong: modelexport.choose_inputs(wrong),
+    "choose_inputs, file": lambda _, wrong: modelexport.choose_inputs(MODULE, file=wrong),
     "verify_modules": lambda _, wrong: modelexport.verify_modules(wrong, MODULE, X),
 }
 
@@ -50,6 +55,13 @@ def test_argument_of_another_type_is_our_error(name: str, tmp_path: Path) -> Non
     onnx.save_model(model(node), tmp_path / "model.onnx")
     with pytest.raises(modelexport.InputError):
         CALLS[name](tmp_path / "model.onnx", object())
+
+
+@pytest.mark.parametrize("name", ["shapes", "texts", "images", "audio"])
+@pytest.mark.parametrize("wrong", ["x=1x2", 5, None, [5]])
+def test_argument_that_is_not_a_list_of_texts_or_paths_is_our_error_with_its_name(name: str, wrong: Any) -> None:
+    with pytest.raises(modelexport.InputError, match=f"^{name} (is|has) an? \\w+: give a list of "):
+        modelexport.choose_inputs(MODULE, **{name: wrong})
 
 
 def test_path_that_no_file_system_takes_is_our_error() -> None:

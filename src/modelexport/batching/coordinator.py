@@ -15,6 +15,7 @@ from modelexport.batching.attempts import Attempt, Stores, success_record
 from modelexport.batching.engines import Engine
 from modelexport.batching.keys import installed_versions
 from modelexport.batching.planning import Action, PlannedJob
+from modelexport.display import message_of
 from modelexport.errors import ModelExportError
 from modelexport.job_results import Failure, Record, Status, new_record_id, read_record, utc_time, write_record
 
@@ -170,7 +171,9 @@ class Coordinator:
         except ModelExportError as error:
             return self._lost(planned, number, Failure.STORAGE, str(error))
         except Exception as error:  # noqa: BLE001  Ray raises many types where a worker or a node is lost
-            return self._lost(planned, number, Failure.KILLED, f"{type(error).__name__}: {error}".splitlines()[0])
+            return self._lost(
+                planned, number, Failure.KILLED, f"{type(error).__name__}: {message_of(error)}".splitlines()[0]
+            )
         if record is None:
             raise KeyboardInterrupt
         return record

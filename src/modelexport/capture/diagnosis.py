@@ -14,6 +14,7 @@ import torch
 from modelexport.capture.capture import VariantError
 from modelexport.capture.program_modules import ExportedProgramModule
 from modelexport.capture.source_places import find_place, module_paths, raising_frames
+from modelexport.display import message_of
 from modelexport.errors import (
     DataDependentError,
     InputError,
@@ -144,7 +145,7 @@ def _is_about_this_machine(error: BaseException) -> bool:
     """Whether an operator has no kernel here, or memory is short: torch exports a model without running it."""
     if isinstance(error, NotImplementedError | MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and "can't allocate memory" in message_of(error)
 
 
 def _explain_rejection(
@@ -301,7 +302,7 @@ def _is_from_hash(error: BaseException) -> bool:
 
 def in_one_line(error: BaseException) -> str:
     """Return type and message of an exception in one line, shortened to be part of a sentence."""
-    text = " ".join(_ESCAPE_SEQUENCE.sub("", str(error)).split())
+    text = " ".join(_ESCAPE_SEQUENCE.sub("", message_of(error)).split())
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON].rstrip() + " …"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,7 +12,6 @@ from modelexport.capture import DynamicAxes, check_forward, check_signature, rea
 from modelexport.exporting.export_arguments import (
     candidates,
     check_level,
-    check_model,
     check_options,
     check_targets,
     inference_policy,
@@ -23,7 +22,7 @@ from modelexport.exporting.result import ExportResult
 from modelexport.exporting.tagged_capture import Tagging
 from modelexport.hierarchy import DEFAULT_CHECK_BYTES, Boundaries, TagView
 from modelexport.strategies import AUTO, DEFAULT_TIMEOUT, Attempts, CaptureRequest, StrategyRegistry
-from modelexport.torch_support import CopyOnWrite, flattened_names, normalize_inputs
+from modelexport.torch_support import CopyOnWrite, check_model, flattened_names, normalize_inputs
 
 if TYPE_CHECKING:
     from modelexport.verification import FileChecker

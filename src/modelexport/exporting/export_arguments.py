@@ -55,13 +55,6 @@ def check_targets(
     return target, graph_files
 
 
-def check_model(model: object) -> None:
-    """Check that it is a module."""
-    if not isinstance(model, torch.nn.Module):
-        hint = " (a class: create the model first)" if isinstance(model, type) else ""
-        raise InputError(f"the model is a {type(model).__name__}{hint}, not a torch.nn.Module: pass the module itself")
-
-
 def check_options(options: Mapping[str, Any], dynamic: object) -> None:
     """Check the arguments of `torch.onnx.export`."""
     accepted = set(inspect.signature(torch.onnx.export).parameters) - _RESERVED

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from modelexport.child_process import OUT_OF_MEMORY
+from modelexport.display import in_one_line, message_of
 
 _MESSAGE_CHARACTERS = 4000
 _TRACEBACK_CHARACTERS = 8000
@@ -91,10 +92,9 @@ class Outcome(msgspec.Struct, frozen=True):
 def describe_error(error: BaseException, **attributes: Any) -> RaisedError:
     """An exception as text, with its causes."""
     chain = list(causes_of(error))
-    message = " ".join(str(error).split()) or type(error).__name__
     return RaisedError(
         type(error).__name__,
-        message[:_MESSAGE_CHARACTERS],
+        in_one_line(error)[:_MESSAGE_CHARACTERS],
         _names(error),
         tuple(_names(cause) for cause in chain[1:]),
         "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
@@ -105,7 +105,7 @@ def describe_error(error: BaseException, **attributes: Any) -> RaisedError:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception, or one that it was raised from, says that memory could not be allocated."""
     return any(
-        isinstance(cause, MemoryError) or any(words in str(cause) for words in OUT_OF_MEMORY)
+        isinstance(cause, MemoryError) or any(words in message_of(cause) for words in OUT_OF_MEMORY)
         for cause in causes_of(error)
     )
 

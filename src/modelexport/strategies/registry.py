@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 
+from modelexport.display import message_of
 from modelexport.errors import InputError, UnknownStrategyError
 from modelexport.strategies.base import Strategy
 from modelexport.strategies.fx import FxStrategy
@@ -40,7 +41,7 @@ class StrategyRegistry:
         try:
             strategy = cls()
         except TypeError as error:
-            raise InputError(f"strategy {name!r} cannot be created without arguments: {error}") from error
+            raise InputError(f"strategy {name!r} cannot be created without arguments: {message_of(error)}") from error
         if strategy.name != name:
             raise InputError(f"strategy {name!r} has the name {strategy.name!r}: register it under that name")
         self._strategies[name] = strategy
@@ -66,7 +67,9 @@ def default_registry() -> StrategyRegistry:
         try:
             registry.register(entry.name, entry.load())
         except Exception as error:  # noqa: BLE001  a broken plug-in must not break the others
-            warnings.warn(f"the strategy plug-in {entry.name!r} ({entry.value}) is ignored: {error}", stacklevel=2)
+            warnings.warn(
+                f"the strategy plug-in {entry.name!r} ({entry.value}) is ignored: {message_of(error)}", stacklevel=2
+            )
     return registry
 
 

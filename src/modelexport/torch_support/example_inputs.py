@@ -1,4 +1,4 @@
-"""Example inputs as users write them, converted to positional and keyword arguments."""
+"""Models and example inputs as users give them: checked, and converted to positional and keyword arguments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import torch
 
 from modelexport.errors import InputError
 from modelexport.torch_support.private import map_leaves
+
+
+def check_model(model: object) -> None:
+    """Check that it is a module."""
+    if not isinstance(model, torch.nn.Module):
+        hint = " (a class: create the model first)" if isinstance(model, type) else ""
+        raise InputError(f"the model is a {type(model).__name__}{hint}, not a torch.nn.Module: pass the module itself")
 
 
 def normalize_inputs(

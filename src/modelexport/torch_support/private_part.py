@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
+from modelexport.display import with_class
 from modelexport.errors import ContractError, ModelExportError, UnsupportedLibraryError
 
 Result = TypeVar("Result")
@@ -206,4 +207,4 @@ class Part:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return with_class(error)[:200]

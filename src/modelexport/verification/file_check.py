@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.analysis import Difference, Verdict
+from modelexport.display import with_class
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
@@ -31,6 +32,7 @@ _RUN, _LOAD, _OFF = CHECK_LEVELS
 # Outputs of a full model add up the rounding errors of all modules.
 _TOLERANCE = Tolerance(least_atol=1e-4)
 _OTHER_SEED = 1
+_LONGEST_REASON = 200
 # The domains of onnxruntime's own operators.
 _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
 # The names of nodes and tensors in onnxruntime's messages.
@@ -178,7 +180,7 @@ class FileChecker:
             try:
                 self._reference = self._results()
             except Exception as error:  # noqa: BLE001  a model may raise anything
-                self._reference_problem = _in_one_line(error)
+                self._reference_problem = with_class(error)[:_LONGEST_REASON]
 
     def _results(self, seed: int | None = None) -> dict[str, _Result]:
         """The results of PyTorch by name; with a seed, from another random state."""
@@ -222,7 +224,7 @@ class FileChecker:
                 path, self._model, self._args, kwargs=self._kwargs, hierarchy=document, progress=stop
             )
         except Exception as error:  # noqa: BLE001  the file is known to be wrong; this only says where
-            unknown = _in_one_line(error)
+            unknown = with_class(error)[:_LONGEST_REASON]
         else:
             introducing = {record.call for record in report.calls if record.verdict is Verdict.INTRODUCED}
             for call in document.calls:
@@ -308,7 +310,3 @@ def _reason(name: str, difference: Difference) -> str:
 
 def _type_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _in_one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from modelexport.display import with_class
 from modelexport.errors import InputError, OnnxRunError
 from modelexport.graph import named_values, shapes_compatible
 from modelexport.hierarchy import ROOT_CALL, HierarchyDocument
@@ -86,7 +87,7 @@ def _prepared(model: torch.nn.Module, kwargs: dict[str, Any]) -> tuple[dict[str,
         try:
             inputs = prepared_inputs(model, copied)
         except Exception as error:  # noqa: BLE001  a model may raise anything; its own inputs are used then
-            return {}, " ".join(f"{type(error).__name__}: {error}".split())
+            return {}, with_class(error)
     return {name: tensor for key, value in inputs.items() for name, tensor in tensors_in(value, key)}, ""
 
 

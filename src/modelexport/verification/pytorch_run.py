@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from modelexport.display import in_one_line
+from modelexport.display import in_one_line, with_class
 from modelexport.errors import InputError
 from modelexport.hierarchy import CallId, HierarchyDocument
 from modelexport.torch_support import (
@@ -59,8 +59,7 @@ def call_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     try:
         model(*args, **kwargs)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{type(model).__name__} does not run on these inputs: {reason}") from error
+        raise InputError(f"{type(model).__name__} does not run on these inputs: {with_class(error)}") from error
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

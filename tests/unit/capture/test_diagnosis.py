@@ -15,6 +15,7 @@ import torch
 from tests.support.command import Outcome
 from tests.support.command_process import FACTORIES, in_process
 from tests.support.meddlers import net
+from tests.support.process_tasks import WithoutMessageError
 from tests.support.untouched import changes, files, snapshot
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -375,3 +376,20 @@ def test_files_and_model_are_as_before_when_inputs_are_refused(tmp_path: Path) -
         modelexport.export_model(model, x, tmp_path / "model.onnx")
     assert changes(before, snapshot(model)) == []
     assert files(tmp_path) == {}
+
+
+class FailsWithoutMessage(nn.Module):
+    """Raises an exception whose message cannot be shown."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise WithoutMessageError
+
+
+def test_error_of_the_model_is_ours_when_its_message_cannot_be_shown(tmp_path: Path) -> None:
+    shown = r"WithoutMessageError: \(its message cannot be shown: RuntimeError\)"
+    with pytest.raises(InputError, match=shown):
+        modelexport.export_model(FailsWithoutMessage(), torch.ones(2), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=shown):
+        modelexport.make_example_inputs(FailsWithoutMessage())
+    with pytest.raises(InputError, match=shown):
+        modelexport.load_model("tests.support.process_tasks:fail_without_message(0)")

@@ -67,6 +67,15 @@ def test_exception_has_class_message_in_one_line_and_causes(pool: ProcessPool) -
     assert "process_tasks.py" in outcome.error.traceback
 
 
+def test_exception_whose_message_cannot_be_shown_is_raised_and_not_a_crash(pool: ProcessPool) -> None:
+    outcome = pool.run(f"{TASKS}:fail_without_message", None)
+    assert outcome.ending is Ending.RAISED
+    assert outcome.error is not None
+    assert outcome.error.class_name == "WithoutMessageError"
+    assert outcome.error.message == "(its message cannot be shown: RuntimeError)"
+    assert "fail_without_message" in outcome.error.traceback
+
+
 @pytest.mark.parametrize(
     ("task", "payload", "ending", "detail"),
     [

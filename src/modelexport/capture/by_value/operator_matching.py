@@ -47,6 +47,7 @@ class OperatorMatching:
         self._consumed = {node: _consumed_values(node) for node in graph}
         self._nodes = _sorted_nodes(self._consumed)
         self.tensors = tensors
+        self._anchors = anchors
         self.eager = eager
         self._index = ValueIndex(eager.run.fingerprints)
         self._calls = calls
@@ -84,7 +85,10 @@ class OperatorMatching:
         return sorted({number for value in node.outputs for number in self._counterparts.get(value, ())})
 
     def is_produced_as(self, value: ir.Value, number: int) -> bool:
-        """Whether the operators matched to a tensor's producer computed this value, not only an equal one."""
+        """Whether a tensor is this value, not only an equal one: a graph input that has it, or the output of a node
+        that matches an operator that computed it."""
+        if value.is_graph_input():
+            return number in self._anchors.get(value.name or "", ())
         return any(number in self.eager.run.operations[n].outputs for n in self._counterparts.get(value, ()))
 
     # --- matching ----------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from modelexport.sources.inputs.from_files import fill_shapes, read_inputs
 from modelexport.sources.inputs.from_processor import process, read_raw_inputs
 from modelexport.sources.inputs.synthesis import ModelFacts, complete_inputs, describe, make_example_inputs
 from modelexport.sources.loaders import SourcedModel
+from modelexport.torch_support import check_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +57,19 @@ def choose_inputs(
         InputError: The given inputs cannot be used, or no inputs could be synthesized.
     """
     sourced = source if isinstance(source, SourcedModel) else SourcedModel(source)
+    check_model(sourced.model)
+    if file is not None and not isinstance(file, str | os.PathLike):
+        raise InputError(f"file is a {type(file).__name__}: give the path of an .npz or .json file")
+    given_shapes = _entries("shapes", shapes, "texts such as name=1x16", str)
+    given_texts = _entries("texts", texts, "texts", str)
+    image_files = _entries("images", images, "paths of image files", str, os.PathLike)
+    audio_files = _entries("audio", audio, "paths of audio files", str, os.PathLike)
     if file is not None:
         return ChosenInputs(read_inputs(Path(file)))
-    if shapes:
-        return ChosenInputs(fill_shapes(list(shapes)))
-    if texts or images or audio:
-        return _processed(sourced, list(texts), [Path(path) for path in images], [Path(path) for path in audio])
+    if given_shapes:
+        return ChosenInputs(fill_shapes(given_shapes))
+    if given_texts or image_files or audio_files:
+        return _processed(sourced, given_texts, list(map(Path, image_files)), list(map(Path, audio_files)))
     if sourced.example_inputs is not None:
         return ChosenInputs(sourced.example_inputs)
     processor, notes = None, []
@@ -71,6 +80,17 @@ def choose_inputs(
         notes.append(f"note: {error}")
     inputs = make_example_inputs(sourced.model, processor)
     return ChosenInputs(inputs, (*notes, f"inputs synthesized: {describe(inputs) or 'none'}"))
+
+
+def _entries(name: str, given: object, wanted: str, *kinds: type) -> list[Any]:
+    """An argument with several entries as a list; a text is not a list of its characters."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        raise InputError(f"{name} is a {type(given).__name__}: give a list of {wanted}")
+    entries = list(given)
+    for entry in entries:
+        if not isinstance(entry, kinds):
+            raise InputError(f"{name} has a {type(entry).__name__}: give a list of {wanted}")
+    return entries
 
 
 def _processed(sourced: SourcedModel, texts: list[str], images: list[Path], audio: list[Path]) -> ChosenInputs:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from modelexport.display import in_one_line
+from modelexport.display import in_one_line, with_class
 from modelexport.errors import ModelExportError, ModelSourceError
 
 _LOGGING = ("transformers.utils.logging", "huggingface_hub.utils.logging", "diffusers.utils.logging")
@@ -61,7 +61,7 @@ def require(package: str, extra: str, reference: str) -> Any:
         ) from error
     except Exception as error:
         raise ModelSourceError(
-            f"{reference} needs the package {package!r}, and importing it failed with {type(error).__name__}: {error}"
+            f"{reference} needs the package {package!r}, and importing it failed with {with_class(error)}"
         ) from error
 
 

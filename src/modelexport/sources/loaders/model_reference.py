@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from modelexport.errors import ModelSourceError
+from modelexport.errors import InputError, ModelSourceError
 from modelexport.sources.loaders.file_kind import existing_path, is_exported_program, refuse_file
 from modelexport.sources.loaders.libraries import require
 from modelexport.sources.loaders.python_reference import load_reference
@@ -52,6 +52,10 @@ def load_model(reference: str, options: LoadOptions = DEFAULT_OPTIONS) -> Source
         InputError: An option does not apply to this kind of reference.
         ModelSourceError: The reference does not lead to a model.
     """
+    if not isinstance(reference, str):
+        raise ModelSourceError(f"the reference is a {type(reference).__name__}: give MODEL as text: {_FORMS}")
+    if not isinstance(options, LoadOptions):
+        raise InputError(f"options is a {type(options).__name__}: give modelexport.LoadOptions")
     if reference.startswith(BUILTIN_PREFIX):
         options.only(reference)
         return SourcedModel(*build_builtin(reference))

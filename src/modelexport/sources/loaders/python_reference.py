@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from modelexport.display import with_class
 from modelexport.errors import ModelExportError, ModelSourceError
 from modelexport.sources.loaders.file_kind import existing_path
 from modelexport.sources.loaders.sourced_model import SourcedModel
@@ -139,7 +140,7 @@ def _import_attribute(reference: _Reference, file: Path | None) -> object:
         ) from error
     except (Exception, SystemExit) as error:
         raise ModelSourceError(
-            f"{reference.text}: importing {reference.module} failed with {type(error).__name__}: {error}"
+            f"{reference.text}: importing {reference.module} failed with {with_class(error)}"
         ) from error
     for part in reference.attribute.split("."):
         if not hasattr(found, part):
@@ -185,4 +186,4 @@ def _call(reference: _Reference, factory: object) -> object:
     except (Exception, SystemExit) as error:
         shown = reference.text if reference.is_call else f"{reference.text}()"
         advice = "" if reference.is_call else "; arguments can be given as package.module:factory(64, name='a')"
-        raise ModelSourceError(f"{shown} failed with {type(error).__name__}: {error}{advice}") from error
+        raise ModelSourceError(f"{shown} failed with {with_class(error)}{advice}") from error

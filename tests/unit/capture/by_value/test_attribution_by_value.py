@@ -14,7 +14,9 @@ from torch import nn
 from modelexport.capture.by_value.attribution_by_value import ValueMatch, attribute_by_value
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import InputError
+from modelexport.exporting.export import export_model
 from modelexport.exporting.file_tagging import tag_file
+from modelexport.hierarchy import CheckOutcome
 
 
 class Computes(nn.Module):
@@ -71,3 +73,25 @@ def test_tag_file_refuses_another_model_without_distinctive_tensors(tmp_path: Pa
         InputError, match=r"does not compute what Computes .* no distinctive tensors, and its outputs differ"
     ):
         tag_file(path, Computes(lambda x: x * 2), INPUT, tmp_path / "tagged.onnx")
+
+
+class ReturnsInput(nn.Module):
+    """Returns its input unchanged, and another result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, self.linear(x)
+
+
+def test_input_of_the_root_is_the_graph_input_when_the_model_returns_it(tmp_path: Path) -> None:
+    result = export_model(
+        ReturnsInput().eval(), torch.randn(2, 4), tmp_path / "m.onnx", strategy="usage_based", check="run"
+    )
+    root = next(call for call in result.document.calls if not call.id)
+    (graph_input,) = ir.load(tmp_path / "m.onnx").graph.inputs
+    assert [tensor.tensor for tensor in root.inputs] == [graph_input.name]
+    assert root.outputs[0].tensor != graph_input.name
+    assert result.check.outcome is CheckOutcome.EQUAL

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from modelexport.display import message_of
 from modelexport.torch_support.private import tensors_among
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -102,7 +103,7 @@ NOTHING = Spoken()
 
 def mentioned(error: Exception) -> Iterator[str]:
     """The names in the message of the error, then those in the lines of its traceback, the innermost first."""
-    yield from _NAME.findall(str(error))
+    yield from _NAME.findall(message_of(error))
     for frame, line in _steps(error):
         yield from _NAME.findall(_statement(frame.f_code, *line))
         yield from _NAME.findall(_condition(frame.f_code, line[0]))

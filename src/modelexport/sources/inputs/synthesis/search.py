@@ -18,7 +18,7 @@ from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.repairs import repairs
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, create_arguments
 from modelexport.sources.inputs.synthesis.trial_call import Attempt, try_call
-from modelexport.torch_support import TORCH_LOCK, copied_inputs
+from modelexport.torch_support import TORCH_LOCK, check_model, copied_inputs
 
 # The budget is a number of calls and not a time, so that the result does not depend on the machine. A large model gets
 # fewer calls, because each takes longer.
@@ -82,6 +82,7 @@ def synthesize_inputs(
 
     Repairs whose names are in `without` are not used, to measure whether a model needs them.
     """
+    check_model(model)
     if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
         raise InputError(f"{type(model).__name__} has no forward, so it cannot be called: choose one of its modules")
     facts = ModelFacts.read(model)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from modelexport.display import message_of
 from modelexport.sources.inputs.synthesis.failure_hints import (
     NOTHING,
     Operand,
@@ -91,7 +92,7 @@ def try_call(
         # Only words and shapes are kept of the error: its traceback would hold every tensor of the call.
         return Failure(
             type(error),
-            " ".join(str(error).split()),
+            " ".join(message_of(error).split()),
             tuple(dict.fromkeys(mentioned(error))),
             call.module if call is not None else None,
             (call.record or ()) if call is not None else (),
