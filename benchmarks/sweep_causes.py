@@ -63,6 +63,8 @@ def whose_wrong_file(record: Record) -> str:
         return ONNXRUNTIME
     if outcome in ("loaded", "unchecked"):
         return "not run"
+    if outcome == "unstable":
+        return "rounding decides"
     if record.get("same_bytes", {}).get("value") is False:
         return OURS
     return TRANSFORMERS if ours["exporter"] == "transformers" else TORCH

@@ -28,7 +28,7 @@ def sweep_parser(description: str | None, results: str, seconds: int, limited: s
     parser.add_argument("--only", nargs="*", default=["*"], help="patterns for names such as timm:vgg")
     parser.add_argument("--results", type=Path, default=Path(results), help="the file of the results so far")
     parser.add_argument("--seconds", type=int, default=seconds, help=f"CPU time for each {limited}")
-    parser.add_argument("--memory", type=float, default=6, help=f"GiB for each {limited}")
+    parser.add_argument("--memory", type=float, default=10, help=f"GiB for each {limited}")
     return parser
 
 

@@ -7,7 +7,6 @@ libraries (transformers' registers its caches with torch, for one) does not help
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import itertools
@@ -217,10 +216,9 @@ def digest_of(model: onnx.ModelProto) -> str:
 
 def export_plainly(built: Built, path: Path, **options: Any) -> dict[str, Any]:
     """`torch.onnx.export` as it is, with its defaults; but weights inside, for one file to compare."""
-    args, kwargs = copy.deepcopy((built.args, built.kwargs))
-    torch.onnx.export(
-        built.model, args, str(path), kwargs=kwargs or None, dynamo=True, external_data=False, verbose=False, **options
-    )
+    # Not a copy of the inputs: torch also exports whether an input is a view.
+    given = {"kwargs": built.kwargs or None, "external_data": False, "verbose": False}
+    torch.onnx.export(built.model, built.args, str(path), dynamo=True, **given, **options)
     return _file(path)
 
 

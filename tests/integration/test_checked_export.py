@@ -168,6 +168,38 @@ def test_a_nondeterministic_model_is_recognised(tmp_path: Path) -> None:
     assert len(result.attempts) == 1
 
 
+class Sorted(nn.Module):
+    """Sorts sums of the same elements, each in another order: rounding decides which is larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = nn.Linear(64, 1, bias=False)
+        nn.init.constant_(self.sum.weight, 0.1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = torch.cat([self.sum(x.roll(i, 1)) for i in range(8)], 1)
+        return torch.topk(sums, 4).indices, torch.erf(x)
+
+
+def _export_sorted(path: Path, **options: Any) -> modelexport.ExportResult:
+    torch.manual_seed(0)
+    return modelexport.export_model(Sorted(), torch.randn(3, 64), path, check="run", **options)
+
+
+def test_results_that_rounding_decides_are_not_called_different(tmp_path: Path) -> None:
+    result = _export_sorted(tmp_path / "sorted.onnx")
+    assert result.check.outcome is CheckOutcome.UNSTABLE
+    assert "if the results of modules are rounded differently" in str(result.check)
+    assert len(result.attempts) == 1
+    assert not result.check.is_wrong
+
+
+def test_a_wrong_output_beside_an_unstable_one_is_found(tmp_path: Path) -> None:
+    table = {torch.ops.aten.erf.default: _near}
+    check = _export_sorted(tmp_path / "sorted.onnx", strategy="fx", custom_translation_table=table).check
+    assert (check.outcome, check.output) == (CheckOutcome.DIFFERENT, "1")
+
+
 def test_large_files_are_only_loaded(tmp_path: Path) -> None:
     result = _export(tmp_path / "net.onnx", _far, check_bytes=10)
     assert result.check.outcome is CheckOutcome.LOADED

@@ -16,14 +16,16 @@ class CheckOutcome(enum.StrEnum):
     """The outcome of a check, the best first.
 
     ``equal``: the file runs and gives PyTorch's results on the example inputs. ``nondeterministic``: it runs, and
-    PyTorch's own results change with the random state. ``loaded``: onnxruntime loads it; it was not run. ``unchecked``:
-    it was not loaded. ``no_kernel``: onnxruntime has no kernel for an operator on this machine. ``equal_unoptimized``:
-    it gives PyTorch's results only where onnxruntime does not optimize it. ``different``: it runs and gives other
-    results. ``run_failed``: onnxruntime loads it but cannot run it. ``load_failed``: it cannot load it.
+    PyTorch's own results change with the random state. ``unstable``: it runs, and PyTorch's own results change as much
+    with rounding. ``loaded``: onnxruntime loads it; it was not run. ``unchecked``: it was not loaded. ``no_kernel``:
+    onnxruntime has no kernel for an operator on this machine. ``equal_unoptimized``: it gives PyTorch's results only
+    where onnxruntime does not optimize it. ``different``: it runs and gives other results. ``run_failed``: onnxruntime
+    loads it but cannot run it. ``load_failed``: it cannot load it.
     """
 
     EQUAL = "equal"
     NONDETERMINISTIC = "nondeterministic"
+    UNSTABLE = "unstable"
     LOADED = "loaded"
     UNCHECKED = "unchecked"
     NO_KERNEL = "no_kernel"
@@ -85,6 +87,7 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _TEXTS = {
     CheckOutcome.NONDETERMINISTIC: "runs in onnxruntime; not compared with PyTorch",
+    CheckOutcome.UNSTABLE: "runs in onnxruntime; its results differ from PyTorch's, whose own change as much",
     CheckOutcome.LOADED: "onnxruntime loads it; not run",
     CheckOutcome.UNCHECKED: "not checked in onnxruntime",
     CheckOutcome.NO_KERNEL: "onnxruntime cannot run it on this machine",

@@ -30,7 +30,7 @@ from modelexport.torch_support import (
     preserved_state,
     weights_restored,
 )
-from modelexport.torch_support.private import storage_reference, version_of
+from modelexport.torch_support.private import map_leaves, storage_reference, version_of
 
 _SHOWN = 3
 OTHER_SEED = 0x5EED
@@ -51,6 +51,30 @@ def reference_run(model: torch.nn.Module, *, training: bool = False) -> Iterator
         full_float32_precision(),
         torch.no_grad(),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def rounded_differently(model: torch.nn.Module, seed: int) -> Iterator[None]:
+    """Change each element of the floating-point results of modules by one unit in the last place, up or down.
+
+    Other kernels round as differently. Scripted modules are left out: they do not support hooks.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            return tensor
+        signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
+        return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], result: Any) -> Any:
+        return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.callback(module.register_forward_hook(hook).remove)
         yield
 
 
