@@ -247,3 +247,38 @@ def test_owner_is_both_modules_when_conv_and_batchnorm_after_a_split_are_fused(t
     assert convs == {"a.norm": ("a.conv",), "b.norm": ("b.conv",)}
     inputs = {call.id: [tensor.tensor for tensor in call.inputs] for call in document.calls}
     assert inputs["a"] == inputs["b"] == inputs["a.conv"] == inputs["b.conv"] != [None]
+
+
+class PaddedConv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(nn.functional.pad(x, (1, 1, 1, 1)))
+
+
+class SplitForPadded(nn.Module):
+    """The padding is fused with the convolution after it, which then consumes the renamed part of the split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.padded = PaddedConv()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, _ = x.sin().chunk(2, dim=1)
+        return self.padded(one)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_owner_of_a_split_is_its_call_where_padding_after_it_is_fused(tmp_path: Path, *, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    axes = {"dynamic_shapes": ({0: "batch"},)} if dynamic else {}
+    result = modelexport.export_model(
+        SplitForPadded(), torch.randn(2, 4, 5, 5), tmp_path / "m.onnx", strategy="fx", **axes
+    )
+    owners = {record.id: (record.module, record.contributors) for record in result.document.nodes}
+    inputs = {call.id: call.inputs[0].tensor for call in result.document.calls}
+    assert inputs["padded.conv"] is None
+    assert owners[inputs["padded"] or ""] == ("", ())
+    assert ("padded.conv", ("padded",)) in owners.values()

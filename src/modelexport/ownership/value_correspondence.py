@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from collections.abc import Container, Iterator, Mapping
 
 import onnx_ir as ir
@@ -220,7 +221,7 @@ class ValueCorrespondence:
                     consumer = self.counterpart(use.node) or self._counterpart_before_fusion(use.node, known)
                     if consumer is None or use.idx >= len(consumer.inputs):
                         continue
-                    original = consumer.inputs[use.idx]
+                    original = self._before_fusion(consumer.inputs[use.idx], value)
                     if original is not None and self._numbers.is_dynamic(original):
                         candidates[self._numbers.of(original)] = original
                 if len(candidates) == 1:
@@ -233,13 +234,30 @@ class ValueCorrespondence:
         """
         producer = next(filter(None, map(self.producer_of, node.outputs)), None)
         for _ in range(_MAX_FUSED):
-            inputs = [value for value in (producer.inputs if producer else ()) if value and self.is_dynamic(value)]
-            if len(inputs) != 1 or self._numbers.of(inputs[0]) in known:
+            consumed = self._single_input(producer)
+            if consumed is None or self._numbers.of(consumed) in known:
                 return None
-            producer = self.producer(inputs[0])
+            producer = self.producer(consumed)
             if producer is not None and producer.op_identifier() == node.op_identifier():
                 return producer if attributes_key(producer) == attributes_key(node) else None
         return None
+
+    def _before_fusion(self, original: ir.Value | None, value: ir.Value) -> ir.Value | None:
+        """The value of the original graph that a node consumes in the rewritten one as `value`.
+
+        It is the node's input, or, if that has another number of elements, the input of a node before it that was fused
+        into it, as padding is.
+        """
+        for _ in range(_MAX_FUSED):
+            if original is None or not _differ_in_size(original, value):
+                return original
+            original = self._single_input(self.producer(original))
+        return None
+
+    def _single_input(self, node: ir.Node | None) -> ir.Value | None:
+        """The input of a node of the original graph that depends on an input of the model, if it is the only one."""
+        inputs = [value for value in (node.inputs if node else ()) if value is not None and self.is_dynamic(value)]
+        return inputs[0] if len(inputs) == 1 else None
 
     def _match_merged(self, graph: ir.Graph) -> None:
         """Find values that replace equal ones, where only the rewriting showed that they are equal.
@@ -324,3 +342,15 @@ def _has_same_content(value: ir.Value | None, original: ir.Value | None) -> bool
     if value.const_value is None and original.const_value is None:
         return True
     return same_constant(value, original)
+
+
+def _differ_in_size(value: ir.Value, other: ir.Value) -> bool:
+    """Whether two values have different numbers of elements, as far as is known.
+
+    Exporters rename symbolic dimensions, so those are only counted.
+    """
+    if value.shape is None or other.shape is None:
+        return False
+    static, other_static = ([dim for dim in shape if isinstance(dim, int)] for shape in (value.shape, other.shape))
+    same_symbolic = len(value.shape) - len(static) == len(other.shape) - len(other_static)
+    return same_symbolic and math.prod(static) != math.prod(other_static)
