@@ -5,12 +5,13 @@ Each check stands alone: one that cannot be made says why, and the others go on.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.support.value_check import judge
 import modelexport
 from modelexport.analysis.verification_report import Verdict
 from modelexport.hierarchy.document import HierarchyDocument
+from modelexport.torch_support import preserved_state, weights_restored
 from modelexport.torch_support.tensor_paths import named_arguments, named_results
 from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.onnx_run import GraphInputs
@@ -49,7 +51,9 @@ def check_export(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwar
     found: dict[str, Any] = {}
     for name, check in checks.items():
         try:
-            found[name] = check()
+            # A model may change itself in its first run alone: every check gets it as it was exported.
+            with preserved_state(model), weights_restored(model):
+                found[name] = check()
         except Exception as error:  # noqa: BLE001  that it cannot be checked is an outcome too
             found[name] = {"error": describe(error)}
     return found
@@ -180,18 +184,29 @@ def contaminated_nodes(
         if record is not None:
             claims.update(dict.fromkeys(node.output, (record.module, *record.contributors)))
     torch.manual_seed(SEED)
-    _forget_results(model)
-    verdict = judge(path, claims, model, copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
+    with forgotten_results(model):
+        verdict = judge(path, claims, model, copy.deepcopy(args), copy.deepcopy(kwargs), feeds)
     cases = [f"{case.node}: {case.claimed}, but {case.computed_by}" for case in verdict.contaminated]
     return {"count": len(cases), "judged": verdict.judged, "cases": cases[:5]}
 
 
-def _forget_results(model: torch.nn.Module) -> None:
-    """Empty the caches of functions beside the model's classes: what was kept of a run before is not computed again."""
+@contextlib.contextmanager
+def forgotten_results(model: torch.nn.Module) -> Iterator[None]:
+    """Within, every call computes anew what functions beside the model's classes keep of others: exports do so too."""
     modules = {base.__module__ for module in model.modules() for base in type(module).__mro__}
-    for thing in gc.get_objects():
-        if type(thing) is functools._lru_cache_wrapper and thing.__module__ in modules:
-            thing.cache_clear()
+    found = [thing for thing in gc.get_objects() if type(thing) is functools._lru_cache_wrapper]
+    caches = [cache for cache in found if cache.__module__ in modules]
+
+    def forget(*_: object) -> None:
+        for cache in caches:
+            cache.cache_clear()
+
+    handles = [module.register_forward_pre_hook(forget) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def judged_nodes(path: Path, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

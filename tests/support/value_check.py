@@ -97,7 +97,14 @@ class _Eager(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and self._stack and leaf.numel():
                 self.ran.add(self._stack[-1])
                 self.results.append((_array(leaf), self._stack[-1]))
+                if _writes(func) and leaf._base is not None:
+                    # What was written into a part has changed the whole, which no operator returns.
+                    self.results.append((_array(leaf._base), self._stack[-1]))
         return result
+
+
+def _writes(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from benchmarks import sweep_checks
 from benchmarks.sweep_page import page
+from tests.support.value_check import computed_by, run_eagerly
 from torch import nn
 
 import modelexport
@@ -88,14 +89,60 @@ def positions(length: int) -> torch.Tensor:
 
 
 class Positioned(nn.Module):
-    """Computes something in its first run alone."""
+    """Computes something in the first of all calls alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + positions(x.shape[-1])
 
 
-def test_what_was_kept_of_an_earlier_run_is_computed_again() -> None:
-    Positioned()(torch.ones(3))
-    assert positions.cache_info().currsize == 1
-    sweep_checks._forget_results(Positioned())
-    assert positions.cache_info().currsize == 0
+def test_what_was_kept_of_another_call_is_computed_again() -> None:
+    model = nn.Sequential(Positioned(), Positioned())
+    model(torch.ones(3))
+    with sweep_checks.forgotten_results(model):
+        results = run_eagerly(model, (torch.ones(3),), {})
+    kept = positions(3).numpy()
+    assert [call for array, call in results if np.array_equal(array, kept)] == ["0", "1"]
+
+
+class Rescaled(nn.Module):
+    """Writes into the weights of another module, in its first run alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.is_rescaled = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_rescaled:
+            with torch.no_grad():
+                self.inner.weight.div_(2)
+            self.is_rescaled = True
+        return self.inner(x)
+
+
+def test_each_check_gets_the_model_as_it_was_exported(tmp_path: Path) -> None:
+    model, x = Rescaled().eval(), torch.rand(3, 8)
+    before = model.inner.weight.detach().clone()
+    modelexport.export_model(model, (x,), tmp_path / "rescaled.onnx", optimize=False)
+    found = sweep_checks.check_export(tmp_path / "rescaled.onnx", model, (x,), {})
+    assert found["runtime"]["equal"]
+    assert found["contaminated"]["judged"]
+    assert not found["contaminated"]["cases"]
+    assert not model.is_rescaled
+    assert torch.equal(model.inner.weight, before)
+
+
+class Written(nn.Module):
+    """Writes into a part of a tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x * 3
+        whole[1:] += 1
+        return whole
+
+
+def test_tensor_that_is_written_in_part_is_computed_by_the_call_that_writes() -> None:
+    x = torch.rand(4, 5)
+    expected = Written()(x).numpy()
+    results = run_eagerly(nn.Sequential(Written(), nn.Flatten(0)), (x,), {})
+    assert "0" in computed_by(expected, results)
