@@ -282,3 +282,44 @@ def test_owner_of_a_split_is_its_call_where_padding_after_it_is_fused(tmp_path: 
     assert inputs["padded.conv"] is None
     assert owners[inputs["padded"] or ""] == ("", ())
     assert ("padded.conv", ("padded",)) in owners.values()
+
+
+class Padding(nn.Module):
+    """Pads by nothing, and so passes its input on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(nn.functional.pad(x, (0, 0)))
+
+
+class Halved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.padding = Padding()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.padding(torch.chunk(x, 2, dim=1)[0])
+
+
+def test_node_before_a_removed_no_op_of_another_call_keeps_its_owner(tmp_path: Path) -> None:
+    document = exported(Halved(), (torch.rand(2, 4, 5),), tmp_path, "fx")
+    assert [(record.module, record.contributors) for record in document.nodes] == [("", ()), ("padding.conv", ())]
+
+
+class ScaledByOne(nn.Module):
+    """Scales the input and the output of its module, by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.sin() / 1.0) * 1.0
+
+
+def test_node_between_removed_no_ops_of_its_caller_keeps_its_owner(tmp_path: Path) -> None:
+    document = exported(ScaledByOne(), (torch.rand(2, 4, 5),), tmp_path, "fx")
+    assert [(record.module, record.contributors) for record in document.nodes] == [("", ()), ("conv", ())]

@@ -87,9 +87,22 @@ class RemovedNoOps:
         source = _returned_input(group, types, self._opsets)
         return self._tensors[source] if source is not None else None
 
+    def source(self, node: ir.Node) -> ir.Value | None:
+        """The input that a node of the original graph returns unchanged; None if it computes something."""
+        given = {value.name: value for value in node.inputs if value is not None and value.name}
+        if len(node.outputs) != 1 or any(map(_has_graphs, node.attributes.values())):
+            return None
+        constants = {name: ir.convenience.get_const_tensor(value) for name, value in given.items()}
+        known = {name: constant for name, constant in constants.items() if constant is not None}
+        if any(constant.nbytes > _MAX_CONSTANT_BYTES for constant in known.values()):
+            return None
+        group = _NodeGroup(node.outputs[0], [node], known, given.keys() - known.keys())
+        found = _returned_input(group, {name: self._typed(name) for name in group.inputs}, self._opsets)
+        return given[found] if found is not None else None
+
     def _typed(self, name: str) -> ir.Value:
-        """A surviving tensor as one of the two graphs has it: the one that knows its shape."""
-        rewritten = self._rewritten.get(self._tensors[name])
+        """A tensor of the original graph as one of the two graphs has it: the one that knows its shape."""
+        rewritten = self._rewritten.get(self._tensors.get(name, ""))
         return rewritten if rewritten is not None and rewritten.shape is not None else self._original[name]
 
     def _removed_with(self, result: ir.Value) -> _NodeGroup | None:

@@ -118,6 +118,18 @@ class ValueCorrespondence:
         """The node of the original graph that computes a value, past nodes that only pass it on."""
         return self._passed_on.get(original, original).producer()
 
+    def computed_by(self, node: ir.Node, original: ir.Value) -> ir.Value:
+        """What a node of the rewritten graph computes of the original value it is matched to.
+
+        No-ops behind that were removed: the value may be matched by the name or the consumers of their outputs.
+        """
+        while (producer := self.producer(original)) is not None and producer.op_identifier() != node.op_identifier():
+            source = self._no_ops.source(producer)
+            if source is None or self.is_kept(self.number(source)):
+                break
+            original = source
+        return original
+
     def producer_of(self, value: ir.Value) -> ir.Node | None:
         """The node of the original graph that computes what this value of the rewritten graph is."""
         original = self.original_of(value)
