@@ -307,6 +307,8 @@ class Halved(nn.Module):
 def test_node_before_a_removed_no_op_of_another_call_keeps_its_owner(tmp_path: Path) -> None:
     document = exported(Halved(), (torch.rand(2, 4, 5),), tmp_path, "fx")
     assert [(record.module, record.contributors) for record in document.nodes] == [("", ()), ("padding.conv", ())]
+    inputs = {call.id: call.inputs[0].tensor for call in document.calls}
+    assert inputs["padding"] == inputs["padding.conv"] == document.nodes[0].id
 
 
 class ScaledByOne(nn.Module):
@@ -323,3 +325,4 @@ class ScaledByOne(nn.Module):
 def test_node_between_removed_no_ops_of_its_caller_keeps_its_owner(tmp_path: Path) -> None:
     document = exported(ScaledByOne(), (torch.rand(2, 4, 5),), tmp_path, "fx")
     assert [(record.module, record.contributors) for record in document.nodes] == [("", ()), ("conv", ())]
+    assert [call.inputs[0].tensor for call in document.calls] == ["x", document.nodes[0].id]

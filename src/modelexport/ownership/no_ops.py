@@ -57,6 +57,24 @@ def _returns_its_input(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     return _returned_input(_NodeGroup(trial.outputs[0], [trial], inputs={"x"}), {"x": given}, opsets) is not None
 
 
+def returned_input(node: ir.Node, opsets: Mapping[str, int]) -> ir.Value | None:
+    """The input that a node returns unchanged because of its constants; None if it computes something.
+
+    Weights are no constants: that a bias is zero does not make a sum a no-op.
+    """
+    given = {value.name: value for value in node.inputs if value is not None and value.name}
+    if len(node.outputs) != 1 or any(map(_has_graphs, node.attributes.values())):
+        return None
+    computed = {name: value for name, value in given.items() if not value.is_initializer()}
+    constants = {name: ir.convenience.get_const_tensor(value) for name, value in computed.items()}
+    known = {name: constant for name, constant in constants.items() if constant is not None}
+    types = {name: value for name, value in given.items() if name not in known}
+    if len(types) != 1 or any(constant.nbytes > _MAX_CONSTANT_BYTES for constant in known.values()):
+        return None
+    found = _returned_input(_NodeGroup(node.outputs[0], [node], known, set(types)), types, opsets)
+    return given[found] if found is not None else None
+
+
 class RemovedNoOps:
     """Finds the tensors of a rewritten graph that equal tensors which were removed together with no-op nodes.
 
@@ -87,22 +105,9 @@ class RemovedNoOps:
         source = _returned_input(group, types, self._opsets)
         return self._tensors[source] if source is not None else None
 
-    def source(self, node: ir.Node) -> ir.Value | None:
-        """The input that a node of the original graph returns unchanged; None if it computes something."""
-        given = {value.name: value for value in node.inputs if value is not None and value.name}
-        if len(node.outputs) != 1 or any(map(_has_graphs, node.attributes.values())):
-            return None
-        constants = {name: ir.convenience.get_const_tensor(value) for name, value in given.items()}
-        known = {name: constant for name, constant in constants.items() if constant is not None}
-        if any(constant.nbytes > _MAX_CONSTANT_BYTES for constant in known.values()):
-            return None
-        group = _NodeGroup(node.outputs[0], [node], known, given.keys() - known.keys())
-        found = _returned_input(group, {name: self._typed(name) for name in group.inputs}, self._opsets)
-        return given[found] if found is not None else None
-
     def _typed(self, name: str) -> ir.Value:
-        """A tensor of the original graph as one of the two graphs has it: the one that knows its shape."""
-        rewritten = self._rewritten.get(self._tensors.get(name, ""))
+        """A surviving tensor as one of the two graphs has it: the one that knows its shape."""
+        rewritten = self._rewritten.get(self._tensors[name])
         return rewritten if rewritten is not None and rewritten.shape is not None else self._original[name]
 
     def _removed_with(self, result: ir.Value) -> _NodeGroup | None:

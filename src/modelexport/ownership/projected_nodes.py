@@ -78,7 +78,6 @@ class NodeProjector:
             passing = original.producer() if self._values.is_passed_on(original) else None
             if passing is not None and passing.op_identifier() == node.op_identifier():
                 return self._owners.get(passing)
-            original = self._values.computed_by(node, original)
             producer = self._values.producer(original)
             if producer is None or producer not in self._owners:
                 continue

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator, Mapping
 import onnx_ir as ir
 
 from modelexport.graph import ValueNumbers, attributes_key, named_values, same_constant, subgraphs_of
-from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values
+from modelexport.ownership.no_ops import RemovedNoOps, passed_on_values, returned_input
 from modelexport.ownership.renamed_values import RenamedValues
 
 # The maximum number of nodes that an optimizer fuses into the one before them.
@@ -117,18 +117,6 @@ class ValueCorrespondence:
     def producer(self, original: ir.Value) -> ir.Node | None:
         """The node of the original graph that computes a value, past nodes that only pass it on."""
         return self._passed_on.get(original, original).producer()
-
-    def computed_by(self, node: ir.Node, original: ir.Value) -> ir.Value:
-        """What a node of the rewritten graph computes of the original value it is matched to.
-
-        No-ops behind that were removed: the value may be matched by the name or the consumers of their outputs.
-        """
-        while (producer := self.producer(original)) is not None and producer.op_identifier() != node.op_identifier():
-            source = self._no_ops.source(producer)
-            if source is None or self.is_kept(self.number(source)):
-                break
-            original = source
-        return original
 
     def producer_of(self, value: ir.Value) -> ir.Node | None:
         """The node of the original graph that computes what this value of the rewritten graph is."""
@@ -238,6 +226,20 @@ class ValueCorrespondence:
                         candidates[self._numbers.of(original)] = original
                 if len(candidates) == 1:
                     self._originals[value] = next(iter(candidates.values()))
+            self._match_before_no_ops(node, known)
+
+    def _match_before_no_ops(self, node: ir.Node, known: Container[int]) -> None:
+        """Match the value that a node computes, where its output got the name or the consumers of a removed no-op's."""
+        for value in node.outputs:
+            original = self._originals.get(value)
+            while original is not None and (producer := self.producer(original)) is not None:
+                if producer.op_identifier() == node.op_identifier():
+                    break
+                source = returned_input(producer, self.original.opset_imports)
+                if source is None or self._numbers.of(source) in known:
+                    break
+                self._also.setdefault(value, original)
+                self._originals[value] = original = source
 
     def _counterpart_before_fusion(self, node: ir.Node, known: Container[int]) -> ir.Node | None:
         """The node of the original graph with this operation, where those that consumed its output were fused into it.
