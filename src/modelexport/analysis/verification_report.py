@@ -108,8 +108,9 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
         inherited: The effect that the errors of its inputs in the full ONNX run have on its outputs.
         total: The error of its outputs in the full ONNX run.
         reason: Why it could not run alone: ``fused``, ``no_operation``, ``unknown_boundary``, ``not_run`` (PyTorch's
-            run has no such call), ``failed``, ``no_result`` (none of its outputs is in the graph), or ``random`` (its
-            outputs are nondeterministic in PyTorch).
+            run has no such call), ``failed``, ``no_result`` (none of its outputs is in the graph), ``not_compared`` (an
+            output of the whole model could not be compared), or ``random`` (its outputs are nondeterministic in
+            PyTorch).
         explanation: The reason in words.
         source: For ``inside``, the worst of the calls inside that introduce an error.
         fused_with: The calls it is fused with.
@@ -141,7 +142,7 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_finding(self) -> bool:
         """Whether it fails the verification."""
-        return self.verdict in _FINDINGS
+        return self.verdict in _FINDINGS or self.reason == "not_compared"
 
 
 def _summary(report: VerificationReport) -> Summary:

@@ -36,7 +36,6 @@ from modelexport.capture.dynamic_axes import (
     find_axes,
     merge_equal_axes,
     result_axes,
-    with_other_sizes,
     with_sizes_above_one,
 )
 from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors

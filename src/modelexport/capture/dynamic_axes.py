@@ -243,16 +243,6 @@ def with_sizes_above_one(call: ExampleCall, axes: Iterable[Axis]) -> ExampleCall
     return call.resized(sizes) if sizes else call
 
 
-def with_other_sizes(call: ExampleCall, axes: Iterable[Axis]) -> ExampleCall | None:
-    """Return the call with another size on each of these axes; None where forward accepts no such call."""
-    sizes = _sizes(call)
-    for step in (_LARGER[0], _SMALLER[0]):
-        other = {axis: sizes[axis] + step for axis in axes if axis in sizes}
-        if other and min(other.values()) > 0 and (resized := call.resized(other)).result_shapes() is not None:
-            return resized
-    return None
-
-
 def dynamic_shapes(call: ExampleCall, axes: Mapping[Axis, Any]) -> dict[str, Any]:
     """Return the axes as `torch.export` takes them: in the structure of the arguments, in the order of the call.
 

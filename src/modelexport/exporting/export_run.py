@@ -24,13 +24,12 @@ from modelexport.storage import sidecar_path, staged_text
 from modelexport.strategies import Attempts, Candidate, Captured, CaptureRequest, capture_model
 
 if TYPE_CHECKING:
-    from modelexport.verification import FileChecker
+    from modelexport.verification import FileChecker, ModelInputs
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
 
 # The time for finding the module in which the results of a wrong file begin to differ.
 _ORIGIN_SECONDS = 120.0
-_OTHER_SIZES = "with other sizes of its dynamic axes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,32 +49,32 @@ class ExportRun:
     def run(self, request: CaptureRequest, tried: Sequence[Candidate], dynamic: DynamicAxes | None) -> ExportResult:
         """Write the first file that the check accepts, else the best one."""
         self.checker.start()
-        best: tuple[TaggedCapture, FileChecker, FileCheck, AttemptReport] | None = None
+        best: tuple[TaggedCapture, FileCheck, ModelInputs, AttemptReport] | None = None
         try:
             for captured in self._captures(request, tried, dynamic):
                 tagged = self.tagging.tag(captured, self.pipeline)
                 with self._staged(tagged) as staged:
                     with self.pipeline.step("run") as step:
-                        checker, found = self._check(staged, tagged)
+                        found, inputs = self.checker.check(staged.path, captured.capture.model, tagged.document)
                         step.detail = found.outcome.value
                     if self.checker.accepts(found):
                         return self._commit(tagged, staged, found)
                 rejected = self.attempts.reject_last(str(found))
                 self.rejections.append(f"the file of {rejected.name} was not used: {found}")
-                if best is None or found.rank < best[2].rank:
-                    best = tagged, checker, found, rejected
+                if best is None or found.rank < best[1].rank:
+                    best = tagged, found, inputs, rejected
         except ModelExportError:
             if best is None:
                 raise
         if best is None:
             raise ContractError("no attempt was made: please report this")
-        tagged, checker, found, attempt = best
+        tagged, found, inputs, attempt = best
         self.attempts.choose(attempt)
         self.rejections.remove(f"the file of {attempt.name} was not used: {found}")
         with self._staged(tagged) as staged:
             if found.outcome is CheckOutcome.DIFFERENT:
                 with self.pipeline.step("run"):
-                    found = checker.with_origin(found, staged.path, tagged.document, _ORIGIN_SECONDS)
+                    found = self.checker.with_origin(found, inputs, staged.path, tagged.document, _ORIGIN_SECONDS)
             return self._commit(tagged, staged, found)
 
     def _captures(
@@ -100,17 +99,6 @@ class ExportRun:
                 step.detail = f"{capture.exporter}, {counted(len(capture.calls), 'call')}"
                 _check_graph_kinds(self.graph_files, capture, captured.attempt)
             yield captured
-
-    def _check(self, staged: StagedExport, tagged: TaggedCapture) -> tuple[FileChecker, FileCheck]:
-        """Check a file with the example inputs and with other sizes of its dynamic axes; with the checker that did."""
-        model, document, others = tagged.captured.capture.model, tagged.document, tagged.captured.other_sizes
-        found = self.checker.check(staged.path, model, document)
-        if others is not None and found.outcome is CheckOutcome.EQUAL:
-            checker = self.checker.with_inputs(others.args, others.kwargs)
-            resized = checker.check(staged.path, model, document)
-            if resized.is_wrong:
-                return checker, msgspec.structs.replace(resized, reason=f"{_OTHER_SIZES}, {resized.reason}")
-        return self.checker, found
 
     @contextlib.contextmanager
     def _staged(self, tagged: TaggedCapture) -> Iterator[StagedExport]:

@@ -17,15 +17,17 @@ class CheckOutcome(enum.StrEnum):
 
     ``equal``: the file runs and gives PyTorch's results on the example inputs. ``nondeterministic``: it runs, and
     PyTorch's own results change with the random state. ``unstable``: it runs, and PyTorch's own results change as much
-    with rounding. ``loaded``: onnxruntime loads it; it was not run. ``unchecked``: it was not loaded. ``no_kernel``:
-    onnxruntime has no kernel for an operator on this machine. ``equal_unoptimized``: it gives PyTorch's results only
-    where onnxruntime does not optimize it. ``different``: it runs and gives other results. ``run_failed``: onnxruntime
-    loads it but cannot run it. ``load_failed``: it cannot load it.
+    with rounding. ``not_compared``: it runs, and not all of its outputs could be compared. ``loaded``: onnxruntime
+    loads it; it was not run. ``unchecked``: it was not loaded. ``no_kernel``: onnxruntime has no kernel for an operator
+    on this machine. ``equal_unoptimized``: it gives PyTorch's results only where onnxruntime does not optimize it.
+    ``different``: it runs and gives other results. ``run_failed``: onnxruntime loads it but cannot run it.
+    ``load_failed``: it cannot load it.
     """
 
     EQUAL = "equal"
     NONDETERMINISTIC = "nondeterministic"
     UNSTABLE = "unstable"
+    NOT_COMPARED = "not_compared"
     LOADED = "loaded"
     UNCHECKED = "unchecked"
     NO_KERNEL = "no_kernel"
@@ -55,6 +57,8 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
         rtol: The relative tolerance of that output.
         atol: Its absolute tolerance.
         call: Where the file is wrong, the module call in which the error begins, if it was found.
+        compared: Other inputs on which it equals PyTorch, such as ``batch=5``.
+        not_compared: Why it was not compared on others that it claims to take.
     """
 
     outcome: CheckOutcome
@@ -64,6 +68,8 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     rtol: float | None = None
     atol: float | None = None
     call: str | None = None
+    compared: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     @property
     def is_wrong(self) -> bool:
@@ -81,13 +87,16 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
         where = "" if self.call is None else f"; {begins} {self.call or 'the model itself'}"
         if self.outcome is CheckOutcome.EQUAL:
             measured = "" if self.error is None else f" (largest error {self.error:.2g}, in {self.output})"
-            return f"runs in onnxruntime and equals PyTorch{measured}"
+            also = f", also with {'; '.join(self.compared)}" if self.compared else ""
+            but = f"; not compared at other sizes: {'; '.join(self.not_compared)}" if self.not_compared else ""
+            return f"runs in onnxruntime and equals PyTorch{measured}{also}{but}"
         return f"{_TEXTS[self.outcome]}{': ' if self.reason else ''}{self.reason}{where}"
 
 
 _TEXTS = {
     CheckOutcome.NONDETERMINISTIC: "runs in onnxruntime; not compared with PyTorch",
     CheckOutcome.UNSTABLE: "runs in onnxruntime; its results differ from PyTorch's, whose own change as much",
+    CheckOutcome.NOT_COMPARED: "runs in onnxruntime; not all of its outputs were compared with PyTorch",
     CheckOutcome.LOADED: "onnxruntime loads it; not run",
     CheckOutcome.UNCHECKED: "not checked in onnxruntime",
     CheckOutcome.NO_KERNEL: "onnxruntime cannot run it on this machine",

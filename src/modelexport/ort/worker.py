@@ -15,6 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -124,7 +125,14 @@ def _run_file(header: Mapping[str, Any], arrays: list[np.ndarray]) -> Answer:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     loaded = False
     try:
-        session = onnxruntime.InferenceSession(header["path"], options, ["CPUExecutionProvider"])
+        status = Path(header["path"]).stat()
+        file = (header["path"], status.st_ino, status.st_mtime_ns, status.st_size, header["optimized"])
+        session = _loaded.get(file)
+        if session is None:
+            # Its memory is free before the next file is loaded.
+            _loaded.clear()
+            session = onnxruntime.InferenceSession(header["path"], options, ["CPUExecutionProvider"])
+            _loaded[file] = session
         loaded = True
         answer, results = _run_session(session, header, arrays) if header["feeds"] is not None else ({}, ())
     except Exception as error:  # noqa: BLE001  onnxruntime raises many types
@@ -153,6 +161,9 @@ def _run_session(session: Any, header: Mapping[str, Any], arrays: Sequence[np.nd
     }
     return {"outputs": list(tensors)}, list(tensors.values())
 
+
+# The session of the file that was run last: a file is run on several inputs.
+_loaded: dict[tuple[object, ...], Any] = {}
 
 # The session that is profiled, and its inputs. It is opened, run and closed by separate requests: each run has the time
 # limit of one request, and the parent knows how many runs are done.

@@ -27,7 +27,6 @@ from modelexport.capture import (
     find_axes,
     merge_equal_axes,
     result_axes,
-    with_other_sizes,
     with_sizes_above_one,
 )
 from modelexport.display import counted
@@ -46,14 +45,12 @@ class Captured:
         attempt: The attempt that led to it.
         dynamic_axes: For each input with dynamic axes the dimension names by axis index.
         notes: Messages to the user about these axes.
-        other_sizes: A call with other sizes on these axes, where the exporter may have fixed them without a word.
     """
 
     capture: Capture
     attempt: AttemptReport
     dynamic_axes: Mapping[str, Mapping[int, str]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    other_sizes: ExampleCall | None = None
 
 
 def capture_model(
@@ -86,13 +83,12 @@ def capture_model(
         exported = with_sizes_above_one(call, axes)
         options = {**request.options, **_options(exported, axes, request, by_torchscript)}
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
-        others = with_other_sizes(exported, axes) if by_torchscript and axes else None
         try:
             # Fewer axes are tried before a last resort.
             last_resorts = dynamic != AUTO or not axes
             for capture in attempts.captures(candidates, wanted, _described(axes), last_resorts=last_resorts):
                 notes = tuple(_notes(call, axes, refused, capture.model.graph))
-                yield Captured(capture, attempts.reports[-1], axes_by_input(axes), notes, others)
+                yield Captured(capture, attempts.reports[-1], axes_by_input(axes), notes)
         except ExportError as error:
             if dynamic != AUTO or not axes:
                 raise

@@ -15,4 +15,10 @@ from modelexport.torch_support.state_guard import (
     preserved_state,
     weights_restored,
 )
-from modelexport.torch_support.tensor_paths import flattened_names, named_arguments, named_results, tensors_in
+from modelexport.torch_support.tensor_paths import (
+    flattened_names,
+    flattened_results,
+    named_arguments,
+    named_results,
+    tensors_in,
+)

@@ -12,7 +12,8 @@ from modelexport.torch_support.private import leaves_of, registered_children
 
 _MAX_DEPTH = 8
 # While torch traces, numbers are symbols, whose attributes lead to all tensors of the trace.
-_NUMBERS = (int, float, complex, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_PYTHON_NUMBERS = (int, float)
+_NUMBERS = (*_PYTHON_NUMBERS, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOT_CONTAINERS = (str, bytes, *_NUMBERS, torch.nn.Module, type)
 
 
@@ -41,17 +42,28 @@ def named_results(result: object) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.removeprefix("."), tensor
 
 
-def flattened_names(result: object) -> tuple[str, ...]:
-    """The names of a result's tensors in the order in which torch flattens it; empty where they cannot be matched.
+def flattened_results(result: object) -> list[tuple[str, torch.Tensor | float]]:
+    """The tensors and numbers of a result by name, in the order in which torch flattens it: that of a graph's outputs.
 
-    A name that is only a position, as in a tuple, begins with ``output.``.
+    `named_results` has the same tensors in the order of their paths.
     """
     names: dict[int, list[str]] = {}
     for name, tensor in named_results(result):
-        names.setdefault(id(tensor), []).append(f"output.{name}" if name[:1].isdigit() else name)
-    found = [tensor for leaf in leaves_of(result) for _, tensor in tensors_in(leaf, "")]
-    ordered = [names[id(tensor)].pop(0) for tensor in found if names.get(id(tensor))]
-    return tuple(ordered) if len(ordered) == len(found) else ()
+        names.setdefault(id(tensor), []).append(name)
+    found: list[torch.Tensor | float] = []
+    for leaf in leaves_of(result):
+        found += [leaf] if isinstance(leaf, _PYTHON_NUMBERS) else [tensor for _, tensor in tensors_in(leaf, "")]
+    # A class may create its tensors anew each time that it is flattened.
+    return [((names.get(id(leaf)) or [f"result {position}"]).pop(0), leaf) for position, leaf in enumerate(found)]
+
+
+def flattened_names(result: object) -> tuple[str, ...]:
+    """The names of a result's tensors in the order in which torch flattens it.
+
+    A name that is only a position, as in a tuple, begins with ``output.``.
+    """
+    names = [name for name, leaf in flattened_results(result) if isinstance(leaf, torch.Tensor)]
+    return tuple(f"output.{name}" if name[:1].isdigit() else name for name in names)
 
 
 def tensors_in(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.verification.file_check import FileChecker
 from modelexport.verification.onnx_run import feeds_of_file
+from modelexport.verification.probes import ModelInputs
 
 # For type checkers, which cannot read the table below.
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FileChecker",
+    "ModelInputs",
     "feeds_of_file",
     "validate_owners_by_value",
     "verify_modules",

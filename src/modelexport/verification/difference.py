@@ -81,8 +81,7 @@ def compare(value: np.ndarray, reference: np.ndarray, tolerance: Tolerance, *typ
     torch, `EIGHT_BITS` or `FOUR_BITS`.
     """
     if value.shape != reference.shape:
-        problem = f"its shape is {_shape_text(value)} instead of {_shape_text(reference)}"
-        return Difference(math.inf, math.inf, None, math.inf, reference.size, reference.size, problem=problem)
+        return not_comparable(f"its shape is {_shape_text(value)} instead of {_shape_text(reference)}", reference.size)
     is_quantized = not _STEPS.keys().isdisjoint(types) and reference.dtype.kind == "f"
     largest = float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0)) if is_quantized else 0.0
     rtol, atol = tolerance.limits(value.dtype.name, reference.dtype.name, *types, largest=largest)
@@ -91,6 +90,11 @@ def compare(value: np.ndarray, reference: np.ndarray, tolerance: Tolerance, *typ
     for start in range(0, values.size, _CHUNK):
         sums.add(values[start : start + _CHUNK], references[start : start + _CHUNK])
     return sums.difference(value.size)
+
+
+def not_comparable(problem: str, elements: int = 0) -> Difference:
+    """The difference of two tensors that cannot be compared: it is out of tolerance."""
+    return Difference(math.inf, math.inf, None, math.inf, elements, elements, problem=problem)
 
 
 class _Sums:

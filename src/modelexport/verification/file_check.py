@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import math
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +19,14 @@ from modelexport.analysis import Difference, Verdict
 from modelexport.display import with_class
 from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
-from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
+from modelexport.hierarchy import CHECK_LEVELS, CheckOutcome, FileCheck, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import FileRun, Runner
-from modelexport.torch_support import copied_inputs, named_results
+from modelexport.torch_support import copied_inputs
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
+from modelexport.verification.model_results import ComparedOutput, Result, compare_outputs, results_of
 from modelexport.verification.onnx_run import GraphInputs
+from modelexport.verification.probes import DynamicAxes, ModelInputs
 from modelexport.verification.pytorch_run import array_of, reference_run, rounded_differently
 
 _RUN, _LOAD, _OFF = CHECK_LEVELS
@@ -42,11 +43,23 @@ _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*
 _IN_QUOTES = re.compile(r"['(]([^'()]+)[')]")
 
 
-class _Result(NamedTuple):
-    """A result of PyTorch: its content, and its type there."""
+class CheckedFile(NamedTuple):
+    """A file to check: its path, the model in it, its document, and the types that it computes with."""
 
-    content: np.ndarray
-    dtype: str
+    path: Path
+    model: ir.Model
+    document: HierarchyDocument
+    types: frozenset[str]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of its outputs."""
+        return [value.name or "" for value in self.model.graph.outputs]
+
+    @property
+    def inputs(self) -> list[ir.Value]:
+        """Its inputs."""
+        return [value for value in self.model.graph.inputs if not value.is_initializer()]
 
 
 class FileChecker:
@@ -75,10 +88,10 @@ class FileChecker:
         training: bool = False,
         limits: RunLimits = DEFAULT_RUN_LIMITS,
     ) -> None:
-        self._model, self._args, self._kwargs, self._training = model, args, kwargs, training
+        self._model, self._example, self._training = model, ModelInputs(args, kwargs), training
         self._level, self._most_bytes = level, most_bytes
         self._runner = Runner(limits, threads=torch.get_num_threads())
-        self._reference: dict[str, _Result] | None = None
+        self._reference: tuple[Result, ...] | None = None
         self._reference_problem = ""
 
     @property
@@ -92,39 +105,68 @@ class FileChecker:
     def __exit__(self, *raised: object) -> None:
         self._runner.__exit__(*raised)
 
-    def with_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FileChecker:
-        """Return a checker for other example inputs, with the same process of onnxruntime."""
-        other = copy.copy(self)
-        other._args, other._kwargs, other._reference = args, kwargs, None
-        return other
-
     def start(self) -> None:
         """Start the process of onnxruntime, which loads while the model is exported."""
         if not self.is_off and _is_installed():
             self._runner.start()
 
-    def check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
-        """Check a file.
+    def check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> tuple[FileCheck, ModelInputs]:
+        """Check a file on the example inputs, and at other sizes of its dynamic axes.
 
         Args:
             path: The file.
             model: The model in it.
             document: Its document.
+
+        Returns:
+            The check, and the inputs that its outcome is about.
         """
+        example = self._example
         if self.is_off:
-            return FileCheck(CheckOutcome.UNCHECKED, "the check is off")
+            return FileCheck(CheckOutcome.UNCHECKED, "the check is off"), example
+        obstacle = self._why_not_loadable(model)
+        if obstacle:
+            return FileCheck(CheckOutcome.UNCHECKED, obstacle), example
+        file = CheckedFile(path, model, document, precisions_of(model.graph))
+        found = self._check_on(file, example)
+        return self._check_sizes(file, found) if found.outcome is CheckOutcome.EQUAL else (found, example)
+
+    def _why_not_loadable(self, model: ir.Model) -> str:
         if not _is_installed():
-            return FileCheck(
-                CheckOutcome.UNCHECKED, "onnxruntime is not installed (pip install 'modelexport[runtime]')"
-            )
+            return "onnxruntime is not installed (pip install 'modelexport[runtime]')"
         if self._most_bytes is None:
-            return FileCheck(CheckOutcome.UNCHECKED, "its weights are not in the file (export_params)")
+            return "its weights are not in the file (export_params)"
         unknown = _custom_domains(model)
-        if unknown:
-            return FileCheck(CheckOutcome.UNCHECKED, f"onnxruntime has no operators of {', '.join(unknown)}")
+        return f"onnxruntime has no operators of {', '.join(unknown)}" if unknown else ""
+
+    def _check_sizes(self, file: CheckedFile, equal: FileCheck) -> tuple[FileCheck, ModelInputs]:
+        """The check of a file that is right on the example inputs, at other sizes too."""
+        compared: list[str] = []
+        not_compared: list[str] = []
+        axes = DynamicAxes(file.inputs, self._graph_inputs(file, self._example).tensors, self._example)
+        for change in axes.changes():
+            reason = "no other size is possible"
+            for inputs in change.tries:
+                results, problem = self._results(inputs)
+                if results is None:
+                    reason = f"PyTorch does not take {inputs.description} ({problem})"
+                    continue
+                found = self._check_on(file, inputs, results)
+                if found.is_wrong:
+                    reason = f"with {inputs.description}: {found.reason}"
+                    return msgspec.structs.replace(found, reason=reason), inputs
+                reason = "" if found.outcome is CheckOutcome.EQUAL else f"{inputs.description}: {found}"
+                compared += [] if reason else [inputs.description]
+                break
+            not_compared += [reason] if reason and change.tries else []
+        found = msgspec.structs.replace(equal, compared=tuple(compared), not_compared=tuple(not_compared))
+        return found, self._example
+
+    def _check_on(self, file: CheckedFile, inputs: ModelInputs, results: tuple[Result, ...] | None = None) -> FileCheck:
+        """Check a file on one set of inputs; `results` are those of PyTorch, where they are known."""
         try:
-            found = self._check(path, model, document)
-            if found.is_wrong and self._is_right_unoptimized(path, model, document):
+            found = self._compare(file, inputs, results)
+            if found.is_wrong and self._is_right_unoptimized(file, inputs, results):
                 return msgspec.structs.replace(found, outcome=CheckOutcome.EQUAL_UNOPTIMIZED)
             return found
         except (InputError, RunLimitError) as error:
@@ -133,84 +175,98 @@ class FileChecker:
             # Its process ended: whether it was loaded is not known.
             return FileCheck(CheckOutcome.RUN_FAILED, str(error))
 
-    def _check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> FileCheck:
-        types = precisions_of(model.graph)
-        feeds, obstacle = self._feeds(model, document)
+    def _compare(self, file: CheckedFile, inputs: ModelInputs, results: tuple[Result, ...] | None) -> FileCheck:
+        feeds, obstacle = self._feeds(file, inputs)
         if obstacle:
-            run, found = self._runner.run_file(path, None, _outputs(model))
+            run, found = self._runner.run_file(file.path, None, file.outputs)
         else:
-            run, found = self._runner.run_file(path, feeds, _outputs(model), meanwhile=self._run_reference)
+            meanwhile = self._run_reference if results is None else None
+            run, found = self._runner.run_file(file.path, feeds, file.outputs, meanwhile=meanwhile)
         if run.problem:
-            return _failure(run, model.graph, document)
+            return _failure(run, file.model.graph, file.document)
         if obstacle:
             return FileCheck(CheckOutcome.LOADED, obstacle)
-        if self._reference is None:
+        results = results or self._reference
+        if results is None:
             return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({self._reference_problem})")
-        reference = self._reference
-        differences = _differences(found, _outputs(model), document, reference, types)
-        if not differences:
-            return FileCheck(CheckOutcome.LOADED, "none of its outputs could be matched with a result of PyTorch")
-        name, difference = _worst(differences)
-        if difference.is_out and self._is_random(name, types):
-            return FileCheck(CheckOutcome.NONDETERMINISTIC, f"{name} changes with the random state in PyTorch")
-        outcome, reason = CheckOutcome.EQUAL, ""
-        if difference.is_out:
-            changes = self._changes_by_rounding(types)
-            wrong = {
-                name: difference
-                for name, difference in differences.items()
-                if difference.is_out
-                and (difference.problem or not difference.absolute <= _UNSTABLE_RATIO * changes.get(name, -1.0))
-            }
-            if wrong:
-                name, difference = _worst(wrong)
-                outcome, reason = CheckOutcome.DIFFERENT, _reason(name, difference)
-            else:
-                outcome = CheckOutcome.UNSTABLE
-                reason = f"{name} changes by {changes[name]:.2g} if the results of modules are rounded differently"
-        rtol, atol = _TOLERANCE.limits(reference[name].dtype, *types)
-        largest = difference.absolute if math.isfinite(difference.absolute) else None
-        return FileCheck(outcome, reason, name, largest, rtol, atol)
+        return self._judge(list(compare_outputs(file.outputs, found, results, _TOLERANCE, file.types)), file, inputs)
 
-    def _is_random(self, name: str, types: Collection[str]) -> bool:
-        """Whether a result of PyTorch changes with the random state."""
-        assert self._reference is not None
-        again = self._results(_OTHER_SEED).get(name)
-        expected = self._reference[name].content
-        return again is None or compare(again.content, expected, _TOLERANCE, again.dtype, *types).is_out
+    def _judge(self, compared: Sequence[ComparedOutput], file: CheckedFile, inputs: ModelInputs) -> FileCheck:
+        """The check by the differences of all outputs."""
+        out = {i for i, output in enumerate(compared) if output.difference is not None and output.difference.is_out}
+        # What PyTorch itself does not reproduce is not an error of the file.
+        random = self._changed_by_seed(compared, out, file, inputs) if out else set()
+        changes = self._changes_by_rounding(compared, file, inputs) if out - random else {}
+        unstable = {
+            i
+            for i in out - random
+            if not (difference := _known(compared[i])).problem
+            and difference.absolute <= _UNSTABLE_RATIO * changes.get(i, -1.0)
+        }
+        wrong = out - random - unstable
+        missing = [output.tensor or output.name for output in compared if output.difference is None]
+        if wrong:
+            return _of_outputs(CheckOutcome.DIFFERENT, _reason(_worst(compared, wrong)), compared, wrong, file)
+        if missing or not compared:
+            reason = f"onnxruntime returns no tensor for {', '.join(missing)}" if missing else "it has no outputs"
+            return FileCheck(CheckOutcome.NOT_COMPARED, reason)
+        if random:
+            reason = f"in PyTorch {', '.join(compared[i].name for i in random)} changes with the random state"
+            return _of_outputs(CheckOutcome.NONDETERMINISTIC, reason, compared, random, file)
+        if unstable:
+            name, change = max(((compared[i].name, changes[i]) for i in unstable), key=lambda pair: pair[1])
+            reason = f"{name} changes by {change:.2g} if the results of modules are rounded differently"
+            return _of_outputs(CheckOutcome.UNSTABLE, reason, compared, unstable, file)
+        return _of_outputs(CheckOutcome.EQUAL, "", compared, range(len(compared)), file)
 
-    def _changes_by_rounding(self, types: Collection[str]) -> dict[str, float]:
-        """How much the results of PyTorch change if the results of modules are rounded differently.
+    def _changed_by_seed(
+        self, compared: Sequence[ComparedOutput], out: Collection[int], file: CheckedFile, inputs: ModelInputs
+    ) -> set[int]:
+        """The results that PyTorch changes with the random state, by position."""
+        again, _ = self._results(inputs, _OTHER_SEED)
+        return {i for i, change in self._changes(compared, again or (), file) if i in out and change.is_out}
+
+    def _changes_by_rounding(
+        self, compared: Sequence[ComparedOutput], file: CheckedFile, inputs: ModelInputs
+    ) -> dict[int, float]:
+        """How much PyTorch's results change if the results of modules are rounded differently, by position.
 
         A result that stays within tolerance is left out.
         """
-        assert self._reference is not None
-        changes: dict[str, float] = {}
+        found: dict[int, float] = {}
         for seed in _ROUNDING_SEEDS:
-            try:
-                with rounded_differently(self._model, seed):
-                    results = self._results()
-            except Exception:  # noqa: BLE001  a model may check its values; the file then counts as different
-                continue
-            for name in self._reference.keys() & results.keys():
-                content, dtype = results[name]
-                difference = compare(content, self._reference[name].content, _TOLERANCE, dtype, *types)
-                if difference.is_out and math.isfinite(difference.absolute):
-                    changes[name] = max(changes.get(name, 0.0), difference.absolute)
-        return changes
+            with rounded_differently(self._model, seed):
+                # A model may check its values: without results, the file counts as different.
+                results, _ = self._results(inputs)
+            for i, change in self._changes(compared, results or (), file):
+                if change.is_out and math.isfinite(change.absolute):
+                    found[i] = max(found.get(i, 0.0), change.absolute)
+        return found
 
-    def _feeds(self, model: ir.Model, document: HierarchyDocument) -> tuple[dict[str, np.ndarray], str]:
+    def _changes(
+        self, compared: Sequence[ComparedOutput], results: Sequence[Result], file: CheckedFile
+    ) -> Iterator[tuple[int, Difference]]:
+        """The differences of other results of PyTorch from those that were compared with the file, by position."""
+        usual = [output.result for output in compared]
+        for i, (result, other) in enumerate(zip(usual, results, strict=False)):
+            if result is not None:
+                yield i, compare(other.content, result.content, _TOLERANCE, result.dtype, *file.types)
+
+    def _graph_inputs(self, file: CheckedFile, inputs: ModelInputs) -> GraphInputs:
+        names = [value.name or "" for value in file.inputs]
+        return GraphInputs(file.document, self._model, inputs.args, inputs.kwargs, names)
+
+    def _feeds(self, file: CheckedFile, inputs: ModelInputs) -> tuple[dict[str, np.ndarray], str]:
         """The inputs of the graph, or why they are unknown."""
         if self._level == _LOAD:
             return {}, "check is 'load'"
-        if self._most_bytes is not None and (size := weight_bytes(model)) > self._most_bytes:
+        if self._most_bytes is not None and (size := weight_bytes(file.model)) > self._most_bytes:
             return {}, f"its weights have {size:,} bytes, and check_bytes is {self._most_bytes:,}"
-        names = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
-        inputs = GraphInputs(document, self._model, self._args, self._kwargs, names)
-        if inputs.missing:
-            return {}, inputs.explain()
+        found = self._graph_inputs(file, inputs)
+        if found.missing:
+            return {}, found.explain()
         feeds: dict[str, np.ndarray] = {}
-        for name, tensor in inputs.tensors.items():
+        for name, tensor in found.tensors.items():
             if _type_name(tensor) in RARE_FLOATS:
                 return {}, f"onnxruntime takes numpy arrays, which cannot be {_type_name(tensor)} as its input {name}"
             feeds[name] = array_of(tensor)
@@ -219,20 +275,18 @@ class FileChecker:
     def _run_reference(self) -> None:
         """Run the model in PyTorch for the first file; the others are compared with the same results."""
         if self._reference is None:
-            try:
-                self._reference = self._results()
-            except Exception as error:  # noqa: BLE001  a model may raise anything
-                self._reference_problem = with_class(error)[:_LONGEST_REASON]
+            self._reference, self._reference_problem = self._results(self._example)
 
-    def _results(self, seed: int | None = None) -> dict[str, _Result]:
-        """The results of PyTorch by name; with a seed, from another random state."""
-        args, kwargs = copied_inputs(self._args, self._kwargs)
-        with reference_run(self._model, training=self._training):
-            if seed is not None:
-                torch.manual_seed(seed)
-            found = dict(named_results(self._model(*args, **kwargs)))
-            # Results may share memory with buffers, which are restored.
-            return {name: _Result(array_of(tensor).copy(), _type_name(tensor)) for name, tensor in found.items()}
+    def _results(self, inputs: ModelInputs, seed: int | None = None) -> tuple[tuple[Result, ...] | None, str]:
+        """The results of PyTorch, or why it does not run; with a seed, from another random state."""
+        try:
+            args, kwargs = copied_inputs(inputs.args, inputs.kwargs)
+            with reference_run(self._model, training=self._training):
+                if seed is not None:
+                    torch.manual_seed(seed)
+                return results_of(self._model(*args, **kwargs)), ""
+        except Exception as error:  # noqa: BLE001  a model may raise anything
+            return None, with_class(error)[:_LONGEST_REASON]
 
     def accepts(self, check: FileCheck) -> bool:
         """Whether no other way to export the model needs to be tried."""
@@ -242,11 +296,14 @@ class FileChecker:
             return any(_type_name(tensor) in RARE_FLOATS for tensor in tensors)
         return not check.is_wrong
 
-    def with_origin(self, check: FileCheck, path: Path, document: HierarchyDocument, seconds: float) -> FileCheck:
+    def with_origin(
+        self, check: FileCheck, inputs: ModelInputs, path: Path, document: HierarchyDocument, seconds: float
+    ) -> FileCheck:
         """The check of a file with different results, with the first call that introduces an error, or why none is.
 
         Args:
             check: The check.
+            inputs: The inputs on which the results differ.
             path: The file.
             document: Its document.
             seconds: The time for the search.
@@ -263,7 +320,7 @@ class FileChecker:
         unknown = "no call alone differs from PyTorch"
         try:
             report = verify_modules(
-                path, self._model, self._args, kwargs=self._kwargs, hierarchy=document, progress=stop
+                path, self._model, inputs.args, kwargs=inputs.kwargs, hierarchy=document, progress=stop
             )
         except Exception as error:  # noqa: BLE001  the file is known to be wrong; this only says where
             unknown = with_class(error)[:_LONGEST_REASON]
@@ -274,16 +331,19 @@ class FileChecker:
                     return msgspec.structs.replace(check, call=call.id)
         return msgspec.structs.replace(check, reason=f"{check.reason}; where it begins is not known ({unknown})")
 
-    def _is_right_unoptimized(self, path: Path, model: ir.Model, document: HierarchyDocument) -> bool:
-        feeds, obstacle = self._feeds(model, document)
-        if obstacle or self._reference is None:
+    def _is_right_unoptimized(self, file: CheckedFile, inputs: ModelInputs, results: tuple[Result, ...] | None) -> bool:
+        results = results or self._reference
+        feeds, obstacle = self._feeds(file, inputs)
+        if obstacle or results is None:
             return False
         try:
-            run, found = self._runner.run_file(path, feeds, _outputs(model), optimized=False)
+            run, found = self._runner.run_file(file.path, feeds, file.outputs, optimized=False)
         except OnnxRunError:
             return False
-        differences = _differences(found, _outputs(model), document, self._reference, precisions_of(model.graph))
-        return not run.problem and bool(differences) and not _worst(differences)[1].is_out
+        compared = list(compare_outputs(file.outputs, found, results, _TOLERANCE, file.types))
+        return not run.problem and all(
+            output.difference is not None and not output.difference.is_out for output in compared
+        )
 
 
 def _is_installed() -> bool:
@@ -305,18 +365,6 @@ def _failure(run: FileRun, graph: ir.Graph, document: HierarchyDocument) -> File
     return FileCheck(outcome, run.problem, call=next((owners[name] for name in outputs if name in owners), None))
 
 
-def _pairs(
-    outputs: Sequence[str], document: HierarchyDocument, reference: Mapping[str, _Result]
-) -> list[tuple[str, str]]:
-    """The results of PyTorch with their tensors in the graph: by the root's boundary, else by their order."""
-    root = next((call for call in document.calls if call.id == str(ROOT_CALL)), None)
-    known = [(port.name, port.tensor) for port in root.outputs if port.name in reference] if root is not None else []
-    pairs = [(name, tensor) for name, tensor in known if tensor is not None and tensor in outputs]
-    if not pairs and len(outputs) == len(reference):
-        pairs = list(zip(reference, outputs, strict=True))
-    return pairs
-
-
 def _custom_domains(model: ir.Model) -> list[str]:
     """The domains of operators that are neither onnxruntime's nor functions of the model."""
     own = {identifier[0] for identifier in model.functions}
@@ -324,34 +372,35 @@ def _custom_domains(model: ir.Model) -> list[str]:
     return sorted(domain for domain in found if not _KNOWN_DOMAINS.fullmatch(domain))
 
 
-def _outputs(model: ir.Model) -> list[str]:
-    return [value.name or "" for value in model.graph.outputs]
+def _known(output: ComparedOutput) -> Difference:
+    assert output.difference is not None
+    return output.difference
 
 
-def _differences(
-    found: Mapping[str, np.ndarray],
-    outputs: Sequence[str],
-    document: HierarchyDocument,
-    reference: Mapping[str, _Result],
-    types: Collection[str],
-) -> dict[str, Difference]:
-    """The differences of the outputs that can be compared, by the names of PyTorch's results."""
-    return {
-        name: compare(found[tensor], reference[name].content, _TOLERANCE, reference[name].dtype, *types)
-        for name, tensor in _pairs(outputs, document, reference)
-        if tensor in found
-    }
+def _worst(outputs: Sequence[ComparedOutput], positions: Iterable[int]) -> ComparedOutput:
+    """Of the outputs at these positions, the one with the largest error relative to its tolerance."""
+    return max((outputs[i] for i in positions), key=lambda output: (_known(output).excess, _known(output).absolute))
 
 
-def _worst(differences: Mapping[str, Difference]) -> tuple[str, Difference]:
-    """The output with the largest error relative to its tolerance."""
-    return max(differences.items(), key=lambda pair: (pair[1].excess, pair[1].absolute))
+def _of_outputs(
+    outcome: CheckOutcome,
+    reason: str,
+    outputs: Sequence[ComparedOutput],
+    positions: Iterable[int],
+    file: CheckedFile,
+) -> FileCheck:
+    """A check that is about the outputs at these positions."""
+    worst = _worst(outputs, positions)
+    rtol, atol = _TOLERANCE.limits(*([worst.result.dtype] if worst.result is not None else []), *file.types)
+    largest = _known(worst).absolute
+    return FileCheck(outcome, reason, worst.name, largest if math.isfinite(largest) else None, rtol, atol)
 
 
-def _reason(name: str, difference: Difference) -> str:
+def _reason(output: ComparedOutput) -> str:
+    difference = _known(output)
     if difference.problem:
-        return f"{name}: {difference.problem}"
-    return f"{difference.outside:,} of {difference.elements:,} elements of {name} are out of tolerance"
+        return f"{output.name}: {difference.problem}"
+    return f"{difference.outside:,} of {difference.elements:,} elements of {output.name} are out of tolerance"
 
 
 def _type_name(tensor: torch.Tensor) -> str:

@@ -13,17 +13,18 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from modelexport.analysis import CallVerification, Difference, TensorVerification, VerificationReport
+from modelexport.analysis import CallVerification, Difference, TensorVerification, Verdict, VerificationReport
 from modelexport.analysis.extraction import ExtractionPlan, Extractor, HierarchySource, ModelSource, Port
 from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.gc_pause import collect_recent, gc_paused
-from modelexport.hierarchy import CallRecord
+from modelexport.hierarchy import ROOT_CALL, CallRecord
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
 from modelexport.storage import ModelFile
 from modelexport.torch_support import normalize_inputs
 from modelexport.verification.difference import OutputPair, Tolerance, compare, is_permuted, precisions_of
+from modelexport.verification.model_results import Result, compare_outputs
 from modelexport.verification.onnx_run import FullModelRun, GraphInputs
 from modelexport.verification.pytorch_run import (
     BoundaryKey,
@@ -152,6 +153,7 @@ class _Verification:
         input_names = [value.name or "" for value in self._model.graph.inputs]
         inputs = GraphInputs(self._document, model, args, kwargs, input_names)
         self._full_run = FullModelRun(self._model, ready, inputs)
+        self._outputs = [value.name or "" for value in self._model.graph.outputs]
         # For each tensor of the graph an input or output of PyTorch's run with its content.
         self._keys = {
             tensor.tensor: self._key(call, direction, tensor.name)
@@ -201,6 +203,11 @@ class _Verification:
         task = _Task(call)
         if call.id in self._unmatched:
             task.refusal = ExtractionError(call.id, "not_run", self._unmatched[call.id])
+            return task
+        if call.id == str(ROOT_CALL):
+            # The whole model needs no extraction, and its outputs are known by their positions.
+            task.keys = [self._key(call, Direction.OUTPUT, name) for name, _ in self._observed.results]
+            task.tensors = self._outputs
             return task
         boundary = [(tensor.name, tensor.tensor) for tensor in call.outputs]
         # A module may receive a tensor during export and None in this run, such as an optional mask.
@@ -262,6 +269,8 @@ class _Verification:
     ) -> tuple[CallVerification, bool]:
         """Compare a call; also returns whether all outputs that are out of tolerance are only permuted."""
         call, refusal = task.call, task.refusal
+        if call.id == str(ROOT_CALL) and refusal is None:
+            return self._compare_model(call, run, full), False
         reason, explanation = (refusal.reason, refusal.explanation) if refusal is not None else ("", "")
         notes: tuple[str, ...] = ()
         outputs: Sequence[tuple[str, str | None]] = [(tensor.name, tensor.tensor) for tensor in call.outputs]
@@ -306,6 +315,44 @@ class _Verification:
             notes=(*notes, *unreadable),
         )
         return record, is_permutation
+
+    def _compare_model(
+        self, call: CallRecord, run: BoundaryRecording, full: Mapping[str, np.ndarray]
+    ) -> CallVerification:
+        """Compare the outputs of the full ONNX run with what the model returned."""
+        keys = [(self._key(call, Direction.OUTPUT, name), is_number) for name, is_number in self._observed.results]
+        results = [
+            Result(key.name, run.values[key], run.tensors[key].dtype, is_number)
+            for key, is_number in keys
+            if key in run.values
+        ]
+        # Without the content of a result, the positions of the others are not known.
+        compared = compare_outputs(self._outputs, full, results, self._tolerance, self._precisions, any_float=True)
+        outputs = list(compared) if len(results) == len(keys) else []
+        tensors = tuple(
+            TensorVerification(name, tensor, result.dtype if result else "", introduced=difference, total=difference)
+            for name, tensor, result, difference in outputs
+        )
+        found = worst(tensor.total for tensor in tensors)
+        missing = [tensor.tensor or tensor.name for tensor in tensors if tensor.total is None]
+        reason, explanation = "", ""
+        if self._full_run.error:
+            reason, explanation = "failed", self._full_run.error
+        elif missing or not tensors:
+            reason, explanation = "not_compared", f"not compared: {', '.join(missing) or 'the outputs of the model'}"
+        is_known = not reason or (found is not None and found.is_out)
+        return CallVerification(
+            call=call.id,
+            tag=call.tag,
+            class_name=self._classes.get(call.path, ""),
+            verdict=verdict_of(reason, found, found) if is_known else verdict_of(reason, None, None),
+            introduced=found,
+            total=found,
+            reason=reason,
+            explanation=explanation,
+            tensors=tensors,
+            notes=tuple(run.unreadable[key] for key, _ in keys if key in run.unreadable),
+        )
 
     def _feeds(
         self,

@@ -15,7 +15,7 @@ import torch
 
 from modelexport.display import in_one_line, with_class
 from modelexport.errors import InputError
-from modelexport.hierarchy import CallId, HierarchyDocument
+from modelexport.hierarchy import ROOT_CALL, CallId, HierarchyDocument
 from modelexport.torch_support import (
     TORCH_LOCK,
     CallWatch,
@@ -23,6 +23,7 @@ from modelexport.torch_support import (
     control_flow_depth,
     copied_inputs,
     evaluation_mode,
+    flattened_results,
     full_float32_precision,
     mha_fast_path_disabled,
     named_arguments,
@@ -138,6 +139,7 @@ class BoundaryRecording:
         unreadable: Why the content of one to keep could not be read.
         calls: How often each module was called outside branches and loops, by path.
         control_flow_calls: How often each module was called in branches and loops, by path.
+        results: The names of what the model returned, in the order of a graph's outputs; whether each is a number.
     """
 
     tensors: dict[BoundaryKey, ObservedTensor] = dataclasses.field(default_factory=dict)
@@ -145,6 +147,7 @@ class BoundaryRecording:
     unreadable: dict[BoundaryKey, str] = dataclasses.field(default_factory=dict)
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     control_flow_calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    results: list[tuple[str, bool]] = dataclasses.field(default_factory=list)
 
 
 class BoundaryRecorder:
@@ -224,8 +227,14 @@ class _BoundaryObserver:
         return call
 
     def _leave(self, running: RunningCall[str], args: Any, kwargs: Any, result: Any) -> None:
-        if running.record is not None:
-            self._record(running.record, Direction.OUTPUT, named_results(result))
+        if running.record is None:
+            return
+        tensors = list(named_results(result))
+        if running.record == str(ROOT_CALL):
+            leaves = flattened_results(result)
+            self.recording.results = [(name, not isinstance(leaf, torch.Tensor)) for name, leaf in leaves]
+            tensors = [(name, torch.as_tensor(leaf)) for name, leaf in leaves]
+        self._record(running.record, Direction.OUTPUT, tensors)
 
     def _record(self, call: str, direction: Direction, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in tensors:

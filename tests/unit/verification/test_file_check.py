@@ -54,7 +54,7 @@ def _check(
     with FileChecker(
         reference or _Same(), (), {"x": torch.ones(1)}, level="run", most_bytes=2**20, **options
     ) as checker:
-        return checker.check(path, ir.from_proto(model), document)
+        return checker.check(path, ir.from_proto(model), document)[0]
 
 
 def test_a_run_beyond_the_limits_is_not_called_wrong(tmp_path: Path) -> None:
