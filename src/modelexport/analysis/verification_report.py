@@ -61,6 +61,7 @@ class Verdict(enum.StrEnum):
     INSIDE = "inside"
     INHERITED = "inherited"
     REORDERED = "reordered"
+    UNSTABLE = "unstable"
     WITHIN = "within"
     NOT_COMPARABLE = "not_comparable"
 
@@ -102,8 +103,9 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
             PyTorch's inputs it is out of tolerance, because a call inside it is. ``inherited``: on PyTorch's inputs it
             is within tolerance, but its outputs in the full ONNX run are not. ``undecided``: its outputs in the full
             ONNX run are out of tolerance, and it cannot run alone. ``failed``: onnxruntime could not run it alone.
-            ``reordered``: its outputs are permuted, without effect on its callers. ``within``: it is within tolerance.
-            ``not_comparable``: it cannot run alone, and no output is known to be out of tolerance.
+            ``reordered``: its outputs are permuted, without effect on its callers. ``unstable``: it is out of
+            tolerance, and PyTorch's own outputs change as much if modules round differently. ``within``: it is within
+            tolerance. ``not_comparable``: it cannot run alone, and no output is known to be out of tolerance.
         introduced: The error on PyTorch's inputs.
         inherited: The effect that the errors of its inputs in the full ONNX run have on its outputs.
         total: The error of its outputs in the full ONNX run.
@@ -135,7 +137,7 @@ class CallVerification(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def judged(self) -> Difference | None:
         """The difference that its verdict is about."""
-        if self.verdict is Verdict.REORDERED:
+        if self.verdict in (Verdict.REORDERED, Verdict.UNSTABLE):
             return self.introduced if self.introduced is not None and self.introduced.is_out else self.total
         return self.introduced if self.verdict in _OWN else self.total
 
@@ -224,6 +226,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
             "inside": "out of tolerance because of a call inside",
             "inherited": "inherit an error",
             "reordered": "with permuted outputs without effect",
+            "unstable": "unstable in PyTorch itself",
             "within": "within tolerance",
             "not_comparable": "not comparable",
         }

@@ -28,14 +28,12 @@ from modelexport.verification.model_results import ComparedOutput, Result, compa
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.probes import DynamicAxes, ModelInputs
 from modelexport.verification.pytorch_run import array_of, reference_run, rounded_differently
+from modelexport.verification.rounding import ROUNDINGS, Usual, changes_by_rounding, is_explained
 
 _RUN, _LOAD, _OFF = CHECK_LEVELS
 # Outputs of a full model add up the rounding errors of all modules.
 _TOLERANCE = Tolerance(least_atol=1e-4)
 _OTHER_SEED = 1
-_ROUNDING_SEEDS = (0, 1, 2)
-# An error is not counted as the file's if other rounding changes PyTorch's own results by at least half as much.
-_UNSTABLE_RATIO = 2
 _LONGEST_REASON = 200
 # The domains of onnxruntime's own operators.
 _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
@@ -197,12 +195,7 @@ class FileChecker:
         # What PyTorch itself does not reproduce is not an error of the file.
         random = self._changed_by_seed(compared, out, file, inputs) if out else set()
         changes = self._changes_by_rounding(compared, file, inputs) if out - random else {}
-        unstable = {
-            i
-            for i in out - random
-            if not (difference := _known(compared[i])).problem
-            and difference.absolute <= _UNSTABLE_RATIO * changes.get(i, -1.0)
-        }
+        unstable = {i for i in out - random if is_explained(_known(compared[i]), changes.get(i))}
         wrong = out - random - unstable
         missing = [output.tensor or output.name for output in compared if output.difference is None]
         if wrong:
@@ -224,33 +217,30 @@ class FileChecker:
     ) -> set[int]:
         """The results that PyTorch changes with the random state, by position."""
         again, _ = self._results(inputs, _OTHER_SEED)
-        return {i for i, change in self._changes(compared, again or (), file) if i in out and change.is_out}
+        return {
+            i
+            for i, (output, other) in enumerate(zip(compared, again or (), strict=False))
+            if i in out
+            and (usual := output.result) is not None
+            and compare(other.content, usual.content, _TOLERANCE, usual.dtype, *file.types).is_out
+        }
 
     def _changes_by_rounding(
         self, compared: Sequence[ComparedOutput], file: CheckedFile, inputs: ModelInputs
     ) -> dict[int, float]:
-        """How much PyTorch's results change if the results of modules are rounded differently, by position.
+        """How much PyTorch's results change if the results of modules are rounded differently, by position."""
 
-        A result that stays within tolerance is left out.
-        """
-        found: dict[int, float] = {}
-        for seed in _ROUNDING_SEEDS:
-            with rounded_differently(self._model, seed):
-                # A model may check its values: without results, the file counts as different.
-                results, _ = self._results(inputs)
-            for i, change in self._changes(compared, results or (), file):
-                if change.is_out and math.isfinite(change.absolute):
-                    found[i] = max(found.get(i, 0.0), change.absolute)
-        return found
+        def rounded() -> Iterator[dict[int, np.ndarray]]:
+            for units in ROUNDINGS:
+                with rounded_differently(self._model, units):
+                    # A model may check its values: without results, the file counts as different.
+                    changed, _ = self._results(inputs)
+                yield {i: result.content for i, result in enumerate(changed or ())}
 
-    def _changes(
-        self, compared: Sequence[ComparedOutput], results: Sequence[Result], file: CheckedFile
-    ) -> Iterator[tuple[int, Difference]]:
-        """The differences of other results of PyTorch from those that were compared with the file, by position."""
-        usual = [output.result for output in compared]
-        for i, (result, other) in enumerate(zip(usual, results, strict=False)):
-            if result is not None:
-                yield i, compare(other.content, result.content, _TOLERANCE, result.dtype, *file.types)
+        usual = {
+            i: Usual(output.result.content, output.result.dtype) for i, output in enumerate(compared) if output.result
+        }
+        return changes_by_rounding(usual, rounded(), _TOLERANCE, file.types)
 
     def _graph_inputs(self, file: CheckedFile, inputs: ModelInputs) -> GraphInputs:
         names = [value.name or "" for value in file.inputs]

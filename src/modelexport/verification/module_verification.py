@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from modelexport.analysis import CallVerification, Difference, TensorVerification, Verdict, VerificationReport
+from modelexport.analysis import CallVerification, Difference, TensorVerification, VerificationReport
 from modelexport.analysis.extraction import ExtractionPlan, Extractor, HierarchySource, ModelSource, Port
 from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
@@ -36,6 +36,7 @@ from modelexport.verification.pytorch_run import (
 from modelexport.verification.verdicts import (
     excuse_nondeterminism,
     excuse_permutations,
+    excuse_rounding,
     name_sources,
     verdict_of,
     worst,
@@ -180,7 +181,8 @@ class _Verification:
                 collect_recent()
                 if is_permutation:
                     permuted.add(task.call.id)
-            records += excuse_nondeterminism(found, self._id_in_run, run, self._recorder.run, self._tolerance)
+            found = excuse_nondeterminism(found, self._id_in_run, run, self._recorder.run, self._tolerance)
+            records += excuse_rounding(found, self._id_in_run, run, self._run_rounded, self._tolerance)
         progress(len(tasks), len(tasks), "")
         excused = tuple(excuse_permutations(records, document, permuted, self._compare_unselected))
         return VerificationReport(
@@ -192,6 +194,13 @@ class _Verification:
             precisions=tuple(sorted(self._precisions)),
             graph_hash=document.graph_hash,
         )
+
+    def _run_rounded(self, keep: Collection[BoundaryKey], units: int) -> BoundaryRecording:
+        """PyTorch's run where the results of modules change by some units in the last place."""
+        try:
+            return self._recorder.run(keep, rounding=units)
+        except InputError:  # a model may check its values
+            return BoundaryRecording()
 
     def _compare_unselected(self, call_id: str) -> tuple[CallVerification, bool]:
         """Compare a call that is not selected, but encloses a selected one."""

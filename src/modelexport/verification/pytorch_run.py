@@ -56,18 +56,18 @@ def reference_run(model: torch.nn.Module, *, training: bool = False) -> Iterator
 
 
 @contextlib.contextmanager
-def rounded_differently(model: torch.nn.Module, seed: int) -> Iterator[None]:
-    """Change each element of the floating-point results of modules by one unit in the last place, up or down.
+def rounded_differently(model: torch.nn.Module, units: int) -> Iterator[None]:
+    """Change each element of the floating-point results of modules by so many units in the last place, up or down.
 
     Other kernels round as differently. Scripted modules are left out: they do not support hooks.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(units)
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return tensor
         signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
-        return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
+        return tensor * (1 + signs * units * torch.finfo(tensor.dtype).eps)
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], result: Any) -> Any:
         return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
@@ -172,18 +172,22 @@ class BoundaryRecorder:
                 "give the model that the file was exported from"
             )
 
-    def run(self, keep: Collection[BoundaryKey] = (), reseed_at: str | None = None) -> BoundaryRecording:
+    def run(
+        self, keep: Collection[BoundaryKey] = (), reseed_at: str | None = None, rounding: int = 0
+    ) -> BoundaryRecording:
         """Run one forward pass in evaluation mode. Each pass starts from the same random state.
 
         Args:
             keep: The inputs and outputs whose content is kept.
             reseed_at: The id of a call; the random number generators get another seed when it begins.
+            rounding: How many units in the last place the results of modules change: see `rounded_differently`.
         """
         self.passes += 1
         args, kwargs = copied_inputs(self._args, self._kwargs)
         with reference_run(self._model), mha_fast_path_disabled(), control_flow_depth() as depth:
             observer = _BoundaryObserver(self._arguments, keep, reseed_at, depth)
-            with observer.calls.watching(self._modules):
+            rounded = rounded_differently(self._model, rounding) if rounding else contextlib.nullcontext()
+            with rounded, observer.calls.watching(self._modules):
                 call_model(self._model, args, kwargs)
         return observer.recording
 

@@ -10,6 +10,7 @@ from modelexport.analysis import CallVerification, Difference, Verdict
 from modelexport.hierarchy import HierarchyDocument
 from modelexport.verification.difference import Tolerance, compare
 from modelexport.verification.pytorch_run import BoundaryKey, BoundaryRecording, Direction
+from modelexport.verification.rounding import ROUNDINGS, Usual, changes_by_rounding, is_explained
 
 _ORDER = list(Verdict)
 _NONDETERMINISTIC = "its outputs are nondeterministic: in PyTorch they change with the random state"
@@ -17,6 +18,8 @@ _NONDETERMINISTIC_INPUTS = "not compared in the full ONNX run: its inputs are no
 # Runs PyTorch's model again and keeps the content of these inputs and outputs, with another random seed from the
 # beginning of the call with this id.
 ReseededRun = Callable[[Sequence[BoundaryKey], str], BoundaryRecording]
+# The same where the results of modules change by some units in the last place.
+RoundedRun = Callable[[Collection[BoundaryKey], int], BoundaryRecording]
 
 
 def worst_first(record: CallVerification) -> tuple[int, float]:
@@ -87,6 +90,38 @@ def excuse_nondeterminism(
                 record, verdict=Verdict.NOT_COMPARABLE, reason=reason, explanation=explanation
             )
         return msgspec.structs.replace(record, verdict=Verdict.WITHIN, notes=(*record.notes, _NONDETERMINISTIC_INPUTS))
+
+    return [excused(record) if record.verdict in _EXCUSABLE else record for record in records]
+
+
+def excuse_rounding(
+    records: Sequence[CallVerification],
+    id_in_run: Callable[[str], str],
+    run: BoundaryRecording,
+    run_rounded: RoundedRun,
+    tolerance: Tolerance,
+) -> list[CallVerification]:
+    """Change the verdict of calls whose errors are no larger than rounding makes them in PyTorch itself."""
+    affected = [record for record in records if record.verdict in _EXCUSABLE]
+    if not affected:
+        return list(records)
+    keys = {BoundaryKey(id_in_run(r.call), Direction.OUTPUT, t.name) for r in affected for t in r.tensors}
+    usual = {key: Usual(run.values[key], run.tensors[key].dtype) for key in keys & run.values.keys()}
+    changes = changes_by_rounding(usual, (run_rounded(keys, units).values for units in ROUNDINGS), tolerance)
+
+    def excused(record: CallVerification) -> CallVerification:
+        call = id_in_run(record.call)
+        errors = [
+            (difference, changes.get(BoundaryKey(call, Direction.OUTPUT, tensor.name)))
+            for tensor in record.tensors
+            for difference in (tensor.introduced, tensor.total)
+            if difference is not None and difference.is_out
+        ]
+        if not all(is_explained(difference, change) for difference, change in errors):
+            return record
+        largest = max(change for _, change in errors if change is not None)
+        explanation = f"PyTorch's own results change by {largest:.2g} if the results of modules are rounded differently"
+        return msgspec.structs.replace(record, verdict=Verdict.UNSTABLE, explanation=explanation)
 
     return [excused(record) if record.verdict in _EXCUSABLE else record for record in records]
 
