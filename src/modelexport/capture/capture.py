@@ -24,9 +24,9 @@ TORCHSCRIPT = "torchscript"
 
 def is_transformers_model(model: torch.nn.Module) -> bool:
     """Whether the model is an instance of `transformers.PreTrainedModel`; names play no role."""
-    # Without an imported transformers there is no such model.
-    transformers = sys.modules.get("transformers")
-    base = getattr(transformers, "PreTrainedModel", None) if transformers is not None else None
+    # There is no such model before its class is imported. `transformers.PreTrainedModel` would import it, and what it
+    # needs, which fails in an environment where one of these libraries is broken.
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return isinstance(base, type) and isinstance(model, base)
 
 
