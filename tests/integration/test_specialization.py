@@ -111,6 +111,17 @@ def test_trace_that_fixes_a_value_of_the_inputs_is_not_a_fallback_without_consen
     assert list(tmp_path.iterdir()) == []
 
 
+def test_trace_of_usage_based_needs_consent_as_well(tmp_path: Path) -> None:
+    """Its tracer warns of the value; that no other exporter takes the model has another reason."""
+    with pytest.raises(modelexport.SpecializationError) as caught:
+        modelexport.export_model(Scaled(), torch.ones(2, 3), tmp_path / "m.onnx", strategy="usage_based")
+    assert [place(Scaled, ".item()") in found for found in caught.value.places] == [True]
+    assert list(tmp_path.iterdir()) == []
+    options = {"exporter": "torchscript", "strategy": "usage_based"}
+    (note,) = modelexport.export_model(Branching(), torch.ones(1), tmp_path / "m.onnx", **options).notes
+    assert "fixed a value that depends on the inputs" in note
+
+
 def test_error_names_the_reason_of_exporters_that_failed_for_another_one(tmp_path: Path) -> None:
     with pytest.raises(modelexport.SpecializationError, match="_cdist_forward"):
         modelexport.export_model(Scaled(), torch.ones(2, 3), tmp_path / "m.onnx")
