@@ -66,6 +66,8 @@ class Capture:
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
         notes: Fallbacks and lost evidence that the user should know of.
         variant: What the exporter did by itself to succeed; empty for its usual way.
+        fixes_values: Whether values that depend on the inputs may be constants of the graph, so that the user may have
+            to accept it. Only an exporter that fails for a model which reads such values says no.
     """
 
     exporter: str
@@ -81,3 +83,4 @@ class Capture:
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     variant: str = ""
+    fixes_values: bool = True

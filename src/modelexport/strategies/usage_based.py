@@ -66,6 +66,7 @@ class UsageBasedStrategy(Strategy):
             graph_kind="eager",
             graph_text=match.describe,
             notes=exported.notes,
+            fixes_values=request.exporter == TORCHSCRIPT,
         )
 
 

@@ -71,6 +71,7 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
         graph_text=lambda: format_program(graphs.program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs),
         notes=(*found.notes, *graphs.notes),
+        fixes_values=False,
     )
 
 
