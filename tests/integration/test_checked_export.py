@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torch import nn
 
 import modelexport
 from modelexport.hierarchy import CheckOutcome
+from modelexport.strategies.registry import default_registry
 
 Translation = Callable[[Any], Any]
 
@@ -134,6 +137,37 @@ def test_of_wrong_files_the_least_wrong_is_written(tmp_path: Path) -> None:
     skipped = [attempt.name for attempt in result.attempts if not attempt.tried]
     assert skipped == ["usage_based (dynamo)", "usage_based (torchscript)"]
     onnx.checker.check_model(result.onnx_path)
+
+
+class _NoAttributions(collections.UserDict[Any, Any]):
+    """Evidence that cannot be read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise modelexport.ContractError("no owner for 1 node: please report this")
+
+
+class _Careless(modelexport.Strategy):
+    """A plug-in that breaks its contract in the attempt after the one whose file is wrong."""
+
+    name = "careless"
+
+    def exporters(self, model: nn.Module) -> tuple[str, ...]:
+        return ("dynamo",)
+
+    def capture(self, request: modelexport.CaptureRequest) -> modelexport.Capture:
+        found = modelexport.FxStrategy().capture(request)
+        return dataclasses.replace(found, recorded=_NoAttributions()) if request.variant.unoptimized else found
+
+
+def test_a_bug_in_a_later_attempt_is_reported_instead_of_the_wrong_file(tmp_path: Path) -> None:
+    default_registry.cache_clear()
+    try:
+        modelexport.register_strategy("careless", _Careless)
+        with pytest.raises(modelexport.ContractError, match="please report this"):
+            _export(tmp_path / "net.onnx", _far, strategy="careless")
+    finally:
+        default_registry.cache_clear()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_that_the_optimizer_of_torch_broke_is_exported_without_it(

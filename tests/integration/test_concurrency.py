@@ -7,7 +7,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support import zoo
+from torch import nn
 
 import modelexport
 
@@ -40,6 +42,35 @@ def test_threads_give_the_same_files_as_one_after_the_other(tmp_path: Path) -> N
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(_export, jobs, examples))
     assert found == expected * 2
+
+
+class Served(nn.Module):
+    """A model that other threads run as well, at a moment that is the same in each trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.act = nn.GELU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.lin(x)
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(self.act, SERVED).result()
+        assert torch.equal(served, nn.functional.gelu(SERVED)), "the results of other threads are their own"
+        return self.act(h) + self.act(x)
+
+
+SERVED = torch.linspace(-2, 2, 9)
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp", "usage_based"])
+def test_calls_of_other_threads_are_not_calls_of_the_export(strategy: str, tmp_path: Path) -> None:
+    path, model, inputs = tmp_path / "m.onnx", Served(), torch.randn(2, 4)
+    result = modelexport.export_model(model, inputs, path, strategy=strategy)
+    assert not result.check.is_wrong
+    assert {call.id for call in result.document.calls} == {"", "lin", "act", "act@1"}
+    report = modelexport.verify_modules(path, model, inputs)
+    assert {str(record.call) for record in report.calls} == {"", "lin", "act", "act@1"}
 
 
 @pytest.mark.xdist_group("concurrency")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import textwrap
@@ -16,6 +17,7 @@ from tests.support.command import Outcome
 from torch import nn
 
 import modelexport
+from modelexport.strategies.registry import StrategyRegistry
 
 pytestmark = pytest.mark.integration
 
@@ -109,6 +111,46 @@ def test_trace_that_fixes_a_value_of_the_inputs_is_not_a_fallback_without_consen
     assert len(skipped) == 2
     assert all(line in str(error) for error in skipped)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trace_of_usage_based_needs_consent_as_well(tmp_path: Path) -> None:
+    """Its tracer warns of the value; that no other exporter takes the model has another reason."""
+    with pytest.raises(modelexport.SpecializationError) as caught:
+        modelexport.export_model(Scaled(), torch.ones(2, 3), tmp_path / "m.onnx", strategy="usage_based")
+    assert [place(Scaled, ".item()") in found for found in caught.value.places] == [True]
+    assert list(tmp_path.iterdir()) == []
+    options = {"exporter": "torchscript", "strategy": "usage_based"}
+    (note,) = modelexport.export_model(Branching(), torch.ones(1), tmp_path / "m.onnx", **options).notes
+    assert "fixed a value that depends on the inputs" in note
+
+
+class Tracing(modelexport.Strategy):
+    """A plug-in with an exporter of its own name, which traces the model."""
+
+    name = "tracing"
+
+    def exporters(self, model: nn.Module) -> tuple[str, ...]:
+        return ("own",)
+
+    def capture(self, request: modelexport.CaptureRequest) -> modelexport.Capture:
+        capture = modelexport.HtpStrategy().capture(request)
+        return dataclasses.replace(capture, exporter="own")
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "code"),
+    [(Branching(), torch.ones(1), "if x.sum() > 0"), (Scaled(), torch.ones(2, 3), ".item()")],
+)
+def test_trace_of_a_plug_in_needs_consent_as_well(model: nn.Module, x: torch.Tensor, code: str, tmp_path: Path) -> None:
+    registry = StrategyRegistry((modelexport.FxStrategy(), Tracing()))
+    with pytest.raises(modelexport.SpecializationError) as caught:
+        modelexport.export_model(model, x, tmp_path / "m.onnx", registry=registry)
+    assert code in caught.value.places[0]
+    assert "own: " not in str(caught.value), "it is not one of those that do not trace"
+    options = {"registry": registry, "allow_specialization": True}
+    result = modelexport.export_model(model, x, tmp_path / "m.onnx", **options)
+    assert result.attempts[-1].name == "tracing (own)"
+    assert code in result.notes[-1]
 
 
 def test_error_names_the_reason_of_exporters_that_failed_for_another_one(tmp_path: Path) -> None:

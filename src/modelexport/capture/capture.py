@@ -24,9 +24,9 @@ TORCHSCRIPT = "torchscript"
 
 def is_transformers_model(model: torch.nn.Module) -> bool:
     """Whether the model is an instance of `transformers.PreTrainedModel`; names play no role."""
-    # Without an imported transformers there is no such model.
-    transformers = sys.modules.get("transformers")
-    base = getattr(transformers, "PreTrainedModel", None) if transformers is not None else None
+    # There is no such model before its class is imported. `transformers.PreTrainedModel` would import it, and what it
+    # needs, which fails in an environment where one of these libraries is broken.
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return isinstance(base, type) and isinstance(model, base)
 
 
@@ -66,6 +66,8 @@ class Capture:
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
         notes: Fallbacks and lost evidence that the user should know of.
         variant: What the exporter did by itself to succeed; empty for its usual way.
+        fixes_values: Whether values that depend on the inputs may be constants of the graph, so that the user may have
+            to accept it. Only an exporter that fails for a model which reads such values says no.
     """
 
     exporter: str
@@ -81,3 +83,4 @@ class Capture:
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     variant: str = ""
+    fixes_values: bool = True

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from modelexport.attempt_report import AttemptReport
 from modelexport.capture import Capture, DynamicAxes
 from modelexport.display import counted
-from modelexport.errors import ContractError, InputError, ModelExportError
+from modelexport.errors import ContractError, InputError, ModelExportError, StorageError
 from modelexport.exporting.export_writer import StagedExport, staged_export
 from modelexport.exporting.progress import Pipeline
 from modelexport.exporting.result import ExportResult
@@ -63,8 +63,9 @@ class ExportRun:
                 self.rejections.append(f"the file of {rejected.name} was not used: {found}")
                 if best is None or found.rank < best[1].rank:
                     best = tagged, found, inputs, rejected
-        except ModelExportError:
-            if best is None:
+        except ModelExportError as error:
+            # Neither a bug of ours nor a full disk is a reason to write a file that was found to be wrong.
+            if best is None or isinstance(error, ContractError | StorageError):
                 raise
         if best is None:
             raise ContractError("no attempt was made: please report this")

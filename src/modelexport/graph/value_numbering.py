@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
+import onnx
 import onnx_ir as ir
 
 from modelexport.graph.digest import SMALL_TENSOR_BYTES, attribute_text
@@ -15,8 +17,8 @@ class ValueNumbers:
 
     Two values have the same number if the same operator with the same attributes computes them from values of the same
     numbers, or if they are constants of the same content: those that common-subexpression elimination may merge. The
-    output of a node with a subgraph, or of a node without inputs that is not a constant (random numbers), has a number
-    of its own.
+    output of a node with a subgraph, of one that draws random numbers, or of one without inputs that is not a constant,
+    has a number of its own.
 
     Args:
         model: The model.
@@ -30,6 +32,7 @@ class ValueNumbers:
         self._dynamic: dict[ir.Value, bool] = {}
         self._producers: dict[int, list[ir.Node]] = {}
         self._constants = _Constants()
+        self._opsets = model.opset_imports
         for value in model.graph.inputs:
             self._enter(value, ("input", value), dynamic=True)
         self._number_graph(model.graph)
@@ -84,7 +87,8 @@ class ValueNumbers:
             self._numbers[result], self._dynamic[result] = self.of(source), self.is_dynamic(source)
             return
         dynamic = has_subgraphs or any(self.is_dynamic(value) for value in node.inputs if value is not None)
-        if has_subgraphs or not node.inputs:
+        is_random = _draws_random_numbers(node.domain, node.op_type, self._opsets.get(node.domain, 1))
+        if has_subgraphs or is_random or not node.inputs:
             key: object = ("unique", node)
         else:
             key = self._operation_key(node, node.inputs)
@@ -92,6 +96,13 @@ class ValueNumbers:
             constant = self._constants.key(value) if not node.inputs else None
             number = self._enter(value, constant or (key, position), dynamic=dynamic)
             self._producers.setdefault(number, []).append(node)
+
+
+@functools.cache
+def _draws_random_numbers(domain: str, operator: str, opset: int) -> bool:
+    """Whether an operator of ONNX takes a seed: without one, two such nodes return different numbers for one input."""
+    known = onnx.defs.has(operator, opset, domain)
+    return known and "seed" in onnx.defs.get_schema(operator, opset, domain).attributes
 
 
 class _Constants:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -223,7 +224,7 @@ def _sample(generator: np.random.Generator, shape: tuple[int, ...], dtype: ir.Da
         limits = np.iinfo(kind)
         numbers = generator.integers(limits.min, limits.max, _NUMBERS, dtype=kind, endpoint=True)
     else:
-        span = np.log(float(np.finfo(kind).max)) / 2
+        span = np.log(float(ml_dtypes.finfo(kind).max)) / 2
         finite = generator.standard_normal(_NUMBERS) * np.exp(generator.uniform(-span, span, _NUMBERS))
         infinite = generator.random(_NUMBERS) < 1 / 16
         numbers = np.where(infinite, np.copysign(np.inf, finite), finite).astype(kind)

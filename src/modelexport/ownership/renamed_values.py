@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.graph import same_elements, subgraphs_of
@@ -209,4 +208,4 @@ def _weights(node: ir.Node) -> list[ir.Value]:
 
 def _is_weight(value: ir.Value) -> bool:
     constant = ir.convenience.get_const_tensor(value)
-    return constant is not None and np.issubdtype(constant.dtype.numpy(), np.floating)
+    return constant is not None and constant.dtype.is_floating_point()

@@ -29,14 +29,13 @@ class PlannedAttempt(NamedTuple):
     variant: Variant = PLAIN
     is_last_resort: bool = False
 
-    @property
-    def specializes(self) -> bool:
-        """Whether it may turn values that depend on the inputs into constants."""
-        return self.candidate.exporter == TORCHSCRIPT or self.variant.input_values
-
     def options(self, request: CaptureRequest) -> Mapping[str, Any]:
         """The options of the exporter in this attempt."""
         return {**request.options, "optimize": False} if self.variant.unoptimized else request.options
+
+
+class _UnacceptedTraceError(StrategyIncompatibleError):
+    """A trace that turned values of the inputs into constants, without consent."""
 
 
 class _Failure(NamedTuple):
@@ -77,7 +76,7 @@ class AttemptOutcomes:
 
     def judge(self, attempt: PlannedAttempt, capture: Capture, fixed: Specialization) -> Capture | ModelExportError:
         """Return the capture with notes on the values that the trace fixed, or the error if it needs consent."""
-        if not attempt.specializes or self._allow_specialization or self._is_safe(fixed):
+        if not capture.fixes_values or self._allow_specialization or self._is_safe(fixed):
             return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
         self._refused = fixed
         return _refusal(attempt.candidate, fixed)
@@ -136,7 +135,7 @@ def _of_graph(variant: Variant) -> Variant:
 
 
 def _refusal(candidate: Candidate, fixed: Specialization) -> StrategyIncompatibleError:
-    return StrategyIncompatibleError(
+    return _UnacceptedTraceError(
         candidate.strategy.name,
         f"the {candidate.exporter} exporter traces the model, and values that depend on the inputs become constants: "
         f"{_shorten([str(place) for place in fixed.all_places])}.",
@@ -169,7 +168,8 @@ def _explain_refusal(fixed: Specialization, failures: Sequence[_Failure]) -> tup
     others = dict.fromkeys(
         f"{failure.report.exporter}: {_reason(failure.error).removesuffix('.')}"
         for failure in failures
-        if failure.report.exporter != TORCHSCRIPT and not isinstance(failure.error, DataDependentError)
+        if failure.report.exporter != TORCHSCRIPT
+        and not isinstance(failure.error, DataDependentError | _UnacceptedTraceError)
     )
     because = f" for other reasons ({_shorten(list(others))})" if others else ""
     message = (

@@ -183,7 +183,7 @@ def _try(attempt: PlannedAttempt, request: CaptureRequest) -> tuple[Capture, Spe
         with TORCH_LOCK, mode:
             with preserved_state(request.model), recorded_warnings(request.model) as warned:
                 capture = candidate.strategy.capture(request)
-            if not attempt.specializes:
+            if not capture.fixes_values:
                 return capture, Specialization(tuple(warned), ())
             with preserved_state(request.model):
                 reads = find_data_reads(request.model, request.args, request.kwargs)

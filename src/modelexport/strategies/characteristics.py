@@ -90,15 +90,22 @@ def _loaded(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
             case "IMPORT_NAME":
                 imported = sys.modules.get(instruction.argval)
             case "IMPORT_FROM":
-                yield getattr(imported, instruction.argval, None)
+                yield _attribute(imported, instruction.argval)
             case "LOAD_GLOBAL" | "LOAD_DEREF":
                 loaded = names.get(instruction.argval)
                 yield loaded
             case "LOAD_ATTR" | "LOAD_METHOD" if isinstance(loaded, ModuleType):
-                loaded = getattr(loaded, instruction.argval, None)
+                loaded = _attribute(loaded, instruction.argval)
                 yield loaded
             case _:
                 loaded = None
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001  a lazy module imports what is not installed or broken
+        return None
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:

@@ -42,7 +42,8 @@ class UsageBasedStrategy(Strategy):
                 "Use another strategy, or export in evaluation mode.",
             )
         # The run that is compared begins in the state in which the export began: forward may change modes of torch.
-        with preserved_state(request.model), failures_explained(self.name, request.exporter, request.model):
+        restored = preserved_state(request.model, silent=False)
+        with restored, failures_explained(self.name, request.exporter, request.model):
             exported = _export(request)
         tree = read_module_tree(request.model)
         # The graph is exported from the caller's own model, so it is trusted: no limits.
@@ -65,6 +66,7 @@ class UsageBasedStrategy(Strategy):
             graph_kind="eager",
             graph_text=match.describe,
             notes=exported.notes,
+            fixes_values=request.exporter == TORCHSCRIPT,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelexport.torch_support.call_watch import CallWatch, RunningCall, own_calls_through
+from modelexport.torch_support.call_watch import CallWatch, RunningCall, in_this_thread, own_calls_through
 from modelexport.torch_support.control_flow_watch import ControlFlowWatch, FunctionObserver, control_flow_depth
 from modelexport.torch_support.example_inputs import check_model, copied_inputs, exporter_arguments, normalize_inputs
 from modelexport.torch_support.state_guard import (

@@ -3,6 +3,8 @@
 A call is all that `module(...)` does, the user's own hooks included. A call that raises an exception which its caller
 catches is removed from the stack as well, although torch runs no hook for it: each entry has the frame that runs the
 call, and a frame that no longer executes has ended.
+
+Hooks belong to the thread that registers them: other threads may run the model, or another one of its classes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -117,8 +120,8 @@ class CallWatch(Generic[Record]):
             return
         before, after = self._hooks(path)
         # First for the arguments and last for the result: the user's hooks are part of the call.
-        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-        self._handles.append(module.register_forward_hook(after, with_kwargs=True))
+        self._handles.append(module.register_forward_pre_hook(in_this_thread(before), with_kwargs=True, prepend=True))
+        self._handles.append(module.register_forward_hook(in_this_thread(after), with_kwargs=True))
 
     def enter(
         self, path: str, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
@@ -153,19 +156,15 @@ class CallWatch(Generic[Record]):
         self._on_leave(found, args, kwargs, result)
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        # While torch compiles a function of a control-flow operator it traces the hooks too: they do nothing then.
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.compiler.is_dynamo_compiling():
-                return
             running = self.innermost
             if running is not None and running.forwarded and running.module is module:
                 running.forwarded = False
                 return
-            self.enter(path, module, args, kwargs, sys._getframe(1))
+            self.enter(path, module, args, kwargs, sys._getframe(2))
 
         def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling():
-                self._leave(args, kwargs, result, sys._getframe(1))
+            self._leave(args, kwargs, result, sys._getframe(2))
 
         return before, after
 
@@ -177,7 +176,7 @@ class CallWatch(Generic[Record]):
     def _own_call(self, paths: Mapping[int, str]) -> Callable[..., Any]:
         def call(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             path = paths.get(id(module))
-            if path is None or torch.compiler.is_dynamo_compiling():
+            if path is None:
                 return original(module, *args, **kwargs)
             running = self.innermost
             if running is not None and running.forwarded and running.module is module:
@@ -192,11 +191,24 @@ class CallWatch(Generic[Record]):
         return call
 
 
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that runs for module calls of the current thread only."""
+    thread = threading.get_ident()
+
+    def own_hook(*args: Any, **kwargs: Any) -> Any:
+        # While torch compiles a function of a control-flow operator it traces the hooks too: they do nothing then.
+        if torch.compiler.is_dynamo_compiling() or threading.get_ident() != thread:
+            return None
+        return hook(*args, **kwargs)
+
+    return own_hook
+
+
 @contextlib.contextmanager
 def own_calls_through(modules: Iterable[torch.nn.Module], around: Callable[..., Any]) -> Iterator[None]:
     """Within the context, call modules whose class has a `__call__` without hooks through `around`.
 
-    Its first arguments are the original and the module. This affects all modules of these classes.
+    Its first arguments are the original and the module. This affects all modules of these classes, in this thread.
     """
     classes = {type(module) for module in modules if _has_own_call(module)}
     originals = {cls: inspect.getattr_static(cls, "__call__") for cls in classes}
@@ -214,8 +226,12 @@ def own_calls_through(modules: Iterable[torch.nn.Module], around: Callable[..., 
 
 
 def _calling(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
     # Not named `forward`: torch records stack frames of that name in its nodes.
     def watched_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or threading.get_ident() != thread:
+            return original(module, *args, **kwargs)
         return around(original, module, *args, **kwargs)
 
     return watched_call

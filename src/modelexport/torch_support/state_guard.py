@@ -68,12 +68,15 @@ class PreservedState:
 
 
 @contextlib.contextmanager
-def preserved_state(model: torch.nn.Module) -> Iterator[PreservedState]:
-    """Restore the modules' attributes, gradient flags, the random state, and torch's global modes and hooks."""
+def preserved_state(model: torch.nn.Module, *, silent: bool = True) -> Iterator[PreservedState]:
+    """Restore the modules' attributes, gradient flags, the random state, and torch's global modes and hooks.
+
+    Warnings are ignored: where the user turns them into errors, torch would fail on its own. Not with `silent=False`,
+    for a caller that already records them.
+    """
     state = PreservedState()
-    with _random_state(), _torch_modes(), _global_hooks(), _module_state(model, state), warnings.catch_warnings():
-        # Where the user turns warnings into errors, torch would fail on its own. Captures record those about the model.
-        warnings.simplefilter("ignore")
+    silenced = warnings.catch_warnings(action="ignore" if silent else None)
+    with _random_state(), _torch_modes(), _global_hooks(), _module_state(model, state), silenced:
         yield state
 
 

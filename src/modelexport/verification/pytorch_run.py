@@ -25,6 +25,7 @@ from modelexport.torch_support import (
     evaluation_mode,
     flattened_results,
     full_float32_precision,
+    in_this_thread,
     mha_fast_path_disabled,
     named_arguments,
     named_results,
@@ -75,7 +76,7 @@ def rounded_differently(model: torch.nn.Module, units: int) -> Iterator[None]:
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                hooks.callback(module.register_forward_hook(hook).remove)
+                hooks.callback(module.register_forward_hook(in_this_thread(hook)).remove)
         yield
 
 

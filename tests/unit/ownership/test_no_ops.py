@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -84,7 +85,15 @@ def test_transposing_a_square_is_not_a_no_op_and_dynamic_axes_have_different_siz
     assert same_as_h([node("Mul", "x", "c")], ["rows", "columns"], {"c": np.float32(1)}) == "x"
 
 
-@pytest.mark.parametrize(("kind", "one"), [(TensorProto.INT64, np.int64(1)), (TensorProto.DOUBLE, np.float64(1))])
+@pytest.mark.parametrize(
+    ("kind", "one"),
+    [
+        (TensorProto.INT64, np.int64(1)),
+        (TensorProto.DOUBLE, np.float64(1)),
+        (TensorProto.FLOAT16, np.float16(1)),
+        (TensorProto.BFLOAT16, ml_dtypes.bfloat16(1)),
+    ],
+)
 def test_no_ops_are_found_for_every_element_type(kind: int, one: Any) -> None:
     assert same_as_h([node("Mul", "x", "c")], [4], {"c": one}, kind) == "x"
     assert same_as_h([node("Abs", "x")], [4], {}, kind) is None
@@ -125,6 +134,14 @@ def test_module_that_ends_in_a_removed_no_op_is_extracted(tmp_path: Path) -> Non
     session = onnxruntime.InferenceSession(ir.to_proto(submodel).SerializeToString())
     (got,) = session.run(None, {session.get_inputs()[0].name: ids.numpy()})
     np.testing.assert_array_equal(got, net.embed(ids).detach().numpy())
+
+
+def test_call_that_ends_in_a_removed_no_op_has_its_result_in_bfloat16(tmp_path: Path) -> None:
+    net = Net().eval().bfloat16()
+    result = modelexport.export_model(net, torch.tensor([[1, 2, 3]]), tmp_path / "net.onnx", strategy="fx")
+    assert "Mul" not in [node.op for node in result.document.nodes], "torch has removed the product"
+    (call,) = [call for call in result.document.calls if call.id == "embed"]
+    assert call.outputs[0].tensor is not None
 
 
 class Unchanged(nn.Module):

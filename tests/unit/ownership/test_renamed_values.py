@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -18,16 +20,18 @@ OTHER_LAYOUT = {f"{name}2": np.pad(weight[::-1], 3) for name, weight in WEIGHTS.
 RECOMPUTED = {f"{name}3": weight * np.float32(0.7) for name, weight in WEIGHTS.items()}
 
 
-def parsed(nodes: str, weights: Mapping[str, np.ndarray]) -> ir.Model:
+def parsed(nodes: str, weights: Mapping[str, np.ndarray], dtype: Any) -> ir.Model:
     text = f'<ir_version: 8, opset_import: ["": 18, "layout": 1]> g (float[1,9] x) => (float[1,9] y) {{ {nodes} }}'
     proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    arrays = {name: array.astype(dtype) for name, array in weights.items()}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
     return ir.from_proto(proto)
 
 
-def completed(original: str, rewritten: str) -> dict[str, str]:
+def completed(original: str, rewritten: str, dtype: Any = np.float32) -> dict[str, str]:
     """For the renamed values of the rewritten graph, the original values that they complete."""
-    before, after = parsed(original, WEIGHTS), parsed(rewritten, {**OTHER_LAYOUT, **RECOMPUTED, "z": WEIGHTS["z"]})
+    before = parsed(original, WEIGHTS, dtype)
+    after = parsed(rewritten, {**OTHER_LAYOUT, **RECOMPUTED, "z": WEIGHTS["z"]}, dtype)
     values = ValueCorrespondence(before, after)
     known = {value for node in after.graph for value in node.outputs if value.name not in values.original_values}
     found = {str(value.name): values.original_of(value) for value in known}
@@ -125,10 +129,12 @@ def test_change_of_layout_between_two_known_ones_completes_none() -> None:
     assert completed(original, rewritten) == {"t0": "c", "t2": "d"}
 
 
-def test_node_with_weights_is_the_only_consumer_that_has_some() -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_node_with_weights_is_the_only_consumer_that_has_some(dtype: Any) -> None:
     # A normalization became a product: another operator, with other weights.
     original = "n = Norm(x, w) g = Sigmoid(x) m = Mul(n, g) y = Sigmoid(m)"
-    assert completed(original, "t0 = layout.Product(x, w3) t1 = layout.Gate(t0, x) y = layout.End(t1)") == {"t0": "n"}
+    rewritten = "t0 = layout.Product(x, w3) t1 = layout.Gate(t0, x) y = layout.End(t1)"
+    assert completed(original, rewritten, dtype) == {"t0": "n"}
 
 
 def test_node_whose_result_is_known_is_not_done_by_another() -> None:

@@ -71,6 +71,27 @@ def test_tensor_of_another_operator_is_matched_only_if_its_rank_is_known(shapes:
     assert ValueCorrespondence(original, rewritten).tensor("h") == found
 
 
+@pytest.mark.parametrize(
+    ("operation", "found"),
+    [
+        ("RandomNormalLike(x)", None),
+        ("RandomUniformLike<low = 1.0>(x)", None),
+        ("Bernoulli(x)", None),
+        ("Dropout(x, half, yes)", None),
+        ("Relu(x)", "r"),
+    ],
+)
+def test_second_result_of_an_operation_is_the_first_one_unless_it_draws_random_numbers(
+    operation: str, found: str | None
+) -> None:
+    constants = "half = Constant<value_float = 0.5>() yes = Constant<value = bool {1}>()"
+    original = parsed(f"{constants} r = {operation} s = {operation} a = Tanh(r) b = Cos(s) y = Add(a, b)")
+    rewritten = parsed(f"{constants} r = {operation} a = Tanh(r) b = any.Cosine(x) y = Add(a, b)")
+    values = ValueCorrespondence(original, rewritten)
+    assert values.tensor("r") == "r"
+    assert values.tensor("s") == found
+
+
 def test_identity_that_was_not_removed_keeps_its_tensor_and_owner() -> None:
     original, copy = (parsed("h = Relu(x) i = Identity(h) y = Tanh(i)") for _ in range(2))
     projection = project(original, owned(original, h=A, i=B, y=A), copy, call_b(tensor="i"))

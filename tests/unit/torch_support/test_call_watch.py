@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -55,6 +56,29 @@ class Acting(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.act(self, *args, **kwargs)
+
+
+class OwnCall(Acting):
+    """Its class calls forward without torch's hooks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("child", [Acting, OwnCall])
+def test_calls_of_another_thread_are_not_observed(child: type[Acting]) -> None:
+    def call_in_a_thread(module: nn.Module, x: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(module.a, x).result()
+        return module.a(x)
+
+    model = Acting(call_in_a_thread, a=child(lambda module, x: x))
+    assert Log().run(model, torch.ones(1)) == [
+        "nobody calls root(1, )",
+        "root calls a(1, )",
+        "a returns Tensor",
+        "root returns Tensor",
+    ]
 
 
 def fail(module: nn.Module, x: Any) -> Any:

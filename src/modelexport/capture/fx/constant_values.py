@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from modelexport.capture import SourcePlace, find_place, module_paths, running_frames
 from modelexport.display import counted
 from modelexport.errors import UnusableOptionError
+from modelexport.torch_support import in_this_thread
 from modelexport.torch_support.private import (
     leaves_of,
     map_leaves,
@@ -118,7 +119,7 @@ class ConstantValues:
                     self._inputs = [(tensor, value.detach().clone()) for tensor, value in pairs]
                 self._values.update(self._inputs)
 
-        handle = model.register_forward_pre_hook(before, with_kwargs=True)
+        handle = model.register_forward_pre_hook(in_this_thread(before), with_kwargs=True)
         try:
             yield
         finally:

@@ -104,6 +104,7 @@ def capture_export(
         dynamic_sizes=dynamic_sizes(graphs),
         notes=notes,
         variant="strict" if strict else "",
+        fixes_values=variant.input_values,
     )
 
 

@@ -32,7 +32,7 @@ from modelexport.capture.fx.program_nodes import format_program, nodes_in_order,
 from modelexport.capture.fx.trace_recorder import GeneratedCode
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
-from modelexport.torch_support import named_arguments, named_results
+from modelexport.torch_support import in_this_thread, named_arguments, named_results
 from modelexport.torch_support.private import unflatten
 from modelexport.torch_support.private_fx import serial_of, serials_removed, set_serial
 
@@ -71,6 +71,7 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
         graph_text=lambda: format_program(graphs.program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs),
         notes=(*found.notes, *graphs.notes),
+        fixes_values=False,
     )
 
 
@@ -92,7 +93,7 @@ class _ProgramRecord:
         with serials_removed(self._nodes):
             for serial, node in enumerate(self._nodes):
                 set_serial(node, serial)
-            handle = torch.nn.modules.module.register_module_forward_pre_hook(self._record_generated)
+            handle = torch.nn.modules.module.register_module_forward_pre_hook(in_this_thread(self._record_generated))
             try:
                 yield
             finally:

@@ -19,7 +19,7 @@ import torch
 from modelexport.capture import StackEntry, call_index, read_module_stack
 from modelexport.errors import UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH, CallId, ModuleTree, TensorInfo
-from modelexport.torch_support import CallWatch, RunningCall, named_arguments, named_results
+from modelexport.torch_support import CallWatch, RunningCall, in_this_thread, named_arguments, named_results
 from modelexport.torch_support.private_export import export_through
 from modelexport.torch_support.private_fx import (
     Tracer,
@@ -174,7 +174,9 @@ class TraceRecorder:
             stack.enter_context(export_through(self._export))
             stack.callback(self._remove_global_hooks)
             for hook in (self._record_generated, self._watch_replacement):
-                self._global_hooks.append(torch.nn.modules.module.register_module_forward_pre_hook(hook))
+                self._global_hooks.append(
+                    torch.nn.modules.module.register_module_forward_pre_hook(in_this_thread(hook))
+                )
             yield
 
     def _export(self, original: Callable[..., Any], *args: Any, strict: bool = False, **kwargs: Any) -> Any:
@@ -241,7 +243,7 @@ class TraceRecorder:
 
     def _watch_replacement(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
         """Watch a module that forward assigned in place of another; it has the path of the one it replaces."""
-        if torch.compiler.is_dynamo_compiling() or self._current is None or id(module) in self.paths_by_id:
+        if self._current is None or id(module) in self.paths_by_id:
             return
         if isinstance(module, torch.fx.GraphModule | torch.jit.ScriptModule):
             return
@@ -252,12 +254,10 @@ class TraceRecorder:
         self.paths_by_id[id(module)] = path
         # For this call torch has already collected the pre-hooks, but not the hooks after forward.
         self._calls.add(path, module)
-        self._calls.enter(path, module, args, {}, sys._getframe(1))
+        self._calls.enter(path, module, args, {}, sys._getframe(2))
 
     def _record_generated(self, module: torch.nn.Module, args: object) -> None:
-        if torch.compiler.is_dynamo_compiling() or not isinstance(module, torch.fx.GraphModule):
-            return
-        if id(module) not in self.paths_by_id:
+        if isinstance(module, torch.fx.GraphModule) and id(module) not in self.paths_by_id:
             try:
                 self.generated.record(module)
             except UnsupportedLibraryError as error:

@@ -32,8 +32,10 @@ def load_component(reference: str, target: str, options: LoadOptions) -> Sourced
         if class_name is None and "model_type" in written:
             return load_folder(reference, Path(found.location), dataclasses.replace(options, revision=None))
         options.only(reference, ("revision", "dtype", "random_weights"))
-        model_class = getattr(diffusers, str(class_name), None)
-        if not isinstance(model_class, type) or not issubclass(model_class, diffusers.ModelMixin):
+        with building(reference, options.revision):
+            model_class = getattr(diffusers, str(class_name), None)
+            base = diffusers.ModelMixin
+        if not isinstance(model_class, type) or not issubclass(model_class, base):
             raise ModelSourceError(
                 f"{reference}: its {_CONFIG} names class {class_name!r}, which is not a model class of "
                 f"diffusers {diffusers.__version__}"

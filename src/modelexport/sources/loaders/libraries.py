@@ -40,7 +40,7 @@ def quiet() -> Iterator[None]:
         hidden = utils.are_progress_bars_disabled()
         restore_downloads = utils.disable_progress_bars if hidden else utils.enable_progress_bars
         stack.callback(restore_downloads)
-        for library in (importlib.import_module(name) for name in _LOGGING if name.partition(".")[0] in sys.modules):
+        for library in [sys.modules[name] for name in _LOGGING if name in sys.modules]:
             stack.callback(library.set_verbosity, library.get_verbosity())
             library.set_verbosity(library.CRITICAL)
             if hasattr(library, "disable_progress_bar") and library.is_progress_bar_enabled():

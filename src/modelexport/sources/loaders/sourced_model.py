@@ -20,6 +20,7 @@ from modelexport.display import counted
 from modelexport.errors import InputError, ModelSourceError
 from modelexport.gc_pause import gc_paused
 from modelexport.sources.loaders.libraries import explain_load_error
+from modelexport.torch_support import in_this_thread
 
 # Random weights are the same each time.
 _SEED = 0
@@ -134,8 +135,8 @@ def size_limit(reference: str, most_modules: int = _MOST_MODULES) -> Iterator[No
             )
 
     with gc_paused(), contextlib.ExitStack() as stack:
-        stack.callback(register_module_module_registration_hook(count_module).remove)
-        stack.callback(register_module_parameter_registration_hook(count_parameter).remove)
+        stack.callback(register_module_module_registration_hook(in_this_thread(count_module)).remove)
+        stack.callback(register_module_parameter_registration_hook(in_this_thread(count_parameter)).remove)
         yield
 
 

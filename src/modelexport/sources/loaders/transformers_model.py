@@ -178,10 +178,11 @@ def _refuse_folder_without_configuration(repository: Repository) -> None:
 
 
 def _load_config(repository: Repository, options: LoadOptions) -> Any:
-    from transformers import AutoConfig, PreTrainedConfig
-
     try:
-        written, _ = PreTrainedConfig.get_config_dict(repository.location, **repository.at_revision())
+        # By the name that it has in all releases.
+        from transformers import AutoConfig, PretrainedConfig
+
+        written, _ = PretrainedConfig.get_config_dict(repository.location, **repository.at_revision())
         if not options.trust_remote_code:
             code = f"https://huggingface.co/{repository.reference}" if repository.on_hub else repository.location
             refuse_code(repository.reference, written, code)
@@ -224,10 +225,10 @@ def _weights(repository: Repository) -> list[Path]:
 
 def _load_processor(repository: Repository, options: LoadOptions) -> Any | None:
     """Load the tokenizer, image processor, feature extractor or processor of the model; None if it has none."""
-    from transformers import AutoProcessor
-
     try:
         with quiet():
+            from transformers import AutoProcessor
+
             found = AutoProcessor.from_pretrained(
                 repository.location, trust_remote_code=options.trust_remote_code, **repository.at_revision()
             )
