@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from modelexport.errors import InputError
 
-_SHAPE = re.compile(r"(?P<name>[^=]+)=(?P<shape>\d{1,18}(?:x\d{1,18})*|scalar)(?::(?P<dtype>\w+))?")
+_SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<shape>\d{1,18}(?:x\d{1,18})*|scalar)(?::(?P<dtype>\w+))?")
 _AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
 _AUTO = "auto"
 # A compressed file may expand to this size, or to this many times its own.
@@ -39,18 +39,25 @@ class GivenShape:
     dtype: str
 
 
-def read_shape(text: str) -> GivenShape:
+def read_shape(text: str, inputs: Sequence[str] = ()) -> GivenShape:
     """The parts of ``name=1x16`` or ``name=1x16:int64``.
 
+    Args:
+        text: The text.
+        inputs: The inputs that a shape without a name may be that of: it needs a name unless there is one.
+
     Raises:
-        InputError: The text is not a shape.
+        InputError: The text is not a shape, or has no name and needs one.
     """
     match = _SHAPE.fullmatch(text)
     option = f"--input-shape {text!r}"
     if match is None:
         raise InputError(f"{option} cannot be read: write name=1x16 or name=1x16:int64")
+    if match["name"] is None and len(inputs) != 1:
+        known = f"; the inputs are {', '.join(inputs)}" if inputs else ""
+        raise InputError(f"{option} names no input: write name={text}{known}")
     shape = () if match["shape"] == "scalar" else tuple(int(size) for size in match["shape"].split("x"))
-    return GivenShape(option, match["name"], shape, match["dtype"] or "float32")
+    return GivenShape(option, match["name"] or inputs[0], shape, match["dtype"] or "float32")
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from tests.support.batch_models import MARKER_VARIABLE
 from tests.support.command_process import INTERRUPTIBLE, ROOT, files_in, start
@@ -222,3 +224,138 @@ def test_two_coordinators_of_which_one_is_killed_leave_one_complete_result_for_e
         entry = store.get(key)
         assert entry is not None
         store.fetch(entry, tmp_path / "read" / key)
+
+
+FACTORY = """
+import os, time, torch
+import layers
+from parts import scale
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = layers.Act()
+
+    def forward(self, x):
+        from space.late import shift
+        return self.act(x) * scale + shift
+
+def make():
+    from helpers_beside import size
+    marker = os.environ.get("MARKER")
+    if marker:
+        open(marker, "w").close()
+        while os.path.exists(marker):
+            time.sleep(0.05)
+    return Net(), (torch.ones(1, size),)
+"""
+
+
+def write_project(folder: Path) -> Path:
+    files = {
+        "nets.py": FACTORY,
+        "layers.py": "from torch.nn import ReLU as Act",
+        "parts/__init__.py": "from .numbers_of_parts import scale",
+        "parts/numbers_of_parts.py": "scale = 2.0",
+        # A namespace package, imported by the forward pass.
+        "space/late.py": "shift = 1.0",
+        "parts/not_imported.py": "",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    library = folder.parent / "library"
+    (library / "helpers_beside-1.0.dist-info").mkdir(parents=True, exist_ok=True)
+    (library / "helpers_beside.py").write_text("size = 4", encoding="utf-8")
+    (library / "helpers_beside-1.0.dist-info" / "top_level.txt").write_text("helpers_beside", encoding="utf-8")
+    set_version(library, "1.0")
+    return library
+
+
+def set_version(library: Path, version: str) -> None:
+    about = library / "helpers_beside-1.0.dist-info" / "METADATA"
+    about.write_text(f"Metadata-Version: 2.1\nName: helpers-beside\nVersion: {version}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.syspath_prepend(write_project(folder))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def operators(output: Path, record: Record) -> set[str]:
+    return {node.op_type for node in onnx.load(output / record.folder / "model.onnx").graph.node}
+
+
+def test_result_is_stale_when_any_file_or_distribution_that_the_factory_imported_changed(project: Path) -> None:
+    def action(**options: Any) -> str:
+        return modelexport.batch(["nets:make"], "out", workers=1, **options).jobs[0].action
+
+    library = project.parent / "library"
+    changes: dict[str, Callable[[], object]] = {
+        "beside": lambda: (project / "layers.py").write_text("from torch.nn import SiLU as Act", encoding="utf-8"),
+        "package": lambda: (project / "parts/__init__.py").write_text("scale = 3.0", encoding="utf-8"),
+        "submodule": lambda: (project / "parts/numbers_of_parts.py").write_text("scale = 3.0", encoding="utf-8"),
+        "in forward": lambda: (project / "space/late.py").write_text("shift = 2.0", encoding="utf-8"),
+        "deleted": (project / "parts/numbers_of_parts.py").unlink,
+        "other folder": lambda: (library / "helpers_beside.py").write_text("size = 5", encoding="utf-8"),
+        "version": lambda: set_version(library, "1.1"),
+    }
+    assert action() == "export"
+    (project / "parts/not_imported.py").write_text("x = 1", encoding="utf-8")
+    assert action(dry_run=True) == "up_to_date"
+    for name, change in changes.items():
+        change()
+        assert (name, action(dry_run=True)) == (name, "export")
+        write_project(project)
+        assert (name, action(dry_run=True)) == (name, "up_to_date")
+    changes["beside"]()
+    assert action() == "export"
+    before, after = records_of(project / "out")["nets-make"]
+    assert ("Relu" in operators(project / "out", before), "Relu" in operators(project / "out", after)) == (True, False)
+    # The earlier code has its earlier result.
+    assert action(dry_run=True) == "up_to_date"
+    write_project(project)
+    assert action(dry_run=True) == "up_to_date"
+    # A damaged result is not taken for one.
+    for entry in (project / "out/entries").iterdir():
+        entry.write_text("{", encoding="utf-8")
+    assert action(dry_run=True) == "export"
+
+
+def test_job_that_failed_runs_again_when_the_module_that_it_failed_in_is_repaired(project: Path) -> None:
+    for broken in ("raise RuntimeError", "def ("):
+        (project / "layers.py").write_text(broken, encoding="utf-8")
+        runs = [modelexport.batch(["nets:make"], "out", workers=1, dry_run=dry).jobs[0] for dry in (False, True)]
+        assert [run.action for run in runs] == ["export", "failed_before"]
+    write_project(project)
+    assert modelexport.batch(["nets:make"], "out", dry_run=True).jobs[0].action == "export"
+
+
+def test_batches_with_other_sources_at_the_same_time_share_no_result(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_project(other)
+    (other / "layers.py").write_text("from torch.nn import Sigmoid as Act", encoding="utf-8")
+    marker = tmp_path / "marker"
+    arguments = ("--cache", tmp_path / "cache", "-j", "1")
+    path = os.pathsep.join([str(other), *filter(None, sys.path)])
+    with start(
+        *("batch", other / "nets.py:make", "-o", tmp_path / "slow", *arguments), MARKER=str(marker), PYTHONPATH=path
+    ) as slow:
+        for _ in range(1200):
+            if marker.exists():
+                break
+            time.sleep(0.05)
+        assert modelexport.batch([f"{project}/nets.py:make"], "out", cache=tmp_path / "cache", workers=1).passed
+        marker.unlink()
+        # The second attempt waits as well.
+        while slow.poll() is None:
+            marker.unlink(missing_ok=True)
+            time.sleep(0.1)
+    assert slow.returncode == 0
+    ((*_, record),) = records_of(tmp_path / "slow").values()
+    assert "Sigmoid" in operators(tmp_path / "slow", record)

@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
-from modelexport.batching.export_job import ExportPayload
+from modelexport.batching.export_job import IMPORTS, ExportPayload
+from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
+from modelexport.batching.keys import current_key
 from modelexport.errors import StorageError
 from modelexport.job_results import (
     LOGS,
@@ -27,6 +29,7 @@ from modelexport.job_results import (
     Record,
     Status,
     new_record_id,
+    read_record,
     redacted,
     secret_values,
     utc_time,
@@ -81,6 +84,26 @@ class Stores:
         self.cache = None if cache is None else EntryStore(cache, named=False)
         self.secrets = secret_values({**output.storage_options, **(cache.storage_options if cache else {})})
 
+    def imports_of(self, key: str, record: str | None = None) -> dict[str, str] | None:
+        """What the result under a key imported; None without a result, or if the result does not say.
+
+        Args:
+            key: The key.
+            record: The name of the record of an attempt with this key.
+
+        Raises:
+            StorageError: The output or the cache could not be read.
+        """
+        try:
+            found = self.output.get(key) or (self.cache and self.cache.get(key))
+            known = found or (read_record(self.output.location, record) if record else None)
+        except StorageError as error:
+            if isinstance(error.__cause__, msgspec.DecodeError):
+                # What nothing can be: the job is run again, with another key.
+                return {"": "damaged"}
+            raise
+        return known.result.get("imports") if known else None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Stores, (self.output.location, None if self.cache is None else self.cache.location)
 
@@ -97,6 +120,9 @@ def run_attempt(pool: ProcessPool, attempt: Attempt, stores: Stores) -> Record |
     started = time.time()
     with staging_folder() as staging:
         try:
+            # Another coordinator may have stored a result since the plan, also one of other sources.
+            key = current_key(attempt.key, attempt.job, FileHashes(None), stores.imports_of)
+            attempt = msgspec.structs.replace(attempt, key=key)
             entry, source = _from_stores(attempt, stores, staging)
             outcome = Outcome(Ending.RETURNED)
         except StorageError as error:
@@ -110,6 +136,9 @@ def run_attempt(pool: ProcessPool, attempt: Attempt, stores: Stores) -> Record |
             outcome = pool.run(EXPORT_JOB, msgspec.to_builtins(payload), attempt.limits, staging / "log")
             if outcome.ending is Ending.STOPPED:
                 return None
+            if (staging / IMPORTS).is_file():
+                imports = {"imports": msgspec.json.decode((staging / IMPORTS).read_bytes())}
+                outcome = msgspec.structs.replace(outcome, value={**(outcome.value or {}), **imports})
             if outcome.ending is not Ending.RETURNED:
                 return _write(attempt, stores, staging, _failed_process(attempt, started, outcome))
             try:
@@ -142,6 +171,7 @@ def _from_stores(attempt: Attempt, stores: Stores, staging: Path) -> tuple[Entry
 
 
 def _publish(attempt: Attempt, stores: Stores, files: Path, result: dict[str, Any]) -> Entry:
+    imports = result.get("imports")
     if stores.cache is not None:
         winner = stores.cache.put(attempt.key, attempt.job.name, files, result)
         if winner.result != result:
@@ -150,7 +180,11 @@ def _publish(attempt: Attempt, stores: Stores, files: Path, result: dict[str, An
                 other = files.with_name("winner")
                 stores.cache.fetch(winner, other)
                 files, result = other, winner.result
-    return stores.output.put(attempt.key, attempt.job.name, files, result)
+    entry = stores.output.put(attempt.key, attempt.job.name, files, result)
+    if entry.result.get("imports") != imports:
+        # The next attempt has another key.
+        raise StorageError(f"{attempt.job.name}: another batch stored a result of other sources at the same time")
+    return entry
 
 
 def success_record(
@@ -207,6 +241,7 @@ def _failed(
         failure=failure,
         error=error,
         message=message,
+        result=(outcome and outcome.value) or {},
         **_common(attempt, started, outcome),
     )
 

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import random
+import site
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
+from modelexport.batching.revisions import source_root
 from modelexport.errors import ModelExportError
 from modelexport.input_options import read_dynamic, read_exceptions
 
 FILE_NAME = "model.onnx"
+# Beside the folder of a job.
+IMPORTS = "imports.json"
+# The folders of files that need no hash: the key has the version of Python and the source of this package, and the
+# result the versions of distributions.
+_COVERED = (
+    os.path.dirname(os.__file__),  # noqa: PTH120  compared as text
+    str(Path(__file__).parents[1]),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+)
 # Of the time for a job, the part after which no other attempt to export it begins.
 _ATTEMPTS_PART = 0.7
 _SERVER_ERROR = 500
@@ -56,6 +71,13 @@ def export_job(payload: Any) -> dict[str, Any]:
         What there is to say of the files in the folder.
     """
     given = msgspec.convert(payload, ExportPayload)
+    try:
+        return _export(given)
+    finally:
+        _record_imports(given)
+
+
+def _export(given: ExportPayload) -> dict[str, Any]:
     job, folder = given.job, Path(given.folder)
     _set_seeds(job.seed)
     from modelexport.batching.steps import StepContext, run_step
@@ -70,6 +92,8 @@ def export_job(payload: Any) -> dict[str, Any]:
         if is_network_error(error):
             error.outcome_attributes = {"network": True}  # type: ignore[attr-defined]  # read by `processes`
         raise
+    # Now as well: the process may be killed, and files may change.
+    _record_imports(given)
     _say(f"loaded {job.model}: {type(sourced.model).__name__}")
     result = export_model(
         sourced.model,
@@ -96,6 +120,27 @@ def export_job(payload: Any) -> dict[str, Any]:
         "wrong": result.check.is_wrong,
         "steps": steps,
     }
+
+
+def _record_imports(given: ExportPayload) -> None:
+    """Write what this process imported until now: distributions with versions, and other files with hashes."""
+    from modelexport.storage import write_text
+
+    file, root = Path(given.folder).with_name(IMPORTS), source_root(given.job.model)
+    modules = dict(sys.modules)
+    distributions = importlib.metadata.packages_distributions().items()
+    names = {f"{name}==" for package, found in distributions if package in modules for name in found}
+    paths = {getattr(module, "__dict__", {}).get("__file__") for module in modules.values()}
+    # A module that raises while it is imported is no longer there.
+    for error in _causes(sys.exception()):
+        paths.update(frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+        paths.add(getattr(error, "filename", None))
+    for path in paths:
+        if isinstance(path, str) and not path.startswith(_COVERED) and os.path.isfile(path):  # noqa: PTH113  see above
+            names.add(os.path.relpath(os.path.realpath(path), root))
+    earlier = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
+    found = {**FileHashes(None).of_imports(names, root), **earlier}
+    write_text(file, msgspec.json.encode(found, order="sorted").decode())
 
 
 def _export_options(job: Job, seconds: float | None) -> dict[str, Any]:

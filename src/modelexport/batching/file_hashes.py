@@ -1,13 +1,15 @@
-"""Hashes of files, remembered by size and time of change: weights of gigabytes are read once."""
+"""Hashes of files, remembered by size and time of change (weights of gigabytes are read once), and distributions."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib.metadata
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -66,6 +68,27 @@ class FileHashes:
         listed = [[os.path.relpath(path, root), self.of(path)] for path in paths]
         return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
 
+    def of_imports(self, names: Iterable[str], root: Path) -> dict[str, str]:
+        """The hashes of files, whose paths are relative to a folder, and the versions of distributions (``timm==``).
+
+        Each is empty if it does not exist.
+        """
+        return {
+            name: self._distributions.get(name) or (self.of(root / name) if _is_readable(root / name) else "")
+            for name in names
+        }
+
+    @functools.cached_property
+    def _distributions(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for one in importlib.metadata.distributions():
+            # Installed from a folder or repository, the version may stay while the files change.
+            files = (one.read_text("RECORD") or "") if one.read_text("direct_url.json") else ""
+            content = f" {hashlib.sha256(files.encode()).hexdigest()}" if files else ""
+            # The first on the path is the one that is imported.
+            found.setdefault(f"{one.name}==", f"{one.version}{content}")
+        return found
+
     def _stored(self, identity: tuple[str, int, int]) -> str | None:
         if self._database is None:
             return None
@@ -78,6 +101,11 @@ class FileHashes:
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.execute("insert or replace into hashes values (?, ?)", (repr(identity), sha256))
+
+
+def _is_readable(path: Path) -> bool:
+    # Path.is_file raises for names that are too long.
+    return os.path.isfile(path) and os.access(path, os.R_OK)  # noqa: PTH113  as above
 
 
 def _is_settled(about: os.stat_result) -> bool:

@@ -168,7 +168,8 @@ def _check_values(job: Job, where: str) -> None:
     _check_choices(job, where)
     try:
         for shape in job.input_shape:
-            read_shape(shape)
+            # Which input a shape without a name is for is known with the model.
+            read_shape(shape, ("",))
         read_dynamic(job.dynamic)
         for step in job.steps:
             _check_step(step)

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from modelexport._version import __version__
 from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
-from modelexport.batching.revisions import revision_of
+from modelexport.batching.revisions import revision_of, source_root
 
 # What loads, exports or checks a model. One that is not installed is part of the key as well.
 LIBRARIES = (
@@ -22,7 +23,7 @@ LIBRARIES = (
     *("transformers", "timm", "diffusers", "torchvision", "safetensors"),
 )
 # A change of what a key is made from.
-_VERSION = 1
+_VERSION = 2
 
 
 def key_of(job: Job, hashes: FileHashes, versions: dict[str, str]) -> str:
@@ -41,6 +42,24 @@ def key_of(job: Job, hashes: FileHashes, versions: dict[str, str]) -> str:
         "package": _source_of_package(),
     }
     return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+
+
+def current_key(key: str, job: Job, hashes: FileHashes, imports_of: Callable[[str], dict[str, str] | None]) -> str:
+    """The key of the result that is right for the sources and distributions of now.
+
+    What a model imports is known after its export only, and stored with the result. If that changed since, the key is
+    hashed with what it is now; and again, until there is no result under the key, or one that nothing changed for.
+
+    Args:
+        key: The key of the job.
+        job: The job.
+        hashes: The known hashes of files.
+        imports_of: What the result under a key imported; None without a result.
+    """
+    root = source_root(job.model)
+    while (then := imports_of(key)) is not None and (now := hashes.of_imports(then, root)) != then:
+        key = hashlib.sha256(msgspec.json.encode([key, now], order="deterministic")).hexdigest()
+    return key
 
 
 @functools.cache

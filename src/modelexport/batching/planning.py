@@ -11,7 +11,7 @@ import msgspec
 from modelexport.batching.attempts import Stores
 from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
-from modelexport.batching.keys import installed_versions, key_of
+from modelexport.batching.keys import current_key, installed_versions, key_of
 from modelexport.errors import InputError, ModelSourceError
 from modelexport.job_results import Failure, RecordName, Status, key_in_names, latest_by_key, read_record, record_names
 from modelexport.processes import ProcessLimits
@@ -83,9 +83,15 @@ def plan_jobs(
     finished = stores.output.list_keys()
     cached = stores.cache.list_keys() if stores.cache is not None else set()
     latest = latest_by_key(record_names(stores.output.location))
+    names = {key_in_names(key): None for key in finished | cached} | {key: name.id for key, name in latest.items()}
+
+    def imports_of(key: str) -> dict[str, str] | None:
+        short = key_in_names(key)
+        return stores.imports_of(key, names[short]) if short in names else None
+
     plan = []
     for job in jobs:
-        key, limits = keys[job.name], _limits(job, timeout, memory)
+        key, limits = current_key(keys[job.name], job, hashes, imports_of), _limits(job, timeout, memory)
         record = latest.get(key_in_names(key))
         known = {} if record is None else {"status": record.status, "failure": record.failure, "record": record.id}
         action = Action.COPY if key in cached else Action.EXPORT

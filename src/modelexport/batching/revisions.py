@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import importlib.machinery
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,8 +16,6 @@ from modelexport.errors import ModelSourceError
 
 _PREFIXES = ("builtin:", "timm:", "diffusers:")
 _PYTHON = ".py"
-# A pattern or package with more files than this is not what a model is made from.
-_MOST_FILES = 20_000
 
 
 class HubModel(msgspec.Struct, frozen=True):
@@ -66,7 +63,8 @@ def _model_revision(job: Job, hashes: FileHashes) -> dict[str, str]:
     if path is not None:
         return {"file": hashes.of(path)}
     if ":" in reference:
-        return {"factory": reference.partition(":")[2], "source": _source_hash(reference, hashes)}
+        root, files = _source(reference)
+        return {"factory": reference.partition(":")[2], "source": hashes.of_all(files, root)}
     if reference.startswith((".", "~", "/")) or reference.count("/") > 1 or not reference.strip():
         raise ModelSourceError(f"there is no file or folder {reference!r}")
     return {"hub": reference, "commit": hub_commit(HubModel(reference, job.revision), reference)}
@@ -109,41 +107,36 @@ def _dependencies(job: Job, hashes: FileHashes) -> dict[str, str]:
     return found
 
 
-def _source_hash(reference: str, hashes: FileHashes) -> str:
-    """A hash of the Python files that a factory can import from its own package or folder."""
+def source_root(reference: str) -> Path:
+    """The folder that a factory is imported from, which is the place of its files; `/` for other models."""
+    with contextlib.suppress(ModelSourceError):
+        return _source(reference)[0]
+    return Path("/")
+
+
+def _source(reference: str) -> tuple[Path, list[Path]]:
+    """The folder that a factory is imported from, and the files of its module."""
     module = reference.partition(":")[0]
     if module.endswith(_PYTHON):
         file = existing_path(module)
         if file is None:
             raise ModelSourceError(f"{reference}: there is no file {module}")
-        return hashes.of_all(sorted(file.resolve().parent.glob(f"*{_PYTHON}")), file.resolve().parent)
-    top = module.partition(".")[0]
+        return file.resolve().parent, [file.resolve()]
+    top, *inner = module.split(".")
     # Without an import: that of a package can take long, and the jobs are to run in processes of their own.
-    spec = importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    if spec is None:
-        raise ModelSourceError(f"{reference}: there is no Python module {top!r}; install it, or run from its folder")
-    places = [Path(place) for place in spec.submodule_search_locations or ()]
-    if not places:
-        return hashes.of(Path(spec.origin)) if spec.origin and Path(spec.origin).is_file() else str(spec.origin)
-    _check_submodule(reference, module, places)
-    files = sorted(_limited((path for place in places for path in place.rglob(f"*{_PYTHON}")), reference))
-    return hashes.of_all(files, places[0])
-
-
-def _check_submodule(reference: str, module: str, places: list[Path]) -> None:
-    parts = module.split(".")[1:]
-    for place in places:
-        path = place.joinpath(*parts)
-        if path.is_dir() or any(path.parent.glob(f"{path.name}.*")):
-            return
-    raise ModelSourceError(f"{reference}: there is no Python module {module!r}; install it, or run from its folder")
-
-
-def _limited(paths: Iterable[Path], reference: str) -> Iterator[Path]:
-    for number, path in enumerate(paths):
-        if number > _MOST_FILES:
-            raise ModelSourceError(f"{reference}: its package has over {_MOST_FILES:,} files: name a smaller one")
-        yield path
+    searched = importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    # Editable installs have finders of their own.
+    spec = searched or next(filter(None, (finder.find_spec(top, None) for finder in sys.meta_path)), None)
+    places = () if spec is None else spec.submodule_search_locations or (Path(str(spec.origin)).with_name(top),)
+    for place in (Path(place).resolve() for place in places):
+        stem = place.joinpath(*inner)
+        ends = importlib.machinery.all_suffixes()
+        named = (*(stem.with_name(stem.name + end) for end in ends), *(stem / f"__init__{end}" for end in ends))
+        files = [path for path in named if path.is_file()]
+        if files or stem.is_dir():
+            return place.parent, files
+    missing = top if spec is None else module
+    raise ModelSourceError(f"{reference}: there is no Python module {missing!r}; install it, or run from its folder")
 
 
 def existing_path(reference: str) -> Path | None:
@@ -199,8 +192,3 @@ def _cached_commit(model: HubModel) -> str | None:
     found = try_to_load_from_cache(model.repository, "config.json", revision=model.revision)
     # .../snapshots/COMMIT/config.json
     return Path(found).parent.name if isinstance(found, str) else None
-
-
-def text_hash(text: str) -> str:
-    """The SHA-256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -69,7 +69,10 @@ class InputOptions:
     inputs: Annotated[Path | None, option("Inputs", "An .npz or .json file with the inputs by name.")] = None
     input_shape: Annotated[
         list[str] | None,
-        option("Inputs", "An input as name=1x16 or name=1x16:int64, pair.left=1x16 if nested; repeat for more."),
+        option(
+            "Inputs",
+            "An input as name=1x16 or name=1x16:int64, pair.left=1x16 if nested, 1x16 if it is the only one; repeat.",
+        ),
     ] = None
     input_text: Annotated[list[str] | None, option("Inputs", "A text for the model's tokenizer; repeat for more.")] = (
         None

@@ -61,6 +61,7 @@ class _Result(msgspec.Struct, frozen=True):
     check: _Check = _Check()
     steps: dict[str, _Step] = msgspec.field(default_factory=dict)
     attempts: tuple[_Attempt, ...] = ()
+    imports: dict[str, str] | None = None
 
 
 def check_result(result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from modelexport import ModelSourceError
 from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
 from modelexport.batching.keys import installed_versions, key_of
+from modelexport.batching.revisions import source_root
 
 
 @pytest.fixture
@@ -22,7 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "nets.py": "def make(): ...",
-        "helper.py": "x = 1",
         "package/__init__.py": "",
         "package/inner/__init__.py": "",
         "package/inner/nets.py": "def make(): ...",
@@ -47,9 +48,8 @@ def key(model: str = "nets.py:make", versions: dict[str, str] | None = None, **f
     ("model", "file"),
     [
         ("nets.py:make", "nets.py"),
-        ("nets.py:make", "helper.py"),
         ("package.inner.nets:make", "package/inner/nets.py"),
-        ("package.inner.nets:make", "package/__init__.py"),
+        ("package.inner:make", "package/inner/__init__.py"),
         ("bert", "bert/model.safetensors"),
         ("bert", "bert/config.json"),
     ],
@@ -118,6 +118,40 @@ def test_hub_model_that_is_neither_on_the_hub_nor_in_the_cache_is_an_error(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelSourceError, match="not in the cache of the HuggingFace hub, and HF_HUB_OFFLINE is set"):
         key("nobody/no-such-model")
+
+
+def test_editable_install_with_a_finder_of_its_own_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "package").rename(folder / "elsewhere" / "package")
+    place = folder / "elsewhere" / "package" / "__init__.py"
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> Any:
+            found = importlib.util.spec_from_file_location(name, place)
+            return found if name == "package" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert key("package.inner.nets:make")
+    assert source_root("package.inner.nets:make") == folder / "elsewhere"
+
+
+def test_distribution_from_a_folder_is_known_by_its_files_and_others_by_their_version(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    about = folder / "some_layers-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: some-layers\nVersion: 1.0\n", encoding="utf-8")
+    found = []
+    for files in ("some_layers.py,sha256=a,5", "some_layers.py,sha256=b,5"):
+        (about / "RECORD").write_text(files, encoding="utf-8")
+        found.append(FileHashes(None).of_imports(["some-layers=="], folder)["some-layers=="])
+    assert found == ["1.0", "1.0"]
+    (about / "direct_url.json").write_text('{"url": "file:///layers", "dir_info": {}}', encoding="utf-8")
+    installed = FileHashes(None).of_imports(["some-layers=="], folder)
+    (about / "RECORD").write_text("some_layers.py,sha256=c,5", encoding="utf-8")
+    assert FileHashes(None).of_imports(["some-layers=="], folder) != installed
 
 
 def test_factory_is_not_imported(folder: Path) -> None:

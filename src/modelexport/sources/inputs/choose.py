@@ -48,7 +48,7 @@ def choose_inputs(
     Args:
         source: A model, or the result of `load_model`.
         file: An ``.npz`` or ``.json`` file with the inputs by name.
-        shapes: One input each, as ``name=1x16`` or ``name=1x16:int64``.
+        shapes: One input each, as ``name=1x16`` or ``name=1x16:int64``; without the name for a model with one input.
         texts: Texts for the model's tokenizer.
         images: Image files for the model's image processor.
         audio: Audio files for the model's feature extractor.
@@ -67,7 +67,7 @@ def choose_inputs(
     if file is not None:
         return ChosenInputs(read_inputs(Path(file)))
     if given_shapes:
-        return ChosenInputs(fill_shapes(given_shapes))
+        return ChosenInputs(fill_shapes(given_shapes, ModelFacts.read(sourced.model)))
     if given_texts or image_files or audio_files:
         return _processed(sourced, given_texts, list(map(Path, image_files)), list(map(Path, audio_files)))
     if sourced.example_inputs is not None:

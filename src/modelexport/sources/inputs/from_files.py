@@ -10,7 +10,8 @@ import torch
 
 from modelexport.display import in_one_line
 from modelexport.errors import InputError
-from modelexport.input_options import read_arrays, read_shape
+from modelexport.input_options import GivenShape, read_arrays, read_shape
+from modelexport.sources.inputs.synthesis import ModelFacts
 
 _SEED = 0
 _MOST_BYTES = 1 << 28
@@ -110,17 +111,19 @@ def _tensor(path: Path, name: str, data: object, dtype: torch.dtype | None) -> t
         raise InputError(f"{path}: {name} is not a tensor: {in_one_line(error)}") from error
 
 
-def fill_shapes(specifications: list[str]) -> dict[str, Any]:
+def fill_shapes(specifications: list[str], facts: ModelFacts) -> dict[str, Any] | tuple[Any, ...]:
     """A tensor for each ``name=1x16`` or ``name=1x16:int64``: random floats, or ones for other dtypes.
 
-    A name with dots is a tensor inside an argument.
+    A name with dots is a tensor inside an argument. The name may be left out for a model with one required input.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    return _nested(dict(_fill(text, generator) for text in specifications), "--input-shape")
+    required = [name for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
+    inputs = required or facts.main_inputs or tuple(facts.parameters)
+    found = _nested(dict(_fill(read_shape(text, inputs), generator) for text in specifications), "--input-shape")
+    return tuple(found.values()) if found.keys() & set(facts.positional) else found
 
 
-def _fill(text: str, generator: torch.Generator) -> tuple[str, torch.Tensor]:
-    given = read_shape(text)
+def _fill(given: GivenShape, generator: torch.Generator) -> tuple[str, torch.Tensor]:
     dtype: Any = getattr(torch, given.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InputError(f"{given.option}: {given.dtype!r} is not a torch dtype, such as float32 or int64")

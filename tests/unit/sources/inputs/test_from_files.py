@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from modelexport.errors import InputError
+from modelexport.sources.inputs import choose_inputs
 from modelexport.sources.inputs.from_files import fill_shapes, read_inputs
+from modelexport.sources.inputs.synthesis import ModelFacts
+
+FACTS = ModelFacts.read(torch.nn.Identity())
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -51,12 +55,36 @@ def test_other_objects_are_arguments_with_parts_and_numbers_stay_numbers(tmp_pat
 def test_dots_in_names_lead_into_arguments(tmp_path: Path) -> None:
     path = tmp_path / "inputs.npz"
     np.savez(path, **{"x": np.ones(1), "pair.left": np.ones(2), "pair.many.1": np.ones(3), "pair.many.0": np.ones(4)})
-    for read in (read_inputs(path), fill_shapes(["x=1", "pair.left=2", "pair.many.1=3", "pair.many.0=4"])):
+    for read in (read_inputs(path), fill_shapes(["x=1", "pair.left=2", "pair.many.1=3", "pair.many.0=4"], FACTS)):
         shapes = torch.utils._pytree.tree_map(lambda tensor: tensor.numel(), read)
         assert shapes == {"x": 1, "pair": {"left": 2, "many": [4, 3]}}
     for names in (["x=1", "x.y=2"], ["x.y=1", "x=2"]):
         with pytest.raises(InputError, match=r"x.*same place"):
-            fill_shapes(names)
+            fill_shapes(names, FACTS)
+
+
+class OneRequired(torch.nn.Module):
+    def forward(self, signal: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return signal
+
+
+class Two(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left + right
+
+
+class Positional(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0]
+
+
+def test_shape_without_a_name_is_that_of_the_one_input_that_forward_requires() -> None:
+    named = choose_inputs(OneRequired(), shapes=["2x3:int64"]).inputs
+    assert {name: (value.shape, value.dtype) for name, value in named.items()} == {"signal": ((2, 3), torch.int64)}
+    (by_position,) = choose_inputs(Positional(), shapes=["scalar"]).inputs
+    assert by_position.shape == ()
+    with pytest.raises(InputError, match="'2x3' names no input: write name=2x3; the inputs are left, right"):
+        choose_inputs(Two(), shapes=["right=1", "2x3"])
 
 
 def test_names_that_lead_very_deep_are_refused(tmp_path: Path) -> None:
