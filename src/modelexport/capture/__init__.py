@@ -36,6 +36,7 @@ from modelexport.capture.dynamic_axes import (
     find_axes,
     merge_equal_axes,
     result_axes,
+    varied_values,
     with_other_sizes,
     with_sizes_above_one,
 )

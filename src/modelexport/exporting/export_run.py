@@ -31,6 +31,7 @@ STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
 # The time for finding the module in which the results of a wrong file begin to differ.
 _ORIGIN_SECONDS = 120.0
 _OTHER_SIZES = "with other sizes of its dynamic axes"
+_OTHER_VALUES = "with other values of its inputs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +103,17 @@ class ExportRun:
             yield captured
 
     def _check(self, staged: StagedExport, tagged: TaggedCapture) -> tuple[FileChecker, FileCheck]:
-        """Check a file with the example inputs and with other sizes of its dynamic axes; with the checker that did."""
-        model, document, others = tagged.captured.capture.model, tagged.document, tagged.captured.other_sizes
-        found = self.checker.check(staged.path, model, document)
-        if others is not None and found.outcome is CheckOutcome.EQUAL:
-            checker = self.checker.with_inputs(others.args, others.kwargs)
-            resized = checker.check(staged.path, model, document)
-            if resized.is_wrong:
-                return checker, msgspec.structs.replace(resized, reason=f"{_OTHER_SIZES}, {resized.reason}")
+        """Check a file with the example inputs, then with the others that it must take; with the checker that did."""
+        capture, document, others = tagged.captured.capture, tagged.document, tagged.captured.other_sizes
+        found = self.checker.check(staged.path, capture.model, document)
+        calls = {_OTHER_VALUES: ((), capture.other_inputs)} if capture.other_inputs else {}
+        if others is not None:
+            calls[_OTHER_SIZES] = others.args, others.kwargs
+        for condition, (args, kwargs) in calls.items() if found.outcome is CheckOutcome.EQUAL else ():
+            checker = self.checker.with_inputs(args, kwargs)
+            other = checker.check(staged.path, capture.model, document)
+            if other.is_wrong:
+                return checker, msgspec.structs.replace(other, reason=f"{condition}, {other.reason}")
         return self.checker, found
 
     @contextlib.contextmanager
