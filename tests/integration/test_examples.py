@@ -104,7 +104,8 @@ def make_gpt2():
 
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=2)
-    return GPT2LMHeadModel(config), {"input_ids": torch.randint(3, 99, (2, 7))}
+    tokens = torch.randint(3, 99, (2, 7))
+    return GPT2LMHeadModel(config), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 """
 
 

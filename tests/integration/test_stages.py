@@ -39,10 +39,12 @@ pytestmark = [
 ]
 
 ALL = bool(os.environ.get("MODELEXPORT_ALL_STAGES"))
-GENERATING = ["gpt2", "t5", *(["llama", "bart", "whisper"] if ALL else [])]
+DECODERS = ["gpt2", "llama", "qwen3"]
+GENERATING = ["gpt2", "t5", *(["llama", "qwen3", "bart", "whisper"] if ALL else [])]
 PARTS = {
     "gpt2": {"prefill": "", "decode": ""},
     "llama": {"prefill": "", "decode": ""},
+    "qwen3": {"prefill": "", "decode": ""},
     "t5": {"encoder": "encoder", "prefill": "", "decode": ""},
     "bart": {"encoder": "model.encoder", "prefill": "", "decode": ""},
     "whisper": {"encoder": "model.encoder", "prefill": "", "decode": ""},
@@ -130,13 +132,45 @@ def test_stages_in_onnxruntime_generate_what_pytorch_generates(taken: Callable[[
     longer = {key: torch.cat([tensor, tensor.flip(0)])[:3] for key, tensor in ours.inputs.items()}
     if "input_ids" in longer:
         longer = {key: torch.cat([tensor, tensor.flip(1)], dim=1) for key, tensor in longer.items()}
-    if name == "gpt2":
-        longer["attention_mask"].fill_(1)[0, :3] = 0
     for inputs in (ours.inputs, longer):
         tokens, logits = stages.greedy(arrays(inputs), start, count=5)
         expected_tokens, expected_logits = generators.greedy_in_pytorch(ours.model, inputs, count=5)
         np.testing.assert_allclose(logits, expected_logits, atol=2e-5)
         assert tokens.tolist() == expected_tokens.tolist()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_stages_of_an_example_without_padding_generate_from_padded_prompts_as_pytorch_does(
+    taken: Callable[[str], Taken], name: str
+) -> None:
+    ours = taken(name)
+    assert bool(ours.inputs["attention_mask"].all())
+    stages = generators.Stages({stage: result.onnx_path for stage, result in ours.results.items()})
+    lengths = torch.tensor([9, 4, 6])
+    padded = {"attention_mask": (torch.arange(9) >= 9 - lengths[:, None]).long()}
+    padded["input_ids"] = torch.randint(3, 90, (3, 9)) * padded["attention_mask"]
+    tokens, logits = stages.greedy(arrays(padded), None, count=8)
+    expected_tokens, expected_logits = generators.greedy_in_pytorch(ours.model, padded, count=8)
+    assert tokens.tolist() == expected_tokens.tolist()
+    np.testing.assert_allclose(logits, expected_logits, atol=2e-5)
+
+
+class Forgetful(transformers.GPT2LMHeadModel):
+    """Forgets the values of its mask when torch exports it."""
+
+    def forward(self, attention_mask: torch.Tensor | None = None, **inputs: Any) -> Any:
+        if attention_mask is not None and torch.compiler.is_exporting():
+            attention_mask = torch.ones_like(attention_mask)
+        return super().forward(attention_mask=attention_mask, **inputs)
+
+
+def test_check_of_a_stage_also_masks_what_the_example_does_not_mask(tmp_path: Path) -> None:
+    model, inputs = generators.build("gpt2")
+    forgetful = Forgetful(model.config).eval()
+    results = modelexport.export_stages(forgetful, inputs, tmp_path / "model.onnx", dynamic=False, check="run")
+    for result in results.values():
+        assert result.check.is_wrong
+        assert "with other values of its inputs" in result.check.reason
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,11 @@ _SIZES = {
     "encoder_ffn_dim": 37,
     "decoder_ffn_dim": 37,
 }
+_DECODER = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
 def _prompt() -> dict[str, torch.Tensor]:
+    """Two prompts of equal length, as most examples are: nothing is masked."""
     tokens = torch.randint(3, 90, (2, 7))
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
@@ -33,16 +35,19 @@ def gpt2() -> tuple[torch.nn.Module, dict[str, Any]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(vocab_size=99, n_positions=32, n_embd=32, n_layer=1, n_head=4, bos_token_id=1, eos_token_id=2)
-    inputs = _prompt()
-    inputs["attention_mask"][0, :2] = 0
-    return GPT2LMHeadModel(config), inputs
+    return GPT2LMHeadModel(config), _prompt()
 
 
 def llama() -> tuple[torch.nn.Module, dict[str, Any]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=99, num_key_value_heads=2, **sizes)), _prompt()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=99, num_key_value_heads=2, **_DECODER)), _prompt()
+
+
+def qwen3() -> tuple[torch.nn.Module, dict[str, Any]]:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=99, num_key_value_heads=2, head_dim=8, **_DECODER)), _prompt()
 
 
 def t5() -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -74,10 +79,9 @@ def llava() -> tuple[torch.nn.Module, dict[str, Any]]:
     """Text and image; what joins the two is left to the caller, so that it has no chain here."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 4}
     config = LlavaConfig(
-        vision_config=CLIPVisionConfig(image_size=8, patch_size=4, **sizes | {"num_hidden_layers": 2}),
-        text_config=LlamaConfig(vocab_size=99, num_key_value_heads=2, **sizes),
+        vision_config=CLIPVisionConfig(image_size=8, patch_size=4, **_DECODER | {"num_hidden_layers": 2}),
+        text_config=LlamaConfig(vocab_size=99, num_key_value_heads=2, **_DECODER),
         image_token_index=98,
         image_seq_length=4,
     )
@@ -87,7 +91,7 @@ def llava() -> tuple[torch.nn.Module, dict[str, Any]]:
 
 
 _BUILDERS: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, Any]]]] = {
-    builder.__name__: builder for builder in (gpt2, llama, t5, bart, whisper, llava)
+    builder.__name__: builder for builder in (gpt2, llama, qwen3, t5, bart, whisper, llava)
 }
 
 

@@ -36,6 +36,7 @@ from modelexport.capture.dynamic_axes import (
     find_axes,
     merge_equal_axes,
     result_axes,
+    varied_values,
     with_sizes_above_one,
 )
 from modelexport.capture.flow_boundaries import CallTensors, find_boundaries, find_crossing_tensors

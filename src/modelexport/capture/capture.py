@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -65,6 +66,7 @@ class Capture:
         recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
         notes: Fallbacks and lost evidence that the user should know of.
+        other_inputs: Other inputs of `forward` by keyword, for which the file must be right as well.
         variant: What the exporter did by itself to succeed; empty for its usual way.
         fixes_values: Whether values that depend on the inputs may be constants of the graph, so that the user may have
             to accept it. Only an exporter that fails for a model which reads such values says no.
@@ -82,5 +84,6 @@ class Capture:
     recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    other_inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variant: str = ""
     fixes_values: bool = True

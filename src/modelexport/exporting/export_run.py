@@ -55,7 +55,9 @@ class ExportRun:
                 tagged = self.tagging.tag(captured, self.pipeline)
                 with self._staged(tagged) as staged:
                     with self.pipeline.step("run") as step:
-                        found, inputs = self.checker.check(staged.path, captured.capture.model, tagged.document)
+                        found, inputs = self.checker.check(
+                            staged.path, captured.capture.model, tagged.document, captured.capture.other_inputs
+                        )
                         step.detail = found.outcome.value
                     if self.checker.accepts(found):
                         return self._commit(tagged, staged, found)

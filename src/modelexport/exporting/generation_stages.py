@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -55,6 +55,7 @@ class _StageStrategy(Strategy):
     name: ClassVar[str] = FxStrategy.name
     dynamic: bool
     rename: Callable[[str, bool], str] | None
+    other_inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def exporters(self, model: torch.nn.Module) -> tuple[str, ...]:
         """See `Strategy.exporters`."""
@@ -64,7 +65,8 @@ class _StageStrategy(Strategy):
         """See `Strategy.capture`."""
         names = {} if self.rename is None else {"rename": self.rename}
         options = {**request.options, "dynamic": self.dynamic, **names}
-        return FxStrategy().capture(dataclasses.replace(request, options=options))
+        capture = FxStrategy().capture(dataclasses.replace(request, options=options))
+        return dataclasses.replace(capture, other_inputs=self.other_inputs)
 
 
 def runtime_name(name: str, is_output: bool) -> str:
@@ -133,12 +135,13 @@ def export_stages(
     with TORCH_LOCK, preserved_state(model), evaluation_mode(model), buffers_restored(model):
         stages = decompose(model, _generate_inputs(model, example_inputs))
     targets = [check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
-    registry = StrategyRegistry((_StageStrategy(dynamic, None if transformers_names else runtime_name),))
+    rename = None if transformers_names else runtime_name
     with stage_files(targets[-1], force=overwrite) as staging:
         staged = {}
         for number, (stage, final_path) in enumerate(zip(stages, targets, strict=True)):
             observer = _stage_observer(progress, stage.name, number, len(stages)) if progress is not None else None
             path = staging.path(final_path.name)
+            registry = StrategyRegistry((_StageStrategy(dynamic, rename, stage.other_inputs),))
             staged[stage.name] = _export_stage(stage, path, registry=registry, progress=observer, **options)
         models = [final_path.name for final_path in targets]
         shared = share_data_file(staging.path(models[0]).parent, models, stage_path(target, _SHARED))

@@ -26,7 +26,7 @@ from modelexport.torch_support import copied_inputs
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
 from modelexport.verification.model_results import ComparedOutput, Result, compare_outputs, results_of
 from modelexport.verification.onnx_run import GraphInputs
-from modelexport.verification.probes import DynamicAxes, ModelInputs
+from modelexport.verification.probes import DynamicAxes, InputChange, ModelInputs
 from modelexport.verification.pytorch_run import array_of, reference_run, rounded_differently
 from modelexport.verification.rounding import ROUNDINGS, Usual, changes_by_rounding, is_explained
 
@@ -108,13 +108,16 @@ class FileChecker:
         if not self.is_off and _is_installed():
             self._runner.start()
 
-    def check(self, path: Path, model: ir.Model, document: HierarchyDocument) -> tuple[FileCheck, ModelInputs]:
-        """Check a file on the example inputs, and at other sizes of its dynamic axes.
+    def check(
+        self, path: Path, model: ir.Model, document: HierarchyDocument, other_values: Mapping[str, Any] | None = None
+    ) -> tuple[FileCheck, ModelInputs]:
+        """Check a file on the example inputs, on other inputs, and at other sizes of its dynamic axes.
 
         Args:
             path: The file.
             model: The model in it.
             document: Its document.
+            other_values: Inputs with other values, by keyword, for which the file must be right too.
 
         Returns:
             The check, and the inputs that its outcome is about.
@@ -127,7 +130,11 @@ class FileChecker:
             return FileCheck(CheckOutcome.UNCHECKED, obstacle), example
         file = CheckedFile(path, model, document, precisions_of(model.graph))
         found = self._check_on(file, example)
-        return self._check_sizes(file, found) if found.outcome is CheckOutcome.EQUAL else (found, example)
+        if found.outcome is not CheckOutcome.EQUAL:
+            return found, example
+        axes = DynamicAxes(file.inputs, self._graph_inputs(file, example).tensors, example)
+        values = [InputChange([ModelInputs((), other_values, "other values")])] if other_values else []
+        return self._check_changes(file, found, [*values, *axes.changes()])
 
     def _why_not_loadable(self, model: ir.Model) -> str:
         if not _is_installed():
@@ -137,13 +144,14 @@ class FileChecker:
         unknown = _custom_domains(model)
         return f"onnxruntime has no operators of {', '.join(unknown)}" if unknown else ""
 
-    def _check_sizes(self, file: CheckedFile, equal: FileCheck) -> tuple[FileCheck, ModelInputs]:
-        """The check of a file that is right on the example inputs, at other sizes too."""
+    def _check_changes(
+        self, file: CheckedFile, equal: FileCheck, changes: Iterable[InputChange]
+    ) -> tuple[FileCheck, ModelInputs]:
+        """The check of a file that is right on the example inputs, on other inputs too."""
         compared: list[str] = []
         not_compared: list[str] = []
-        axes = DynamicAxes(file.inputs, self._graph_inputs(file, self._example).tensors, self._example)
-        for change in axes.changes():
-            reason = "no other size is possible"
+        for change in changes:
+            reason = ""
             for inputs in change.tries:
                 results, problem = self._results(inputs)
                 if results is None:
@@ -153,10 +161,11 @@ class FileChecker:
                 if found.is_wrong:
                     reason = f"with {inputs.description}: {found.reason}"
                     return msgspec.structs.replace(found, reason=reason), inputs
-                reason = "" if found.outcome is CheckOutcome.EQUAL else f"{inputs.description}: {found}"
-                compared += [] if reason else [inputs.description]
+                is_equal = found.outcome is CheckOutcome.EQUAL
+                reason = "" if is_equal else f"{inputs.description}: {found}"
+                compared += [inputs.description] if is_equal else []
                 break
-            not_compared += [reason] if reason and change.tries else []
+            not_compared += [reason] if reason else []
         found = msgspec.structs.replace(equal, compared=tuple(compared), not_compared=tuple(not_compared))
         return found, self._example
 

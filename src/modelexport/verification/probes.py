@@ -29,15 +29,9 @@ class ModelInputs(NamedTuple):
     description: str = ""
 
 
-class SizeChange(NamedTuple):
-    """A change of dynamic axes that the file claims to take, and the inputs to try until the model takes one.
+class InputChange(NamedTuple):
+    """Inputs to try until the model takes one: those that it refuses say nothing about the file."""
 
-    Attributes:
-        axes: The names of the axes, and the direction.
-        tries: The inputs; those that the model refuses say nothing about the file.
-    """
-
-    axes: str
     tries: Sequence[ModelInputs]
 
 
@@ -83,7 +77,7 @@ class DynamicAxes:
         self.sizes[own] = size
         return own
 
-    def changes(self) -> Iterator[SizeChange]:
+    def changes(self) -> Iterator[InputChange]:
         """A larger and a smaller size of each independent axis, then a larger size of all."""
         for name in self.sizes:
             yield self._change([name], _LARGER)
@@ -91,10 +85,10 @@ class DynamicAxes:
         if len(self.sizes) > 1:
             yield self._change(list(self.sizes), _LARGER)
 
-    def _change(self, names: Sequence[str], steps: Iterable[Callable[[int], int]]) -> SizeChange:
+    def _change(self, names: Sequence[str], steps: Iterable[Callable[[int], int]]) -> InputChange:
         changed = [{name: step(self.sizes[name]) for name in names} for step in steps]
         possible = [sizes for sizes in changed if all(0 < size != self.sizes[name] for name, size in sizes.items())]
-        return SizeChange(", ".join(names), [self._resized(sizes) for sizes in possible])
+        return InputChange([self._resized(sizes) for sizes in possible])
 
     def _resized(self, sizes: Mapping[str, int]) -> ModelInputs:
         """The inputs with other sizes: elements are repeated, or those at the end are left out."""

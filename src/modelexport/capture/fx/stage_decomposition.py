@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture import can_export, in_one_line, root_cause
+from modelexport.capture import can_export, in_one_line, root_cause, varied_values
 from modelexport.errors import InputError, UnsupportedLibraryError
 from modelexport.hierarchy import ROOT_PATH
 from modelexport.torch_support import CallWatch, RunningCall, tensors_in
@@ -36,13 +36,16 @@ class Stage:
         name: transformers' name for it, or the module's own name.
         path: The path of the module in the whole model; the root's is empty.
         module: The module.
-        inputs: The inputs that `generate` passed, by the names of its forward arguments.
+        inputs: The inputs that `generate` passed, by the names of its forward arguments, and those that it left out
+            for their values: with an attention mask of ones it passes none.
+        other_inputs: Inputs of the same names with values for which `generate` leaves none out; empty where it did not.
     """
 
     name: str
     path: str
     module: torch.nn.Module
     inputs: dict[str, Any]
+    other_inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
@@ -51,6 +54,33 @@ def decompose(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
     Raises:
         InputError: The model has no stages, or cannot generate from these inputs.
     """
+    stages = _recorded(model, inputs)
+    for name, given in inputs.items():
+        varied = varied_values(given) if isinstance(given, torch.Tensor) else None
+        if varied is not None:
+            # An InputError says that `generate` does not accept these values.
+            with contextlib.suppress(InputError):
+                others = {stage.name: stage for stage in _recorded(model, {**inputs, name: varied})}
+                stages = [_with_left_out(stage, others.get(stage.name, stage)) for stage in stages]
+    return stages
+
+
+def _with_left_out(stage: Stage, other: Stage) -> Stage:
+    """Return the stage with the inputs that `generate` passed with other values of its arguments only."""
+    left_out = {
+        # The last element is not one that was varied.
+        name: torch.full_like(value, value.flatten()[-1].item())
+        for name, value in other.inputs.items()
+        if isinstance(value, torch.Tensor) and stage.inputs.get(name) is None
+    }
+    if not left_out:
+        return stage
+    inputs = _tensors_first({**other.inputs, **stage.inputs, **left_out})
+    return dataclasses.replace(stage, inputs=inputs, other_inputs={**inputs, **other.inputs})
+
+
+def _recorded(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
+    """Return the stages with the inputs that `generate` passes."""
     kind = type(model).__name__
     if not can_export(model):
         raise InputError(
