@@ -218,6 +218,29 @@ def test_torchscript_file_with_an_axis_that_the_trace_fixed_is_not_used(tmp_path
     assert any("x:1=x_1) was not used" in note and "with x_1=" in note for note in result.notes)
 
 
+class Speech(nn.Module):
+    """A recurrent layer that torch.export unrolls for the length of the example, and TorchScript does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1)
+        self.rnn = nn.RNN(8, 6, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(self.conv(x).transpose(1, 2))[0]).log_softmax(-1)
+
+
+@pytest.mark.parametrize("dynamic", ["auto", {"x": {0: "batch", 2: "x_2"}}])
+def test_torchscript_keeps_an_axis_that_torch_export_fixes(dynamic: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path, axes = Speech().eval(), tmp_path / "model.onnx", {"x": {0: "batch", 2: "x_2"}}
+    result = modelexport.export_model(model, torch.randn(2, 4, 17), path, dynamic=dynamic, check="run")
+    assert (result.strategy, result.dynamic_axes) == ("htp", axes)
+    assert dimensions(path) == axes
+    same_at_other_sizes(model, ExampleCall(model, (torch.randn(2, 4, 17),), {}), path, axes)
+
+
 def test_axis_named_by_hand_that_the_torchscript_trace_fixed_is_wrong(tmp_path: Path) -> None:
     path, axes = tmp_path / "model.onnx", {"x": {1: "n"}}
     result = modelexport.export_model(Unrolled(), torch.randn(2, 5, 4), path, dynamic=axes, strategy="htp", check="run")

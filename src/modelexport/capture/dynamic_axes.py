@@ -14,9 +14,9 @@ import torch
 from modelexport.errors import InputError
 from modelexport.torch_support import (
     TORCH_LOCK,
-    buffers_restored,
     copied_inputs,
     evaluation_mode,
+    isolated_run,
     named_results,
     preserved_state,
 )
@@ -71,13 +71,7 @@ class ExampleCall:
 
     def result_shapes(self) -> _Shapes | None:
         """Return the names and shapes of the model's results; None where forward fails."""
-        with (
-            TORCH_LOCK,
-            preserved_state(self.model),
-            evaluation_mode(self.model),
-            buffers_restored(self.model),
-            torch.no_grad(),
-        ):
+        with isolated_run(self.model):
             args, kwargs = copied_inputs(self.args, self.kwargs)
             try:
                 result = self.model(*args, **kwargs)

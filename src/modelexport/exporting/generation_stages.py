@@ -19,7 +19,7 @@ from modelexport.exporting.progress import Observer, check_observer
 from modelexport.exporting.result import ExportResult, ProgressEvent
 from modelexport.storage import Staging, check_target, data_files, stage_files
 from modelexport.strategies import CaptureRequest, FxStrategy, Strategy, StrategyRegistry
-from modelexport.torch_support import TORCH_LOCK, buffers_restored, evaluation_mode, normalize_inputs, preserved_state
+from modelexport.torch_support import isolated_run, normalize_inputs
 
 if TYPE_CHECKING:
     from modelexport.capture.fx import Stage
@@ -132,7 +132,7 @@ def export_stages(
     target = check_target(Path(output_path), force=True, sidecar=False)
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"the model is a {type(model).__name__}, not a torch.nn.Module: pass the module itself")
-    with TORCH_LOCK, preserved_state(model), evaluation_mode(model), buffers_restored(model):
+    with isolated_run(model):
         stages = decompose(model, _generate_inputs(model, example_inputs))
     targets = [check_target(stage_path(target, stage.name), force=overwrite) for stage in stages]
     rename = None if transformers_names else runtime_name

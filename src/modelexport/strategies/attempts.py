@@ -175,9 +175,8 @@ def _joined(*parts: str) -> str:
 def _try(attempt: PlannedAttempt, request: CaptureRequest) -> tuple[Capture, Specialization] | ModelExportError:
     """Return the capture and what tracing fixed in it, or the error."""
     candidate = attempt.candidate
-    request = dataclasses.replace(
-        request, exporter=candidate.exporter, variant=attempt.variant, options=attempt.options(request)
-    )
+    options = {**attempt.options(request), **request.axis_options(candidate.exporter)}
+    request = dataclasses.replace(request, exporter=candidate.exporter, variant=attempt.variant, options=options)
     mode = contextlib.nullcontext() if request.training else evaluation_mode(request.model)
     try:
         with TORCH_LOCK, mode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ class CaptureRequest:
         written: Copies of the weights that forward overwrites, from the run before the first attempt.
         variant: How to call the exporter: a failed attempt names the next one (`StrategyIncompatibleError.retry`).
         result_names: The names of the result's tensors, for exporters that would invent names for the outputs.
+        axis_options: Returns the options that tell an exporter, given by name, the dynamic axes.
     """
 
     model: torch.nn.Module
@@ -41,6 +42,7 @@ class CaptureRequest:
     written: CopyOnWrite | None = None
     variant: Variant = PLAIN
     result_names: tuple[str, ...] = ()
+    axis_options: Callable[[str], Mapping[str, Any]] = lambda exporter: {}
 
     @property
     def named_options(self) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -73,16 +74,14 @@ def capture_model(
             yield Captured(capture, attempts.reports[-1])
         return
     call = ExampleCall(request.model, request.args, dict(request.kwargs))
-    # TorchScript accepts any axis, also those that it fixes when it traces: only used where no other exporter is left.
-    by_torchscript = all(candidate.exporter == TORCHSCRIPT for candidate in candidates)
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
         _check_sizes_above_one(call, with_sizes_above_one(call, axes), training=request.training)
     refused: list[Axis] = []
     while True:
         exported = with_sizes_above_one(call, axes)
-        options = {**request.options, **_options(exported, axes, request, by_torchscript)}
-        wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, options=options)
+        axis_options = functools.partial(_axis_options, exported, axes, request)
+        wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, axis_options=axis_options)
         try:
             # Fewer axes are tried before a last resort.
             last_resorts = dynamic != AUTO or not axes
@@ -119,13 +118,13 @@ def _check_sizes_above_one(call: ExampleCall, exported: ExampleCall, *, training
         raise InputError(f"a dynamic axis of size 1 is exported with size 2: {error}") from error
 
 
-def _options(
-    call: ExampleCall, axes: Mapping[Axis, str], request: CaptureRequest, by_torchscript: bool
+def _axis_options(
+    call: ExampleCall, axes: Mapping[Axis, str], request: CaptureRequest, exporter: str
 ) -> dict[str, Any]:
-    """The exporter's options for these axes."""
+    """The options for these axes, as the exporter takes them."""
     if not axes:
         return {}
-    if not by_torchscript:
+    if exporter != TORCHSCRIPT:
         return {"dynamic_shapes": dynamic_shapes(call, axes)}
     # TorchScript refers to inputs by `input_names`.
     own = list(call.tensors())

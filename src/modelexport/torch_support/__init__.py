@@ -11,6 +11,7 @@ from modelexport.torch_support.state_guard import (
     buffers_restored,
     evaluation_mode,
     full_float32_precision,
+    isolated_run,
     mha_fast_path_disabled,
     preserved_state,
     weights_restored,

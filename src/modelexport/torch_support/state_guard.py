@@ -170,6 +170,17 @@ def weights_restored(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def isolated_run(model: torch.nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Run the model in eager mode, without gradients, and restore it and torch, whatever its forward changes.
+
+    With `training` it runs in its current mode instead of evaluation mode.
+    """
+    mode = contextlib.nullcontext() if training else evaluation_mode(model)
+    with TORCH_LOCK, preserved_state(model), weights_restored(model), mode, torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
 def mha_fast_path_disabled() -> Iterator[None]:
     """Disable the fast path of torch's attention layers: it runs a whole layer in one kernel, unlike exporters."""
     enabled = torch.backends.mha.get_fastpath_enabled()

@@ -17,20 +17,17 @@ from modelexport.display import in_one_line, with_class
 from modelexport.errors import InputError
 from modelexport.hierarchy import ROOT_CALL, CallId, HierarchyDocument
 from modelexport.torch_support import (
-    TORCH_LOCK,
     CallWatch,
     RunningCall,
     control_flow_depth,
     copied_inputs,
-    evaluation_mode,
     flattened_results,
     full_float32_precision,
     in_this_thread,
+    isolated_run,
     mha_fast_path_disabled,
     named_arguments,
     named_results,
-    preserved_state,
-    weights_restored,
 )
 from modelexport.torch_support.private import map_leaves, storage_reference, version_of
 
@@ -41,18 +38,8 @@ _NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 @contextlib.contextmanager
 def reference_run(model: torch.nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Run the model without gradients and in full precision; it and torch are restored.
-
-    With `training` it runs in its current mode instead of evaluation mode.
-    """
-    with (
-        TORCH_LOCK,
-        preserved_state(model),
-        weights_restored(model),
-        contextlib.nullcontext() if training else evaluation_mode(model),
-        full_float32_precision(),
-        torch.no_grad(),
-    ):
+    """Run the model as `isolated_run` does, in full precision."""
+    with isolated_run(model, training=training), full_float32_precision():
         yield
 
 

@@ -129,3 +129,29 @@ def test_weights_that_forward_writes_through_data_are_as_before(folder: Path, us
     with contextlib.suppress(ModelExportError):
         USES[use](model, path)
     assert changes(before, snapshot(model)) == []
+
+
+class Renormalized(nn.Module):
+    """Scales its own weights in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.lin.weight.mul_(0.5)
+        found: torch.Tensor = self.lin(x)
+        return found
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_finding_dynamic_axes_scales_no_weight(folder: Path, strategy: str) -> None:
+    model, options = Renormalized(), {"strategy": strategy, "check": "off", "overwrite": True}
+    before = snapshot(model)
+    found, named = folder / "found.onnx", folder / "named.onnx"
+    result = modelexport.export_model(model, torch.ones(3, 2), found, dynamic="auto", **options)
+    assert result.dynamic_axes == {"x": {0: "batch"}}
+    assert changes(before, snapshot(model)) == []
+    modelexport.export_model(model, torch.ones(3, 2), named, dynamic=result.dynamic_axes, **options)
+    assert found.read_bytes() == named.read_bytes()

@@ -22,7 +22,7 @@ from modelexport.sources.inputs.synthesis.failure_hints import (
 )
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec
-from modelexport.torch_support import CallWatch, evaluation_mode, named_results, preserved_state, weights_restored
+from modelexport.torch_support import CallWatch, isolated_run, named_results
 
 _MOST_WORDS = 200
 _NUMBER = re.compile(r"(?<![\w.])\d{1,9}(?![\w.]*\w)")
@@ -101,7 +101,7 @@ def try_call(
             spoken_of(error, origins),
         )
 
-    with preserved_state(model), evaluation_mode(model), weights_restored(model), torch.no_grad():
+    with isolated_run(model):
         try:
             with calls.watching(dict(model.named_modules())), origins:
                 result = model(*args, **kwargs)
