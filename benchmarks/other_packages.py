@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.package_models import MODELS
-from benchmarks.package_verdicts import missed, page, verdict
+from benchmarks.package_verdicts import BROKEN, missed, page, verdict
 from benchmarks.sweep_options import chosen, set_environment, sweep_parser
 from benchmarks.sweep_process import as_record, limits_of
 from benchmarks.sweep_records import current_setup, read_records, still_valid
@@ -67,7 +67,7 @@ def main() -> int:
         options.write.write_text(text, encoding="utf-8")
     else:
         print(text)
-    return 0
+    return int(any(verdict(record).kind in BROKEN or missed(record) for record in records))
 
 
 def _options() -> argparse.Namespace:

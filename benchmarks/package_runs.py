@@ -32,8 +32,8 @@ import modelexport
 RTOL, ATOL = 1e-3, 1e-4
 # A step allocates no more than this.
 _MEMORY = 6 * 2**30
-# A range of sizes as a note states it: ``x:1 = 2…32``; an open end has no number.
-_RANGE = re.compile(r"([\w.]+):(\d+) = (\d*)…(\d*)")
+# A range of sizes as a note states it, of an axis or of a dimension of the file: ``x:1 = 2…32``; an open end is empty.
+_RANGE = re.compile(r"([\w.]+(?::\d+)?) = (\d*)…(\d*)")
 
 Json = dict[str, Any]
 # Sizes by axis: the position of the input among the tensors, and the number of the axis.
@@ -105,12 +105,9 @@ def _export_ours(spec: PackageModel, path: Path) -> Json:
 
 
 def stated_ranges(notes: Sequence[str]) -> dict[str, list[int | None]]:
-    """The smallest and largest size of each axis (``x:1``) that notes state; None where an end is open."""
+    """The smallest and largest size that notes state, by axis or dimension; None where an end is open."""
     found = [match for note in notes for match in _RANGE.finditer(note)]
-    return {
-        f"{name}:{axis}": [int(end) if end else None for end in ends]
-        for name, axis, *ends in (match.groups() for match in found)
-    }
+    return {match[1]: [int(match[end]) if match[end] else None for end in (2, 3)] for match in found}
 
 
 def _plain_exports(spec: PackageModel, folder: Path, step: Callable[[Callable[[], Any]], Json]) -> list[Json]:
@@ -171,7 +168,7 @@ def run_file(
     Args:
         spec: The model.
         path: The file.
-        ranges: The sizes for which the file is said to be right, by axis.
+        ranges: The sizes for which the file is said to be right, by axis or dimension.
         named: The dimensions to change; None for all that are free in the file.
 
     Returns:
@@ -212,8 +209,17 @@ def run_file(
         tensors = [args[place] for place in given]
         feeds = {value.name: tensors[position].numpy() for value, position in zip(graph.input, positions, strict=True)}
         problem = _problem(session, feeds, expected)
-        outside = _outside(tensors, names, ranges) if problem else ""
-        return {"sizes": sizes, "outcome": "outside" if outside else "wrong" if problem else "equal", "detail": problem}
+        outside = any(
+            _is_outside(size, ranges.get(key))
+            for position, tensor in enumerate(tensors)
+            for axis, size in enumerate(tensor.shape)
+            for key in (f"{names[position]}:{axis}", symbols.get((position, axis), ""))
+        )
+        return {
+            "sizes": sizes,
+            "outcome": ("outside" if outside else "wrong") if problem else "equal",
+            "detail": problem,
+        }
 
     runs = [run(example, {})]
     for other in spec.others():
@@ -263,14 +269,9 @@ def _with_unnamed_axes(
             yield tuple(args), {symbol: other}
 
 
-def _outside(tensors: Sequence[torch.Tensor], names: Sequence[str], ranges: Mapping[str, Sequence[int | None]]) -> str:
-    """The axis whose size is outside of its stated range; "" if there is none."""
-    for tensor, name in zip(tensors, names, strict=True):
-        for axis, size in enumerate(tensor.shape):
-            low, high = ranges.get(f"{name}:{axis}", (None, None))
-            if (low is not None and size < low) or (high is not None and size > high):
-                return f"{name}:{axis}"
-    return ""
+def _is_outside(size: int, stated: Sequence[int | None] | None) -> bool:
+    low, high = stated or (None, None)
+    return (low is not None and size < low) or (high is not None and size > high)
 
 
 def _eager(model: torch.nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:

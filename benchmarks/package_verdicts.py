@@ -47,6 +47,10 @@ class Kind(enum.StrEnum):
     NOT_SHOWN = "NOT SHOWN"
 
 
+# A file that is called right and is not, or whose claims nobody can know.
+BROKEN = (Kind.WRONG, Kind.FIXED_UNSAID, Kind.NOT_SHOWN)
+
+
 class Verdict(NamedTuple):
     """What a record says of a model, and why."""
 

@@ -73,8 +73,8 @@ def test_page_counts_verdicts_and_shows_what_ours_does_not_free_in_bold() -> Non
 
 
 def test_ranges_are_read_from_notes() -> None:
-    notes = ["valid for x:1 = 2…32, net.py:12; pair.left:0 = 1…", "dynamic axes: x batch x time"]
-    assert stated_ranges(notes) == {"x:1": [2, 32], "pair.left:0": [1, None]}
+    notes = ["valid for x:1 = 2…32, net.py:12; pair.left:0 = 1…", "time = …64", "dynamic axes: x batch x time"]
+    assert stated_ranges(notes) == {"x:1": [2, 32], "pair.left:0": [1, None], "time": [None, 64]}
 
 
 def test_outputs_are_compared_by_position_count_type_shape_and_value() -> None:
@@ -107,8 +107,9 @@ def test_file_is_wrong_at_a_size_that_it_claims_unless_a_range_excludes_it(tmp_p
     found = run_file(spec, tmp_path / "a.onnx", {})
     assert [each["outcome"] for each in found["runs"]] == ["equal", "equal", "wrong", "equal"]
     assert found["free"] == ["batch", "time"]
-    found = run_file(spec, tmp_path / "a.onnx", {"x:1": [2, 32]})
-    assert [each["outcome"] for each in found["runs"]] == ["equal", "equal", "outside", "equal"]
+    for axis in ("x:1", "time"):
+        found = run_file(spec, tmp_path / "a.onnx", {axis: [2, 32]})
+        assert [each["outcome"] for each in found["runs"]] == ["equal", "equal", "outside", "equal"]
 
 
 @pytest.mark.filterwarnings("ignore")
