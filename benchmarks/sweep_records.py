@@ -23,7 +23,7 @@ Record = dict[str, Any]
 PLAIN_WAYS = ("plain", "plain_no_cache", "with_caches", "transformers", "torchscript")
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
-_SWEEP_MODULES = ("candidates", "checks", "job", "process", "shrinking", "steps")
+_SWEEP_SCRIPTS = tuple(f"sweep_{name}.py" for name in ("candidates", "checks", "job", "process", "shrinking", "steps"))
 # What the sweep calls of the package: to synthesize inputs, to export, and to check files.
 _SWEPT_PACKAGES = (
     "exporting",
@@ -35,13 +35,15 @@ _SWEPT_PACKAGES = (
 )
 
 
-def current_setup(commit: str | None = None) -> Record:
+def current_setup(commit: str | None = None, scripts: Iterable[str] = _SWEEP_SCRIPTS) -> Record:
     """The versions of the libraries, the commit, a digest of the code that is swept, and the day.
 
     Args:
         commit: The commit, on a machine without the repository.
+        scripts: The files of this folder that the results depend on.
     """
-    return {"versions": _versions(), "commit": commit or _commit(), "code": _code(), "date": f"{dt.date.today()}"}
+    code = _code(scripts)
+    return {"versions": _versions(), "commit": commit or _commit(), "code": code, "date": f"{dt.date.today()}"}
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -122,15 +124,15 @@ def _commit() -> str:
     return "unknown"
 
 
-def _code() -> str:
-    """A digest of the sweep, and of the modules that it runs: a change of any other module changes no result."""
+def _code(scripts: Iterable[str]) -> str:
+    """A digest of the scripts, and of the modules that it runs: a change of any other module changes no result."""
     graph = grimp.build_graph("modelexport", cache_dir=None)
     packages = {f"modelexport.{name}" for name in _SWEPT_PACKAGES}
     called = packages.union(*map(graph.find_descendants, packages))
     swept = called.union(*map(graph.find_upstream_modules, called))
-    sweep = [_ROOT / "benchmarks" / f"sweep_{name}.py" for name in _SWEEP_MODULES]
+    files = [_ROOT / "benchmarks" / name for name in scripts]
     digest = hashlib.sha256()
-    for path in (*map(_source, sorted(swept)), *sweep):
+    for path in (*map(_source, sorted(swept)), *files):
         digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
