@@ -301,7 +301,7 @@ def test_the_command_exits_with_1_and_names_the_module(
 
 
 def test_a_search_that_does_not_find_the_module_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("modelexport.exporting.export_run._ORIGIN_SECONDS", -1.0)
+    monkeypatch.setattr("modelexport.verification.file_check._ORIGIN_SECONDS", -1.0)
     with _torchscript_translates(lambda graph, x: graph.op("Sin", x)):
         check = _export(tmp_path / "wrong.onnx", strategy="htp").check
     assert (check.outcome, check.call) == (CheckOutcome.DIFFERENT, None)

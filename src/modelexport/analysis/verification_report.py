@@ -14,7 +14,7 @@ import msgspec
 from modelexport.analysis.report_files import read_report_file
 from modelexport.display import Summary, counted, summarized
 from modelexport.errors import FileFormatError
-from modelexport.hierarchy import json_schema, or_null
+from modelexport.hierarchy import FileCheck, json_schema, or_null
 
 _SHOWN = 10
 _SCHEMA_VERSION = 1
@@ -177,6 +177,7 @@ class VerificationReport(msgspec.Struct, frozen=True):
             floats. The default tolerance is that of the coarsest.
         file: The file; empty for a model that is not in one.
         graph_hash: The hash of its graph.
+        check: The comparison of its outputs on probes; None if it was not asked for.
     """
 
     calls: tuple[CallVerification, ...]
@@ -187,12 +188,14 @@ class VerificationReport(msgspec.Struct, frozen=True):
     precisions: tuple[str, ...] = ()
     file: str = ""
     graph_hash: str = ""
+    check: FileCheck | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether at least one call was compared, and none is out of tolerance."""
+        """Whether at least one call was compared, and none is out of tolerance, on probes neither."""
         compared = any(call.verdict is Verdict.WITHIN for call in self.calls)
-        return compared and not self.whole_run_error and not self.findings
+        is_wrong = self.check is not None and self.check.is_wrong
+        return compared and not self.whole_run_error and not self.findings and not is_wrong
 
     @property
     def findings(self) -> tuple[CallVerification, ...]:
@@ -238,6 +241,8 @@ class VerificationReport(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         lines = [self.summary()]
+        if self.check is not None:
+            lines.append(f"on probes: {self.check}")
         if self.whole_run_error:
             lines.append(f"the full model does not run in onnxruntime: {self.whole_run_error}")
         for record in self.findings[:_SHOWN]:
@@ -260,6 +265,7 @@ class PrintedVerification(VerificationReport, frozen=True, kw_only=True):
     file: str
     graph_hash: str
     model: str
+    check: FileCheck | None
     schema_version: int = _SCHEMA_VERSION
 
 

@@ -156,6 +156,7 @@ def _export_options(job: Job, seconds: float | None) -> dict[str, Any]:
         "external_data": job.external_data,
         "private": job.private,
         "check": job.check,
+        "probes": job.probes,
     }
     if seconds is not None:
         options["timeout"] = max(1.0, _ATTEMPTS_PART * seconds)

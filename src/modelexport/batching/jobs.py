@@ -46,7 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
         task, revision, trust_remote_code, dtype, attn_implementation, random_weights: How the model is loaded.
         inputs, input_shape, input_text, input_image, input_audio: The example inputs.
         strategy, exporter, opset, optimize, dynamic, torch_names, allow_specialization, torch_nn_exceptions, boundary,
-            enable_advanced_resolution, external_data, private, check, check_bytes: How it is exported.
+            enable_advanced_resolution, external_data, private, check, check_bytes, probes: How it is exported.
         steps: What is done afterwards: ``verify``, ``validate``, ``profile``, ``extract:SELECTOR``, ``view``.
         seed: The seed of all random numbers, so that the same job gives the same bytes.
         depends: Files and patterns that the result depends on besides the model's own: weights that a factory reads.
@@ -81,6 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     private: bool = False
     check: str | None = None
     check_bytes: int | None = None
+    probes: int = 0
     steps: tuple[str, ...] = ()
     seed: int = 0
     depends: tuple[str, ...] = ()

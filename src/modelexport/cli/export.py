@@ -144,6 +144,7 @@ def export(
     check_bytes: Annotated[
         int, option("Check", "Files with more bytes of weights are loaded and not run.", min=0)
     ] = DEFAULT_CHECK_BYTES,
+    probes: Annotated[int, option("Check", "Also compare on so many inputs with other values.", min=0)] = 0,
     timeout: Annotated[
         float,
         option("Graph", "Seconds for all attempts: after that, nothing further is tried. inf: no limit.", min=1),
@@ -200,6 +201,7 @@ def export(
         "timeout": timeout,
         "check": check,
         "check_bytes": check_bytes,
+        "probes": probes,
         **({} if opset is None else {"opset_version": opset}),
         **({"transformers_names": graph.torch_names} if stages else graph.for_export()),
     }

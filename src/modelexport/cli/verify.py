@@ -47,6 +47,10 @@ def verify(
             help="By default rtol=1e-3,atol=1e-5, more for 16-bit and quantized files; a number alone is rtol."
         ),
     ] = None,
+    probes: Annotated[
+        int,
+        typer.Option(min=0, help="Also compare the outputs at other sizes, and on so many inputs of other values."),
+    ] = 0,
     memory: Annotated[
         int, typer.Option(min=1, help="MiB of module inputs and outputs to keep at a time; less means more runs.")
     ] = 1024,
@@ -89,6 +93,7 @@ def verify(
             sourced.model,
             inputs.choose(sourced, out),
             select=select,
+            probes=probes,
             rtol=tolerances.get("rtol"),
             atol=tolerances.get("atol"),
             limits=limits.limits,
@@ -133,6 +138,8 @@ def _text(found: VerificationReport, limit: int, width: int) -> str:
     if found.whole_run_error:
         lines.append(f"the whole model does not run in onnxruntime: {found.whole_run_error}")
     lines.append(found.summary())
+    if found.check is not None:
+        lines.append(f"on probes: {found.check}")
     coarse = [name for name in found.precisions if name not in ("float32", "float64")]
     if coarse and found.rtol is None and found.atol is None:
         lines.append(f"the tolerance is that of {', '.join(coarse)}, which the file computes with")

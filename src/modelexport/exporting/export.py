@@ -49,6 +49,7 @@ def export_model(
     timeout: float | None = DEFAULT_TIMEOUT,
     check: str | None = None,
     check_bytes: int = DEFAULT_CHECK_BYTES,
+    probes: int = 0,
     external_data: bool | None = None,
     overwrite: bool = False,
     fx_graph_path: str | Path | None = None,
@@ -93,6 +94,7 @@ def export_model(
             what was shown. ``"load"`` only loads it, ``"off"`` does neither. None for the environment variable
             MODELEXPORT_CHECK, or ``"run"``. Without onnxruntime nothing is checked, and `result.check` says so.
         check_bytes: Files with more bytes of weights are loaded and not run.
+        probes: The file is also run on so many inputs with other values, which are derived from the example inputs.
         external_data: Store weights in a separate file; None does so only where their size requires it.
         overwrite: Replace existing files.
         fx_graph_path: Write the traced FX graph to this file, each node with its module call.
@@ -116,7 +118,7 @@ def export_model(
     """
     pipeline = Pipeline(STEPS, progress)
     with pipeline.step("check"):
-        level = check_level(check, check_bytes)
+        level = check_level(check, check_bytes, probes)
         target, graph_files = check_targets(output_path, {"fx": fx_graph_path, "jit": jit_graph_path}, overwrite)
         view = TagView.create(torch_nn_exceptions, include, exclude)
         check_model(model)
@@ -129,7 +131,7 @@ def export_model(
     writing = {"external_data": external_data, "overwrite": overwrite, "options": torch_options}
     has_weights = torch_options.get("export_params", True)
     with _checker(request, level, check_bytes if has_weights else None) as checker:
-        run = ExportRun(pipeline, Attempts(timeout), tagging, target, graph_files, writing, checker)
+        run = ExportRun(pipeline, Attempts(timeout), tagging, target, graph_files, writing, checker, probes)
         return run.run(request, tried, dynamic)
 
 

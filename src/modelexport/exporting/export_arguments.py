@@ -27,7 +27,7 @@ _RESERVED = frozenset({"model", "args", "f", "dynamo"})
 _DYNAMIC = ("dynamic_shapes", "dynamic_axes")
 
 
-def check_level(check: str | None, check_bytes: object) -> str:
+def check_level(check: str | None, check_bytes: object, probes: object) -> str:
     """How much of the file is checked: the argument, the environment variable MODELEXPORT_CHECK, or ``"run"``."""
     level = check if check is not None else os.environ.get(_CHECK_VARIABLE) or CHECK_LEVELS[0]
     if level not in CHECK_LEVELS:
@@ -35,6 +35,8 @@ def check_level(check: str | None, check_bytes: object) -> str:
         raise InputError(f"{where} is {level!r}: choose one of {', '.join(CHECK_LEVELS)}")
     if not isinstance(check_bytes, int) or check_bytes < 0:
         raise InputError(f"check_bytes is {check_bytes!r}: give the number of bytes up to which a file is run")
+    if not isinstance(probes, int) or probes < 0:
+        raise InputError(f"probes is {probes!r}: give the number of inputs with other values to try")
     return level
 
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
 
-# The time for finding the module in which the results of a wrong file begin to differ.
-_ORIGIN_SECONDS = 120.0
-
 
 @dataclasses.dataclass(frozen=True)
 class ExportRun:
@@ -43,6 +40,7 @@ class ExportRun:
     graph_files: Mapping[str, Path]
     writing: Mapping[str, Any]
     checker: FileChecker
+    probes: int = 0
     # A note on each file that was written and not used.
     rejections: list[str] = dataclasses.field(default_factory=list)
 
@@ -56,7 +54,11 @@ class ExportRun:
                 with self._staged(tagged) as staged:
                     with self.pipeline.step("run") as step:
                         found, inputs = self.checker.check(
-                            staged.path, captured.capture.model, tagged.document, captured.capture.other_inputs
+                            staged.path,
+                            captured.capture.model,
+                            tagged.document,
+                            captured.capture.other_inputs,
+                            self.probes,
                         )
                         step.detail = found.outcome.value
                     if self.checker.accepts(found):
@@ -77,7 +79,7 @@ class ExportRun:
         with self._staged(tagged) as staged:
             if found.outcome is CheckOutcome.DIFFERENT:
                 with self.pipeline.step("run"):
-                    found = self.checker.with_origin(found, inputs, staged.path, tagged.document, _ORIGIN_SECONDS)
+                    found = self.checker.with_origin(found, inputs, staged.path, tagged.document)
             return self._commit(tagged, staged, found)
 
     def _captures(

@@ -26,7 +26,7 @@ from modelexport.torch_support import copied_inputs
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
 from modelexport.verification.model_results import ComparedOutput, Result, compare_outputs, results_of
 from modelexport.verification.onnx_run import GraphInputs
-from modelexport.verification.probes import DynamicAxes, InputChange, ModelInputs
+from modelexport.verification.probes import DynamicAxes, InputChange, ModelInputs, other_values
 from modelexport.verification.pytorch_run import array_of, reference_run, rounded_differently
 from modelexport.verification.rounding import ROUNDINGS, Usual, changes_by_rounding, is_explained
 
@@ -34,6 +34,8 @@ _RUN, _LOAD, _OFF = CHECK_LEVELS
 # Outputs of a full model add up the rounding errors of all modules.
 _TOLERANCE = Tolerance(least_atol=1e-4)
 _OTHER_SEED = 1
+# The time for finding the module in which the results of a wrong file begin to differ.
+_ORIGIN_SECONDS = 120.0
 _LONGEST_REASON = 200
 # The domains of onnxruntime's own operators.
 _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
@@ -109,15 +111,21 @@ class FileChecker:
             self._runner.start()
 
     def check(
-        self, path: Path, model: ir.Model, document: HierarchyDocument, other_values: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        model: ir.Model,
+        document: HierarchyDocument,
+        given_values: Mapping[str, Any] | None = None,
+        probes: int = 0,
     ) -> tuple[FileCheck, ModelInputs]:
-        """Check a file on the example inputs, on other inputs, and at other sizes of its dynamic axes.
+        """Check a file on the example inputs, on other values, and at other sizes of its dynamic axes.
 
         Args:
             path: The file.
             model: The model in it.
             document: Its document.
-            other_values: Inputs with other values, by keyword, for which the file must be right too.
+            given_values: Inputs with other values, by keyword, for which the file must be right too.
+            probes: The number of inputs with other values to derive from the example.
 
         Returns:
             The check, and the inputs that its outcome is about.
@@ -133,8 +141,8 @@ class FileChecker:
         if found.outcome is not CheckOutcome.EQUAL:
             return found, example
         axes = DynamicAxes(file.inputs, self._graph_inputs(file, example).tensors, example)
-        values = [InputChange([ModelInputs((), other_values, "other values")])] if other_values else []
-        return self._check_changes(file, found, [*values, *axes.changes()])
+        given = [InputChange([ModelInputs((), given_values, "other values")])] if given_values else []
+        return self._check_changes(file, found, [*given, *axes.changes(), *other_values(example, probes)])
 
     def _why_not_loadable(self, model: ir.Model) -> str:
         if not _is_installed():
@@ -295,9 +303,7 @@ class FileChecker:
             return any(_type_name(tensor) in RARE_FLOATS for tensor in tensors)
         return not check.is_wrong
 
-    def with_origin(
-        self, check: FileCheck, inputs: ModelInputs, path: Path, document: HierarchyDocument, seconds: float
-    ) -> FileCheck:
+    def with_origin(self, check: FileCheck, inputs: ModelInputs, path: Path, document: HierarchyDocument) -> FileCheck:
         """The check of a file with different results, with the first call that introduces an error, or why none is.
 
         Args:
@@ -305,16 +311,15 @@ class FileChecker:
             inputs: The inputs on which the results differ.
             path: The file.
             document: Its document.
-            seconds: The time for the search.
         """
         # Imported here: a right file needs neither this nor the parts of `analysis` that it imports.
         from modelexport.verification.module_verification import verify_modules
 
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + _ORIGIN_SECONDS
 
         def stop(done: int, total: int, call: str) -> None:
             if time.perf_counter() > end:
-                raise TimeoutError(f"{done} of {total} calls compared in {seconds:g} s")
+                raise TimeoutError(f"{done} of {total} calls compared in {_ORIGIN_SECONDS:g} s")
 
         unknown = "no call alone differs from PyTorch"
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,12 +19,13 @@ from modelexport.analysis.extraction import ExtractionPlan, Extractor, Hierarchy
 from modelexport.analysis.query import select_calls
 from modelexport.errors import ExtractionError, InputError, OnnxRunError
 from modelexport.gc_pause import collect_recent, gc_paused
-from modelexport.hierarchy import ROOT_CALL, CallRecord
+from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CallRecord, CheckOutcome, FileCheck
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import PreparedModel, Runner, external_folder, prepared, require_onnxruntime
 from modelexport.storage import ModelFile
 from modelexport.torch_support import normalize_inputs
 from modelexport.verification.difference import OutputPair, Tolerance, compare, is_permuted, precisions_of
+from modelexport.verification.file_check import FileChecker
 from modelexport.verification.model_results import Result, compare_outputs
 from modelexport.verification.onnx_run import FullModelRun, GraphInputs
 from modelexport.verification.pytorch_run import (
@@ -57,6 +59,7 @@ def verify_modules(
     kwargs: Mapping[str, Any] | None = None,
     hierarchy: HierarchySource | None = None,
     select: str | None = None,
+    probes: int = 0,
     rtol: float | None = None,
     atol: float | None = None,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
@@ -76,6 +79,8 @@ def verify_modules(
         kwargs: Additional keyword arguments of the model.
         hierarchy: The document, its content, or the path of the sidecar; None uses the document of the file.
         select: A selector of the calls to compare; None for all.
+        probes: With more than 0, the outputs of the file are also compared at other sizes of its dynamic axes, and on
+            so many inputs with other values, which are derived from the example inputs.
         rtol: The relative tolerance; None for 1e-3, or more for coarser element types.
         atol: The absolute tolerance; None for 1e-5, or more for coarser element types.
         memory_bytes: How many bytes of inputs and outputs to keep at a time. The PyTorch model runs once for each group
@@ -102,8 +107,30 @@ def verify_modules(
     with gc_paused(), Runner(limits, threads=torch.get_num_threads()) as runner, prepared(extractor.model) as ready:
         verification = _Verification(extractor, ready, model, args, named, Tolerance(rtol, atol), runner)
         found = verification.verify(select, memory_bytes, progress or (lambda done, total, call: None))
-    path = path_or_model.path if isinstance(path_or_model, ModelFile) else path_or_model
-    return msgspec.structs.replace(found, file=str(path) if isinstance(path, str | Path) else "")
+        path = path_or_model.path if isinstance(path_or_model, ModelFile) else path_or_model
+        if not isinstance(path, str | Path):
+            path = ""
+        check = _check_on_probes(Path(path), extractor, model, args, named, probes, limits) if probes else None
+    return msgspec.structs.replace(found, file=str(path), check=check)
+
+
+def _check_on_probes(
+    path: Path,
+    extractor: Extractor,
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    probes: int,
+    limits: RunLimits,
+) -> FileCheck:
+    """The check of a file on other inputs than the example, with the first module that diverges where it is wrong."""
+    if not path.is_file():
+        raise InputError("probes run the file as its users do: give the path of the file")
+    with FileChecker(model, args, kwargs, level=CHECK_LEVELS[0], most_bytes=sys.maxsize, limits=limits) as checker:
+        check, inputs = checker.check(path, extractor.model, extractor.document, probes=probes)
+        if check.outcome is not CheckOutcome.DIFFERENT:
+            return check
+        return checker.with_origin(check, inputs, path, extractor.document)
 
 
 @dataclasses.dataclass

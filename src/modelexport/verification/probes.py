@@ -1,4 +1,4 @@
-"""Other inputs for a file, derived from the example inputs: other sizes of its dynamic axes."""
+"""Other inputs for a file, derived from the example inputs: other sizes of its dynamic axes, and other values."""
 
 from __future__ import annotations
 
@@ -33,6 +33,48 @@ class InputChange(NamedTuple):
     """Inputs to try until the model takes one: those that it refuses say nothing about the file."""
 
     tries: Sequence[ModelInputs]
+
+
+def other_values(example: ModelInputs, count: int) -> Iterator[InputChange]:
+    """Inputs with other values of the same types and of a like range, each from its own seed."""
+    for number in range(1, count + 1):
+        # Where the model does not take other integers, such as positions in order, only floats change.
+        tries = [_with_other_values(example, number, floats_only=floats_only) for floats_only in (False, True)]
+        yield InputChange([inputs for inputs in tries if inputs is not None])
+
+
+def _with_other_values(example: ModelInputs, number: int, *, floats_only: bool) -> ModelInputs | None:
+    generator = torch.Generator().manual_seed(number)
+    is_changed = False
+
+    def changed(leaf: Any) -> Any:
+        nonlocal is_changed
+        is_fixed = not isinstance(leaf, torch.Tensor) or not leaf.numel() or leaf.layout is not torch.strided
+        if is_fixed or (floats_only and not leaf.is_floating_point()):
+            return leaf
+        is_changed = True
+        return _drawn(leaf, generator, flipped=number % 2 == 0)
+
+    args, kwargs = map_leaves(changed, (example.args, dict(example.kwargs)))
+    return ModelInputs(args, kwargs, f"probe {number}") if is_changed else None
+
+
+def _drawn(tensor: torch.Tensor, generator: torch.Generator, *, flipped: bool) -> torch.Tensor:
+    """A tensor whose elements are drawn from those of another: ids stay valid, and a mask stays a mask.
+
+    Floats are scaled, and with `flipped` change their sign if both signs occur.
+    """
+    known = tensor.detach().flatten().cpu()
+    if not tensor.is_floating_point() and not tensor.is_complex() and bool((known == known[0]).all()):
+        # The nearest other value that is not negative, such as 0 for a mask of ones.
+        known = torch.stack([known[0], abs(known[0].to(torch.int64) - 1).to(known.dtype)])
+    found = known[torch.randint(len(known), (tensor.numel(),), generator=generator)].reshape(tensor.shape)
+    if tensor.is_floating_point():
+        both_signs = bool((known < 0).any() and (known > 0).any())
+        scale = 0.5 + torch.rand(1, generator=generator).item()
+        # The values of a mask stay as they are.
+        found = found * (-scale if flipped and both_signs else scale) if len(known.unique()) > 2 else found
+    return found.to(tensor.device)
 
 
 class DynamicAxes:
