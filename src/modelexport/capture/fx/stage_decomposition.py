@@ -71,7 +71,7 @@ def _with_left_out(stage: Stage, other: Stage) -> Stage:
         # The last element is not one that was varied.
         name: torch.full_like(value, value.flatten()[-1].item())
         for name, value in other.inputs.items()
-        if isinstance(value, torch.Tensor) and stage.inputs.get(name) is None
+        if isinstance(value, torch.Tensor) and value.numel() and stage.inputs.get(name) is None
     }
     if not left_out:
         return stage
