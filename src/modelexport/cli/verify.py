@@ -87,7 +87,7 @@ def verify(
         found = verify_modules(
             file,
             sourced.model,
-            inputs.choose(sourced, out),
+            inputs.choose(sourced, out, file),
             select=select,
             rtol=tolerances.get("rtol"),
             atol=tolerances.get("atol"),
