@@ -24,11 +24,14 @@ FILE_NAME = "model.onnx"
 IMPORTS = "imports.json"
 # The folders of files that need no hash: the key has the version of Python and the source of this package, and the
 # result the versions of distributions.
-_COVERED = (
-    os.path.dirname(os.__file__),  # noqa: PTH120  compared as text
-    str(Path(__file__).parents[1]),
-    *site.getsitepackages(),
-    site.getusersitepackages(),
+_COVERED = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(os.__file__).parent,
+        Path(__file__).parents[1],
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    )
 )
 # Of the time for a job, the part after which no other attempt to export it begins.
 _ATTEMPTS_PART = 0.7
@@ -129,16 +132,16 @@ def _record_imports(given: ExportPayload) -> None:
     modules = dict(sys.modules)
     distributions = importlib.metadata.packages_distributions().items()
     names = {f"{name}==" for package, found in distributions if package in modules for name in found}
-    paths = {getattr(module, "__dict__", {}).get("__file__") for module in modules.values()}
+    paths = [getattr(module, "__dict__", {}).get("__file__") for module in modules.values()]
     # A module that raises while it is imported is no longer there.
     for error in causes_of(sys.exception()):
-        paths.update(frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-        paths.add(getattr(error, "filename", None))
+        paths += [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        paths.append(getattr(error, "filename", None))
     for path in paths:
-        if isinstance(path, str) and not path.startswith(_COVERED) and os.path.isfile(path):  # noqa: PTH113  see above
+        if isinstance(path, str) and not path.startswith(_COVERED) and os.path.isfile(path):  # noqa: PTH113  any text
             names.add(os.path.relpath(os.path.realpath(path), root))
     earlier = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
-    found = {**FileHashes(None).of_imports(names, root), **earlier}
+    found = {**FileHashes(None).of_imports(names - earlier.keys(), root), **earlier}
     write_text(file, msgspec.json.encode(found, order="sorted").decode())
 
 
