@@ -77,6 +77,11 @@ def test_another_model_and_unfit_inputs_are_refused(exported: Exporter, tmp_path
     ours = exported("cnn")
     torch.manual_seed(99)
     other = type(ours.example.model)().eval()
+    with pytest.raises(InputError, match="the weights of the PyTorch model are not those of the file"):
+        validate_owners_by_value(ours.path, other, ours.example.inputs)
+    with torch.no_grad():
+        other.load_state_dict(ours.example.model.state_dict())
+        next(other.parameters()).mul_(2)
     report = validate_owners_by_value(ours.path, other, ours.example.inputs)
     assert [(finding.rule, finding.severity) for finding in report.findings] == [("outputs", Severity.ERROR)]
     assert "values do not tell" in report.rules[-1].skipped
