@@ -29,8 +29,8 @@ _NOTES = """
   `dynamo=False`, where the file is right at every other size. Those that ours does not free are bold.
 - *equal*: right at every size. *range said*: wrong or failing only at sizes outside of a range that the result states.
   *fixed and said*: right at every size of the free axes, and a note names each axis that is fixed.
-- *seconds* are those of our export, *ratio* its CPU time over that of plain torch's with the axes named, each run once
-  in a process of its own.
+- *seconds* are those of our export, *ratio* its CPU time over that of plain torch's by the same exporter with the axes
+  named (one dimension alone where they fail together), each run once in a process of its own.
 """
 
 
@@ -153,7 +153,8 @@ def _row(record: Record, versions: Mapping[str, str]) -> tuple[str, ...]:
     free = record.get("runs", {}).get("value", {}).get("free", [])
     plain = _freed_by_plain(record)
     shown = [f"**{name}**" if name not in free else name for name in plain]
-    costs = [entry["export"]["value"]["cpu"] for entry in record.get("plain", []) if "value" in entry["export"]]
+    exports = [entry["export"] for entry in record.get("plain", []) if entry["exporter"] == ours.get("exporter")]
+    costs = [export["value"]["cpu"] for export in exports if "value" in export]
     ratio = f"{ours['cpu'] / costs[0]:.2f}" if ours and costs and costs[0] > 0 else ""
     return (
         f"{record['package']} {versions.get(record['package'], '')}".strip(),

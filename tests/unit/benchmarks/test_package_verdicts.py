@@ -24,7 +24,7 @@ def record(
     *runs: dict[str, Any], check: str = "equal", notes: tuple[str, ...] = (), **fixed: list[str]
 ) -> dict[str, Any]:
     free = [dimension for dimension in ("batch", "time") if dimension not in fixed]
-    ours = {"check": check, "says": "says this", "notes": list(notes), "seconds": 1.0, "cpu": 1.0}
+    ours = {"check": check, "says": "says this", "notes": list(notes), "exporter": "dynamo", "seconds": 1.0, "cpu": 1.0}
     found = {"free": free, "fixed": fixed, "runs": [EXAMPLE, *runs]}
     return {"name": "a:b", "package": "a", "ours": {"value": ours}, "runs": {"value": found}}
 
