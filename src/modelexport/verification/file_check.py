@@ -21,7 +21,7 @@ from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import CHECK_LEVELS, CheckOutcome, FileCheck, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort import FileRun, Runner
+from modelexport.ort import IDLE_RUNNER, FileRun
 from modelexport.torch_support import copied_inputs
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
 from modelexport.verification.model_results import ComparedOutput, Result, compare_outputs, results_of
@@ -36,6 +36,8 @@ _TOLERANCE = Tolerance(least_atol=1e-4)
 _OTHER_SEED = 1
 # The time for finding the module in which the results of a wrong file begin to differ.
 _ORIGIN_SECONDS = 120.0
+# Of files with more weights than this, nothing stays in memory.
+_MOST_KEPT_BYTES = 2**26
 _LONGEST_REASON = 200
 # The domains of onnxruntime's own operators.
 _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
@@ -65,7 +67,7 @@ class CheckedFile(NamedTuple):
 class FileChecker:
     """Checks the files of one export, all against the same results of PyTorch.
 
-    A context manager: it ends the process of onnxruntime.
+    A context manager: it ends the process of onnxruntime, or keeps it for the next export after small files.
 
     Args:
         model: The model. It is not changed.
@@ -90,7 +92,8 @@ class FileChecker:
     ) -> None:
         self._model, self._example, self._training = model, ModelInputs(args, kwargs), training
         self._level, self._most_bytes = level, most_bytes
-        self._runner = Runner(limits, threads=torch.get_num_threads())
+        self._runner = IDLE_RUNNER.take(limits, torch.get_num_threads())
+        self._most_seen = 0
         self._reference: tuple[Result, ...] | None = None
         self._reference_problem = ""
 
@@ -103,7 +106,11 @@ class FileChecker:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._runner.__exit__(*raised)
+        # The process keeps the memory that large files took.
+        if self._most_seen > _MOST_KEPT_BYTES:
+            self._runner.__exit__(*raised)
+        else:
+            IDLE_RUNNER.keep(self._runner)
 
     def start(self) -> None:
         """Start the process of onnxruntime, which loads while the model is exported."""
@@ -137,6 +144,7 @@ class FileChecker:
         if obstacle:
             return FileCheck(CheckOutcome.UNCHECKED, obstacle), example
         file = CheckedFile(path, model, document, precisions_of(model.graph))
+        self._most_seen = max(self._most_seen, weight_bytes(model))
         found = self._check_on(file, example)
         if found.outcome is not CheckOutcome.EQUAL:
             return found, example
