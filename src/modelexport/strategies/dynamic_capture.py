@@ -149,8 +149,7 @@ def _fewer(call: ExampleCall, axes: Mapping[Axis, str], candidate: Candidate, at
         kept = axes_kept_by_torch(call, axes)
     found = "fails" if kept is None else f"keeps {len(kept)} of {counted(len(axes), 'axis', 'axes')}"
     result = f"a question to torch.export, which {found}: its graph is not written"
-    seconds = time.perf_counter() - started
-    attempts.record(candidate, "torch.export with Dim.AUTO", result, seconds, printed=printed)
+    attempts.record(candidate, "torch.export with Dim.AUTO", result, time.perf_counter() - started, printed=printed)
     if kept is not None and len(kept) < len(axes):
         return kept
     batch = {axis: name for axis, name in axes.items() if name == BATCH}
