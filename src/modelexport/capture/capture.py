@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -47,6 +48,24 @@ class VariantError(ExportError):
         super().__init__(f"the exporter may succeed in another variant: {variant}")
 
 
+class SizeRange(NamedTuple):
+    """The sizes of a dynamic axis for which a graph is valid, as torch knows them: ``step * k + offset``.
+
+    Attributes:
+        min: The smallest size; None where torch knows no limit.
+        max: The largest size; None where torch knows no limit.
+        step: The distance between two sizes.
+        offset: What is left of each size when it is divided by `step`.
+        place: The line of the model that limits it, as in ``net.py:12``; empty where torch does not know it.
+    """
+
+    min: int | None = None
+    max: int | None = None
+    step: int = 1
+    offset: int = 0
+    place: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Capture:
     """The result of one exporter for one model.
@@ -64,6 +83,7 @@ class Capture:
         graph_text: Returns the traced graph as text, with the call of each node.
         recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
+        size_ranges: The sizes of dynamic axes for which it is valid, by name of the axis, where torch limits them.
         notes: Fallbacks and lost evidence that the user should know of.
         variant: What the exporter did by itself to succeed; empty for its usual way.
     """
@@ -79,5 +99,6 @@ class Capture:
     file: ExporterFile | None = None
     recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    size_ranges: Mapping[str, SizeRange] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     variant: str = ""

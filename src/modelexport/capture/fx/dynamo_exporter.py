@@ -16,6 +16,7 @@ from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.original_graph import Export, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program
+from modelexport.capture.fx.size_ranges import size_ranges
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
 from modelexport.errors import UnsupportedLibraryError, find_own_error
@@ -76,7 +77,7 @@ def capture_export(
         if following is None:
             raise
         raise VariantError(following) from error
-    failure, strict = recorder.failure, recorder.strict
+    failure, strict, captured = recorder.failure, recorder.strict, recorder.program
     if failure is not None:
         recorder = TraceRecorder(model, tree)
     program, original = graphs.program, graphs.original
@@ -102,6 +103,7 @@ def capture_export(
         graph_kind="fx",
         graph_text=lambda: format_program(program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs),
+        size_ranges=size_ranges(graphs.model, captured or program),
         notes=notes,
         variant="strict" if strict else "",
     )
