@@ -65,6 +65,11 @@ class SizeRange(NamedTuple):
     offset: int = 0
     place: str = ""
 
+    def __str__(self) -> str:
+        least, most = ("" if bound is None else str(bound) for bound in (self.min, self.max))
+        multiple = f" in steps of {self.step}" if self.step > 1 else ""
+        return f"{least}…{most}{multiple}{f', {self.place}' if self.place else ''}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Capture:

@@ -16,9 +16,9 @@ from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.original_graph import Export, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program
-from modelexport.capture.fx.size_ranges import size_ranges
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
+from modelexport.capture.size_ranges import size_ranges
 from modelexport.errors import UnsupportedLibraryError, find_own_error
 from modelexport.torch_support import exporter_arguments
 from modelexport.torch_support.private_export import fake_constants_refused

@@ -29,8 +29,8 @@ from modelexport.capture import (
 from modelexport.capture.fx.node_owners import ProgramCalls
 from modelexport.capture.fx.original_graph import ExportedGraphs, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program, nodes_in_order, owning_nodes, program_graphs
-from modelexport.capture.fx.size_ranges import size_ranges
 from modelexport.capture.fx.trace_recorder import GeneratedCode
+from modelexport.capture.size_ranges import size_ranges
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.torch_support import named_arguments, named_results

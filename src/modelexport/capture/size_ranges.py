@@ -15,7 +15,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.capture import SizeRange
+from modelexport.capture.capture import SizeRange
 from modelexport.capture.source_places import is_of_model
 
 # torch treats the sizes 0 and 1 as constants, so that this smallest size is no limit of the model.
@@ -34,31 +34,33 @@ def size_ranges(model: ir.Model, program: torch.export.ExportedProgram) -> dict[
     symbolic = {
         str(name): size.node for name, size in zip(names, sizes, strict=False) if isinstance(name, ir.SymbolicDim)
     }
-    # A size that depends on several symbols has no range of its own.
-    known = [{symbol} for symbol in program.range_constraints]
-    single = {name: size for name, size in symbolic.items() if size.expr.free_symbols in known}
-    found = {name: _range(size, program) for name, size in single.items()}
+    found = {name: size_range(size, program) for name, size in symbolic.items()}
     return {name: limits for name, limits in found.items() if limits != SizeRange()}
 
 
-def _range(size: Any, program: torch.export.ExportedProgram) -> SizeRange:
-    """Return the range of a size, which is ``factor * symbol + offset`` for torch, from what is known of its symbol."""
+def size_range(size: Any, program: torch.export.ExportedProgram) -> SizeRange:
+    """Return the range of a size that is ``factor * symbol + offset`` for torch; none for one of several symbols."""
+    if not size.expr.free_symbols:
+        return SizeRange(size.hint, size.hint)
+    if size.expr.free_symbols not in [{symbol} for symbol in program.range_constraints]:
+        return SizeRange()
     (symbol,) = size.expr.free_symbols
     offset = int(size.expr.subs(symbol, 0))
     factor, example = int(size.expr.subs(symbol, 1)) - offset, size.hint
-    conditions = list(_conditions(symbol, program))
+    conditions = dict(_conditions(symbol, program))
 
-    def violated(number: int) -> list[str]:
-        """Return the places of the conditions that do not hold for a size."""
-        return [place for found, place in conditions if not found.subs(symbol, (number - offset) // factor)]
+    def violated(number: int) -> str | None:
+        """Return the place of a condition that does not hold for a size; None where all hold."""
+        value = (number - offset) // factor
+        return next((place for found, place in conditions.items() if not found.subs(symbol, value)), None)
 
     def reach(sizes: range) -> tuple[int | None, str]:
         """Return the last of the sizes before something does not hold, and the place of that."""
-        end = bisect.bisect_left(sizes, True, key=lambda number: bool(violated(number)))
-        return (None, "") if end == len(sizes) else (sizes[end - 1], max(violated(sizes[end])))
+        end = bisect.bisect_left(sizes, True, key=lambda number: violated(number) is not None)
+        return (None, "") if end == len(sizes) else (sizes[end - 1], violated(sizes[end]) or "")
 
     steps = range(factor, min(example, _LONGEST_STEP) + 1, factor)
-    step = next((step for step in steps if not violated(example + step) + violated(example + 2 * step)), factor)
+    step = next((n for n in steps if violated(example + n) is violated(example + 2 * n) is None), factor)
     (largest, place), (smallest, other) = reach(range(example, example * _FAR, step)), reach(range(example, 0, -step))
     return SizeRange(smallest, largest, step, example % step, place or other)
 
