@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -48,6 +48,29 @@ class VariantError(ExportError):
         super().__init__(f"the exporter may succeed in another variant: {variant}")
 
 
+class SizeRange(NamedTuple):
+    """The sizes of a dynamic axis for which a graph is valid, as torch knows them: ``step * k + offset``.
+
+    Attributes:
+        min: The smallest size; None where torch knows no limit.
+        max: The largest size; None where torch knows no limit.
+        step: The distance between two sizes.
+        offset: What is left of each size when it is divided by `step`.
+        place: The line of the model that limits it, as in ``net.py:12``; empty where torch does not know it.
+    """
+
+    min: int | None = None
+    max: int | None = None
+    step: int = 1
+    offset: int = 0
+    place: str = ""
+
+    def __str__(self) -> str:
+        least, most = ("" if bound is None else str(bound) for bound in (self.min, self.max))
+        multiple = f" in steps of {self.step}" if self.step > 1 else ""
+        return f"{least}…{most}{multiple}{f', {self.place}' if self.place else ''}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Capture:
     """The result of one exporter for one model.
@@ -65,6 +88,7 @@ class Capture:
         graph_text: Returns the traced graph as text, with the call of each node.
         recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
+        size_ranges: The sizes of dynamic axes for which it is valid, by name of the axis, where torch limits them.
         notes: Fallbacks and lost evidence that the user should know of.
         other_inputs: Other inputs of `forward` by keyword, for which the file must be right as well.
         variant: What the exporter did by itself to succeed; empty for its usual way.
@@ -83,6 +107,7 @@ class Capture:
     file: ExporterFile | None = None
     recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    size_ranges: Mapping[str, SizeRange] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     other_inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variant: str = ""

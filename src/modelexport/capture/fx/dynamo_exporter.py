@@ -27,6 +27,7 @@ from modelexport.capture.fx.original_graph import Export, dynamic_sizes, export_
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
+from modelexport.capture.size_ranges import size_ranges
 from modelexport.capture.source_places import raising_frames
 from modelexport.errors import UnsupportedLibraryError, find_own_error
 from modelexport.torch_support import exporter_arguments
@@ -88,7 +89,7 @@ def capture_export(
         if following is None:
             raise
         raise VariantError(following) from error
-    failure, strict = recorder.failure, recorder.strict
+    failure, strict, captured = recorder.failure, recorder.strict, recorder.program
     if failure is not None:
         recorder = TraceRecorder(model, tree)
     program, original = graphs.program, graphs.original
@@ -114,6 +115,7 @@ def capture_export(
         graph_kind="fx",
         graph_text=lambda: format_program(program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs),
+        size_ranges=size_ranges(graphs.model, captured or program),
         notes=notes,
         variant="strict" if strict else "",
         fixes_values=variant.input_values,
