@@ -478,10 +478,31 @@ class Windowed(nn.Module):
         return y - y.mean(1, keepdim=True) if x.size(1) > 11 else y.tanh()
 
 
-def test_a_file_of_dynamo_that_is_wrong_at_another_size_is_not_called_right(tmp_path: Path) -> None:
+def test_sizes_for_which_torch_knows_the_file_to_be_valid_are_said_and_checked(
+    tmp_path: Path, command: Callable[..., Outcome]
+) -> None:
+    torch.manual_seed(0)
+    path, axes = tmp_path / "model.onnx", {"x": {0: "batch", 1: "time"}}
+    result = modelexport.export_model(Windowed(), torch.randn(2, 7, 3), path, dynamic=axes, strategy="fx", check="run")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    limits = result.document.size_ranges["time"]
+    assert (limits.min, limits.max, limits.place.partition(":")[0]) == (None, 11, "test_dynamic.py")
+    assert {"time=11", "time=6", "batch=5, time=11"} <= set(result.check.compared)
+    assert f"with time=12, outside of {limits}, it is different" in result.check.outside
+    assert f"the file is valid for these sizes only: time = {limits}" in result.notes
+    assert str(limits) in command("tree", path).stdout
+    assert modelexport.load(path).document.size_ranges == {"time": limits}
+    hidden = modelexport.export_model(
+        Windowed(), torch.randn(2, 7, 3), tmp_path / "p.onnx", dynamic=axes, strategy="fx", private=True
+    )
+    assert hidden.document.size_ranges["time"].place == ""
+
+
+def test_a_file_that_is_wrong_at_another_size_is_not_called_right(tmp_path: Path) -> None:
+    """Nobody knows a range of what TorchScript's trace fixed."""
     torch.manual_seed(0)
     path, axes = tmp_path / "model.onnx", {"x": {1: "time"}}
-    result = modelexport.export_model(Windowed(), torch.randn(2, 7, 3), path, dynamic=axes, strategy="fx", check="run")
+    result = modelexport.export_model(Windowed(), torch.randn(2, 7, 3), path, dynamic=axes, strategy="htp", check="run")
     assert result.check.is_wrong
     assert "with time=15" in result.check.reason
 

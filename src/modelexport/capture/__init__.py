@@ -8,7 +8,6 @@ from modelexport.capture.capture import (
     TORCHSCRIPT,
     TRANSFORMERS,
     Capture,
-    SizeRange,
     VariantError,
     can_export,
     is_transformers_model,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from modelexport.attempt_report import Variant
 from modelexport.errors import ExportError
-from modelexport.hierarchy import Attribution, CallTree, ModuleTree
+from modelexport.hierarchy import Attribution, CallTree, ModuleTree, SizeRange
 from modelexport.storage import ExporterFile
 from modelexport.torch_support.transformers_private import has_exporters
 
@@ -46,29 +46,6 @@ class VariantError(ExportError):
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         super().__init__(f"the exporter may succeed in another variant: {variant}")
-
-
-class SizeRange(NamedTuple):
-    """The sizes of a dynamic axis for which a graph is valid, as torch knows them: ``step * k + offset``.
-
-    Attributes:
-        min: The smallest size; None where torch knows no limit.
-        max: The largest size; None where torch knows no limit.
-        step: The distance between two sizes.
-        offset: What is left of each size when it is divided by `step`.
-        place: The line of the model that limits it, as in ``net.py:12``; empty where torch does not know it.
-    """
-
-    min: int | None = None
-    max: int | None = None
-    step: int = 1
-    offset: int = 0
-    place: str = ""
-
-    def __str__(self) -> str:
-        least, most = ("" if bound is None else str(bound) for bound in (self.min, self.max))
-        multiple = f" in steps of {self.step}" if self.step > 1 else ""
-        return f"{least}…{most}{multiple}{f', {self.place}' if self.place else ''}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.capture import SizeRange
 from modelexport.capture.size_ranges import size_range
 from modelexport.errors import InputError
+from modelexport.hierarchy import SizeRange
 from modelexport.torch_support import (
     TORCH_LOCK,
     copied_inputs,

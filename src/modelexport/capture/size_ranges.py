@@ -15,8 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from modelexport.capture.capture import SizeRange
 from modelexport.capture.source_places import is_of_model
+from modelexport.hierarchy import SizeRange
 
 # torch treats the sizes 0 and 1 as constants, so that this smallest size is no limit of the model.
 _USUAL_MIN = 2
@@ -47,7 +47,7 @@ def size_range(size: Any, program: torch.export.ExportedProgram) -> SizeRange:
     (symbol,) = size.expr.free_symbols
     offset = int(size.expr.subs(symbol, 0))
     factor, example = int(size.expr.subs(symbol, 1)) - offset, size.hint
-    conditions = dict(_conditions(symbol, program))
+    conditions = dict(_conditions(symbol, size, program))
 
     def violated(number: int) -> str | None:
         """Return the place of a condition that does not hold for a size; None where all hold."""
@@ -65,11 +65,11 @@ def size_range(size: Any, program: torch.export.ExportedProgram) -> SizeRange:
     return SizeRange(smallest, largest, step, example % step, place or other)
 
 
-def _conditions(symbol: Any, program: torch.export.ExportedProgram) -> Iterator[tuple[Any, str]]:
+def _conditions(symbol: Any, size: Any, program: torch.export.ExportedProgram) -> Iterator[tuple[Any, str]]:
     """Yield what must hold for a symbol alone, and the line of the model that needs it where torch knows it."""
     limits = program.range_constraints[symbol]
-    yield symbol >= (limits.lower if limits.lower > _USUAL_MIN else 0), ""
-    yield symbol <= limits.upper, ""
+    yield symbol >= (limits.lower if limits.lower > _USUAL_MIN else 0), _place_of_limit(symbol, size, "lower")
+    yield symbol <= limits.upper, _place_of_limit(symbol, size, "upper")
     for node in program.graph.nodes:
         if node.target is torch.ops.aten._assert_scalar.default:
             asserted = getattr(node.args[0], "meta", {}).get("val")
@@ -79,3 +79,11 @@ def _conditions(symbol: Any, program: torch.export.ExportedProgram) -> Iterator[
                 frames = _FRAME.findall(node.meta.get("stack_trace") or "")
                 places = [f"{Path(file).name}:{line}" for file, line in frames if is_of_model(file)]
                 yield found, places[-1] if places else ""
+
+
+def _place_of_limit(symbol: Any, size: Any, end: str) -> str:
+    """The line of the model for which torch limits a symbol; empty where this release of torch does not keep it."""
+    places = getattr(size.shape_env, "var_to_range_sloc", {}).get(symbol)
+    frame = getattr(getattr(places, end, None), "framework_loc", None)
+    file = getattr(frame, "filename", "")
+    return f"{Path(file).name}:{frame.lineno}" if frame is not None and file and is_of_model(file) else ""

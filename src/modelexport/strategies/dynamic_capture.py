@@ -18,7 +18,6 @@ from modelexport.capture import (
     Capture,
     DynamicAxes,
     ExampleCall,
-    SizeRange,
     axes_by_input,
     axes_freed_by_torch,
     check_axes,
@@ -31,6 +30,7 @@ from modelexport.capture import (
     with_sizes_above_one,
 )
 from modelexport.errors import ExportError, InputError
+from modelexport.hierarchy import SizeRange
 from modelexport.strategies.attempts import Attempts
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate

@@ -148,9 +148,20 @@ class FileChecker:
         found = self._check_on(file, example)
         if found.outcome is not CheckOutcome.EQUAL:
             return found, example
-        axes = DynamicAxes(file.inputs, self._graph_inputs(file, example).tensors, example)
+        axes = DynamicAxes(file.inputs, self._graph_inputs(file, example).tensors, example, document.size_ranges)
         given = [InputChange([ModelInputs((), given_values, "other values")])] if given_values else []
-        return self._check_changes(file, found, [*given, *axes.changes(), *other_values(example, probes)])
+        found, inputs = self._check_changes(file, found, [*given, *axes.changes(), *other_values(example, probes)])
+        outside = () if found.is_wrong else tuple(self._outside(file, axes))
+        return msgspec.structs.replace(found, outside=outside), inputs
+
+    def _outside(self, file: CheckedFile, axes: DynamicAxes) -> Iterator[str]:
+        """What the file does just outside of the sizes for which it is valid, where PyTorch takes them."""
+        for inputs, limits in axes.outside():
+            results, _ = self._results(inputs)
+            if results is not None:
+                found = self._check_on(file, inputs, results)
+                says = "fails in onnxruntime" if found.outcome is CheckOutcome.RUN_FAILED else f"is {found.outcome}"
+                yield f"with {inputs.description}, outside of {limits}, it {says}"
 
     def _why_not_loadable(self, model: ir.Model) -> str:
         if not _is_installed():

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport.capture import SizeRange
 from modelexport.capture.fx import capture_with_dynamo
+from modelexport.hierarchy import SizeRange
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Dim = torch.export.Dim
