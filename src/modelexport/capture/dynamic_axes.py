@@ -315,15 +315,14 @@ def result_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[str, dict[i
     for dimension in dict.fromkeys(axes.values()):
         step = size_step(dimension)
         larger = {axis: sizes[axis] + step for axis, name in axes.items() if name == dimension}
+        same = {(size - step, size) for size in larger.values()}
         changed = call.resized(larger).result_shapes()
         if usual is None or changed is None or not _follows(usual, changed, larger=True):
             continue
         for (name, old), (_, new) in zip(usual, changed, strict=True):
             for number, pair in enumerate(zip(old, new, strict=True)):
                 if pair[0] != pair[1]:
-                    own = {(size - step, size) for size in larger.values()} == {pair} and number not in found.get(
-                        name, ()
-                    )
+                    own = same == {pair} and number not in found.get(name, ())
                     found.setdefault(name, {})[number] = dimension if own else re.sub(r"\W", "_", f"{name}_{number}")
     return found
 

@@ -71,9 +71,10 @@ def _conditions(symbol: Any, size: Any, program: torch.export.ExportedProgram) -
     yield symbol >= (limits.lower if limits.lower > _USUAL_MIN else 0), _place_of_limit(symbol, size, "lower")
     yield symbol <= limits.upper, _place_of_limit(symbol, size, "upper")
     for node in program.graph.nodes:
-        if node.target is torch.ops.aten._assert_scalar.default:
-            asserted = getattr(node.args[0], "meta", {}).get("val")
-            found = asserted.node.expr if isinstance(asserted, torch.SymBool) else symbol >= 0
+        # An assertion takes a condition, and nothing takes its result.
+        condition = getattr(node.args[0], "meta", {}).get("val") if node.args and not node.users else None
+        if isinstance(condition, torch.SymBool):
+            found = condition.node.expr
             # torch also asserts in many places that a size is not 0 or 1.
             if found.free_symbols == {symbol} and getattr(found, "rel_op", "") != "!=":
                 frames = _FRAME.findall(node.meta.get("stack_trace") or "")
