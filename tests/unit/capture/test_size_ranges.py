@@ -53,7 +53,7 @@ class Modulo(nn.Module):
 
 
 RESULTS: list[tuple[nn.Module, tuple[int, ...], Any, dict[str, SizeRange]]] = [
-    (Chosen(), (2, 16), ({0: "rows", 1: "n"},), {"n": SizeRange(min=8, max=100)}),
+    (Chosen(), (2, 16), ({0: "rows", 1: "n"},), {"n": SizeRange(min=8, max=100, place="test_size_ranges.py:24")}),
     (Positions(), (2, 16), ({1: "n"},), {"n": SizeRange(max=32, place="test_size_ranges.py:35")}),
     (Skip(), (2, 1, 16), ({0: "rows", 2: "n"},), {"n": SizeRange(min=4, step=2)}),
     (Skip(), (2, 1, 16), ({2: 4 * Dim("n")},), {"4*n": SizeRange(step=4)}),
