@@ -7,7 +7,6 @@ outputs are compared by position with the tensors of PyTorch's result. Every ste
 from __future__ import annotations
 
 import inspect
-import re
 import resource
 import tempfile
 import time
@@ -27,13 +26,13 @@ from benchmarks.sweep_process import attempted, describe, run_limited
 from torch.utils import _pytree as pytree
 
 import modelexport
+from modelexport.hierarchy import HierarchyDocument
 
 # The tolerances of the comparison; the absolute one is a fraction of the largest value of an output.
 RTOL, ATOL = 1e-3, 1e-4
 # A step allocates no more than this.
 _MEMORY = 6 * 2**30
 # A range of sizes as a note states it, of an axis or of a dimension of the file: ``x:1 = 2…32``; an open end is empty.
-_RANGE = re.compile(r"([\w.]+(?::\d+)?) = (\d*)…(\d*)")
 
 Json = dict[str, Any]
 # Sizes by axis: the position of the input among the tensors, and the number of the axis.
@@ -106,17 +105,17 @@ def _export_ours(spec: PackageModel, path: Path) -> Json:
         "check": result.check.outcome.value,
         "says": str(result.check),
         "notes": list(result.notes),
-        "ranges": stated_ranges(result.notes),
+        "ranges": stated_ranges(result.document),
         "strategy": result.document.strategy,
         "exporter": result.document.exporter,
         "attempts": [f"{attempt.exporter}, {attempt.variant}: {attempt.error}"[:300] for attempt in result.attempts],
     }
 
 
-def stated_ranges(notes: Sequence[str]) -> dict[str, list[int | None]]:
-    """The smallest and largest size that notes state, by axis or dimension; None where an end is open."""
-    found = [match for note in notes for match in _RANGE.finditer(note)]
-    return {match[1]: [int(match[end]) if match[end] else None for end in (2, 3)] for match in found}
+def stated_ranges(document: HierarchyDocument) -> dict[str, list[int | None]]:
+    """The smallest and largest size, step and offset that the document states, by dimension; None for an open end."""
+    ranges = document.size_ranges.items()
+    return {name: [limits.min, limits.max, limits.step, limits.offset] for name, limits in ranges}
 
 
 def _plain_exports(spec: PackageModel, folder: Path, step: Callable[[Callable[[], Any]], Json]) -> list[Json]:
@@ -278,9 +277,10 @@ def _with_unnamed_axes(
             yield tuple(args), {symbol: other}
 
 
-def _is_outside(size: int, stated: Sequence[int | None] | None) -> bool:
-    low, high = stated or (None, None)
-    return (low is not None and size < low) or (high is not None and size > high)
+def _is_outside(size: int, limits: Sequence[int | None] | None) -> bool:
+    least, most, step, offset = [*(limits or ()), *(None, None, None, None)[len(limits or ()) :]]
+    is_between = (least is None or size >= least) and (most is None or size <= most)
+    return not is_between or (step is not None and size % step != offset)
 
 
 def _eager(model: torch.nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:
