@@ -32,6 +32,7 @@ from modelexport.capture import (
 )
 from modelexport.display import counted
 from modelexport.errors import ExportError, InputError
+from modelexport.strategies.attempt_outcomes import is_by_values
 from modelexport.strategies.attempts import Attempts
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
@@ -89,7 +90,7 @@ def capture_model(
                 notes = tuple(_notes(call, axes, refused, capture.model.graph))
                 yield Captured(capture, attempts.reports[-1], axes_by_input(axes), notes)
         except ExportError as error:
-            if dynamic != AUTO or not axes:
+            if dynamic != AUTO or not axes or is_by_values(error):
                 raise
             if attempts.is_time_up:
                 attempts.skip(candidates, "fewer dynamic axes")
