@@ -26,6 +26,7 @@ from modelexport.strategies import Attempts, Candidate, Captured, CaptureRequest
 if TYPE_CHECKING:
     from modelexport.verification import FileChecker, ModelInputs
 
+_LEAST_PROBES = 3
 STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
 
 
@@ -51,6 +52,7 @@ class ExportRun:
         try:
             for captured in self._captures(request, tried, dynamic):
                 tagged = self.tagging.tag(captured, self.pipeline)
+                is_unproven = captured.capture.unproven is not None
                 with self._staged(tagged) as staged:
                     with self.pipeline.step("run") as step:
                         found, inputs = self.checker.check(
@@ -58,14 +60,16 @@ class ExportRun:
                             captured.capture.model,
                             tagged.document,
                             captured.capture.other_inputs,
-                            self.probes,
+                            max(self.probes, _LEAST_PROBES) if is_unproven else self.probes,
                         )
                         step.detail = found.outcome.value
-                    if self.checker.accepts(found):
+                        if is_unproven and found.outcome is CheckOutcome.DIFFERENT:
+                            found = self.checker.with_origin(found, inputs, staged.path, tagged.document)
+                    if found.is_proven if is_unproven else self.checker.accepts(found):
                         return self._commit(tagged, staged, found)
                 rejected = self.attempts.reject_last(str(found))
                 self.rejections.append(f"the file of {rejected.name} was not used: {found}")
-                if best is None or found.rank < best[1].rank:
+                if not is_unproven and (best is None or found.rank < best[1].rank):
                     best = tagged, found, inputs, rejected
         except ModelExportError as error:
             # Neither a bug of ours nor a full disk is a reason to write a file that was found to be wrong.

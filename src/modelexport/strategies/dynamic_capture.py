@@ -31,6 +31,7 @@ from modelexport.capture import (
 )
 from modelexport.errors import ExportError, InputError
 from modelexport.hierarchy import SizeRange
+from modelexport.strategies.attempt_outcomes import is_by_values
 from modelexport.strategies.attempts import Attempts
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
@@ -92,7 +93,7 @@ def capture_model(
                 notes = tuple(_notes(call, tried, refused, attempts.reports, capture.model.graph))
                 yield Captured(capture, attempts.reports[-1], axes_by_input(tried), notes)
         except ExportError as error:
-            if is_last:
+            if is_last or is_by_values(error):
                 raise
             if attempts.is_time_up:
                 attempts.skip(candidates, "fewer dynamic axes")
