@@ -49,6 +49,8 @@ class Attempts:
         if given is not None and not (isinstance(given, int | float) and given > 0):
             raise InputError(f"timeout is {timeout!r}: give a positive number of seconds, or None for no limit")
         self.reports: list[AttemptReport] = []
+        # The dynamic axes at other sizes of which a file was wrong.
+        self.wrong_axes: set[str] = set()
         self._timeout = math.inf if timeout is None else timeout
         self._started = time.perf_counter()
 
@@ -107,8 +109,9 @@ class Attempts:
         if not outcomes.has_file:
             raise outcomes.error(self.reports)
 
-    def reject_last(self, reason: str) -> AttemptReport:
-        """Record that the graph of the last attempt, which succeeded, cannot be used."""
+    def reject_last(self, reason: str, axes: Iterable[str] = ()) -> AttemptReport:
+        """Record that the graph of the last attempt, which succeeded, cannot be used; wrong with these dynamic axes."""
+        self.wrong_axes.update(axes)
         self.reports[-1] = dataclasses.replace(self.reports[-1], error=reason)
         return self.reports[-1]
 

@@ -25,11 +25,13 @@ class ModelInputs(NamedTuple):
         args: The positional arguments.
         kwargs: The arguments by keyword.
         description: How they differ from the example inputs; empty for these.
+        axes: The names of the axes with another size.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     description: str = ""
+    axes: tuple[str, ...] = ()
 
 
 class InputChange(NamedTuple):
@@ -180,7 +182,7 @@ class DynamicAxes:
             changed[id(original)] = _repeated(tensor, axis, _evaluated(dim, known))
         example = (self._example.args, dict(self._example.kwargs))
         args, kwargs = map_leaves(lambda leaf: changed.get(id(leaf), leaf), example)
-        return ModelInputs(args, kwargs, ", ".join(f"{name}={size}" for name, size in sizes.items()))
+        return ModelInputs(args, kwargs, ", ".join(f"{name}={size}" for name, size in sizes.items()), tuple(sizes))
 
 
 def _repeated(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
