@@ -327,6 +327,3 @@ def test_a_graph_that_cannot_be_written_is_exported_in_another_way(
     result = _export(tmp_path / "net.onnx")
     assert result.check.outcome is CheckOutcome.EQUAL
     assert "the graph cannot be written: TypeError: this tensor has no content" in (result.attempts[0].error or "")
-    with pytest.raises(modelexport.ExportError, match="this tensor has no content"):
-        _export(tmp_path / "other.onnx", strategy="fx")
-    assert not (tmp_path / "other.onnx").exists()
