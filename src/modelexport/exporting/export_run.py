@@ -19,7 +19,7 @@ from modelexport.exporting.export_writer import StagedExport, staged_export
 from modelexport.exporting.progress import Pipeline
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.tagged_capture import TaggedCapture, Tagging
-from modelexport.hierarchy import CheckOutcome, FileCheck
+from modelexport.hierarchy import PROBE, CheckOutcome, FileCheck
 from modelexport.storage import sidecar_path, staged_text
 from modelexport.strategies import Attempts, Candidate, Captured, CaptureRequest, capture_model
 
@@ -63,7 +63,7 @@ class ExportRun:
                             max(self.probes, _LEAST_PROBES) if is_unproven else self.probes,
                         )
                         step.detail = found.outcome.value
-                        if is_unproven and found.outcome is CheckOutcome.DIFFERENT:
+                        if is_unproven and found.is_wrong and inputs.description.startswith(PROBE):
                             found = self.checker.with_origin(found, inputs, staged.path, tagged.document)
                     if found.is_proven if is_unproven else self.checker.accepts(found):
                         return self._commit(tagged, staged, found)
