@@ -262,6 +262,13 @@ def test_fewer_axes_are_not_tried_where_values_are_the_reason(tmp_path: Path) ->
     assert len({attempt.variant.partition("dynamic axes")[2] for attempt in caught.value.attempts}) == 1
 
 
+def test_fewer_axes_are_tried_where_a_file_without_consent_is_wrong_at_another_size(tmp_path: Path) -> None:
+    model, inputs = path_score()
+    result = modelexport.export_model(model, inputs, tmp_path / "m.onnx", check="run", dynamic="auto")
+    assert "probe 1" in result.check.compared
+    assert any(attempt.error and "are not PyTorch's: with batch=" in attempt.error for attempt in result.attempts)
+
+
 @pytest.mark.parametrize("row", [[7, 5, 4], [2, 3, 9], [1, 1, 0]])
 def test_integers_in_order_stay_in_order_in_a_probe(row: list[int]) -> None:
     changes = list(other_values(ModelInputs((torch.tensor(row), torch.tensor([[3, 1, 2, 0, 4, 5]])), {}), 20))

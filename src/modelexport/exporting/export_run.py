@@ -19,7 +19,7 @@ from modelexport.exporting.export_writer import StagedExport, staged_export
 from modelexport.exporting.progress import Pipeline
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.tagged_capture import TaggedCapture, Tagging
-from modelexport.hierarchy import CheckOutcome, FileCheck
+from modelexport.hierarchy import PROBE, CheckOutcome, FileCheck
 from modelexport.storage import sidecar_path, staged_text
 from modelexport.strategies import Attempts, Candidate, Captured, CaptureRequest, capture_model
 
@@ -117,7 +117,7 @@ class ExportRun:
         with self.pipeline.step("run") as step:
             found, inputs = self.checker.check(staged.path, capture.model, document, capture.other_inputs, probes)
             step.detail = found.outcome.value
-            if is_unproven and found.outcome is CheckOutcome.DIFFERENT:
+            if is_unproven and found.is_wrong and inputs.description.startswith(PROBE):
                 found = self.checker.with_origin(found, inputs, staged.path, document)
         return found, inputs
 
