@@ -14,8 +14,9 @@ from modelexport.torch_support.private import map_leaves
 # In the order in which they are tried. An odd size fits nothing by chance; models with strides take only multiples.
 _LARGER: tuple[Callable[[int], int], ...] = (lambda n: 2 * n + 1, lambda n: 2 * n, lambda n: n + 1)
 _SMALLER: tuple[Callable[[int], int], ...] = (lambda n: n - 1, lambda n: n // 2)
-# The end of a range is tried where it is no further from the example than this.
-_MOST_TIMES = 64
+# The end of a range is tried where it is no further from the example than this, and no longer: attention takes time and
+# memory with the square of a length.
+_MOST_TIMES, _LONGEST = 64, 2048
 
 
 class ModelInputs(NamedTuple):
@@ -156,8 +157,12 @@ class DynamicAxes:
         for name in self.sizes:
             limits = self._limits(name)
             for end, step in ((limits.max, limits.step), (limits.min, -limits.step)):
-                if end is not None and 0 < end + step <= _MOST_TIMES * self.sizes[name]:
+                if end is not None and 0 < end + step <= self._most(name):
                     yield self._resized({name: end + step}), limits
+
+    def _most(self, name: str) -> int:
+        """The largest size to try as the end of a range."""
+        return max(self.sizes[name], min(_LONGEST, _MOST_TIMES * self.sizes[name])) + 1
 
     def _limits(self, name: str) -> SizeRange:
         return self._ranges.get(name, SizeRange())
@@ -165,7 +170,7 @@ class DynamicAxes:
     def _possible(self, name: str, end: int | None, steps: Iterable[Callable[[int], int]]) -> list[int]:
         """Sizes of an axis that the graph claims to take, other than that of the example."""
         size = self.sizes[name]
-        ends = [end] if end is not None and end <= _MOST_TIMES * size else []
+        ends = [end] if end is not None and end <= self._most(name) else []
         wanted = dict.fromkeys([*ends, *(step(size) for step in steps)])
         others = [other for other in wanted if other > 0 and other != size]
         return [other for other in others if self._is_claimed({**self.sizes, name: other})]
