@@ -7,7 +7,6 @@ outputs are compared by position with the tensors of PyTorch's result. Every ste
 from __future__ import annotations
 
 import inspect
-import re
 import resource
 import tempfile
 import time
@@ -21,7 +20,7 @@ import psutil
 import torch
 from benchmarks.package_model import PackageModel
 from benchmarks.package_models import find_model
-from benchmarks.package_verdicts import is_right
+from benchmarks.package_verdicts import is_right, stated_ranges
 from benchmarks.quiet import quiet
 from benchmarks.sweep_process import attempted, run_limited
 from torch.utils import _pytree as pytree
@@ -32,8 +31,6 @@ import modelexport
 RTOL, ATOL = 1e-3, 1e-4
 # A step allocates no more than this.
 _MEMORY = 6 * 2**30
-# A range of sizes as a note states it, of an axis or of a dimension of the file: ``x:1 = 2…32``; an open end is empty.
-_RANGE = re.compile(r"([\w.]+(?::\d+)?) = (\d*)…(\d*)")
 
 Json = dict[str, Any]
 # Sizes by axis: the position of the input among the tensors, and the number of the axis.
@@ -102,12 +99,6 @@ def _export_ours(spec: PackageModel, path: Path) -> Json:
         "exporter": result.document.exporter,
         "attempts": [f"{attempt.exporter}, {attempt.variant}: {attempt.error}"[:300] for attempt in result.attempts],
     }
-
-
-def stated_ranges(notes: Sequence[str]) -> dict[str, list[int | None]]:
-    """The smallest and largest size that notes state, by axis or dimension; None where an end is open."""
-    found = [match for note in notes for match in _RANGE.finditer(note)]
-    return {match[1]: [int(match[end]) if match[end] else None for end in (2, 3)] for match in found}
 
 
 def _plain_exports(spec: PackageModel, folder: Path, step: Callable[[Callable[[], Any]], Json]) -> list[Json]:

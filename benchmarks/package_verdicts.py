@@ -14,6 +14,8 @@ from benchmarks.pages import table
 Record = Mapping[str, Any]
 # Models whose plain export takes more CPU time than this are not small.
 SMALL_S = 2.0
+# A range of sizes as a note states it, of an axis or of a dimension of the file: ``x:1 = 2…32``; an open end is empty.
+_RANGE = re.compile(r"([\w.]+(?::\d+)?) = (\d*)…(\d*)")
 
 _INTRODUCTION = """# Models of other packages
 
@@ -78,7 +80,7 @@ def verdict(record: Record) -> Verdict:
     if found["free"] and all(run["outcome"] == "refused" for run in runs[1:]):
         return Verdict(Kind.NOT_SHOWN, "PyTorch takes none of the sizes without the fixed axes")
     axes = [axis for fixed in found["fixed"].values() for axis in fixed]
-    unsaid = [axis for axis in axes if not _is_said(axis, ours["value"]["notes"])]
+    unsaid = [axis for axis in axes if not is_said(axis, ours["value"]["notes"])]
     if unsaid:
         return Verdict(Kind.FIXED_UNSAID, ", ".join(unsaid))
     if axes:
@@ -87,8 +89,14 @@ def verdict(record: Record) -> Verdict:
     return Verdict(Kind.RANGE_SAID, _shown(outside[0]["sizes"])) if outside else Verdict(Kind.EQUAL)
 
 
-def _is_said(axis: str, notes: Sequence[str]) -> bool:
+def is_said(axis: str, notes: Sequence[str]) -> bool:
     return any("no axis is dynamic" in note or re.search(rf"(?<![\w.]){re.escape(axis)}(?!\d)", note) for note in notes)
+
+
+def stated_ranges(notes: Sequence[str]) -> dict[str, list[int | None]]:
+    """The smallest and largest size that notes state, by axis or dimension; None where an end is open."""
+    found = [match for note in notes for match in _RANGE.finditer(note)]
+    return {match[1]: [int(match[end]) if match[end] else None for end in (2, 3)] for match in found}
 
 
 def _shown(sizes: Mapping[str, int]) -> str:

@@ -42,4 +42,4 @@ def sweep(payload: Any) -> dict[str, Any]:
 
     limits = Limits(payload["seconds"], payload["memory"])
     candidate = Candidate.parse(payload["name"])
-    return attempted(lambda: sweep_one(candidate, limits, payload["known"], ours_only=payload["ours"]))
+    return attempted(lambda: sweep_one(candidate, limits, payload["known"], payload["measured"]))
