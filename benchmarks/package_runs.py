@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import psutil
 import torch
+from benchmarks.output_difference import difference
 from benchmarks.package_model import PackageModel
 from benchmarks.package_models import find_model
 from benchmarks.package_verdicts import is_right, stated_ranges
@@ -27,8 +28,6 @@ from torch.utils import _pytree as pytree
 
 import modelexport
 
-# The tolerances of the comparison; the absolute one is a fraction of the largest value of an output.
-RTOL, ATOL = 1e-3, 1e-4
 # A step allocates no more than this.
 _MEMORY = 6 * 2**30
 
@@ -279,23 +278,3 @@ def _problem(session: Any, feeds: Mapping[str, np.ndarray], expected: Sequence[t
     except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
         return f"onnxruntime: {' '.join(str(error).split())[:300]}"
     return difference(found, [tensor.numpy() for tensor in expected])
-
-
-def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
-    """The first difference of two lists of arrays, by position; "" if there is none."""
-    if len(found) != len(expected):
-        return f"{len(found)} outputs, and PyTorch returns {len(expected)}"
-    for position, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-            return f"output {position} is {ours.dtype} {ours.shape}, and PyTorch's {theirs.dtype} {theirs.shape}"
-        if not np.issubdtype(theirs.dtype, np.inexact):
-            count = int((ours != theirs).sum())
-            if count:
-                return f"output {position}: {count} of {theirs.size} values are others"
-            continue
-        largest = float(np.abs(theirs).max(initial=0.0))
-        if not np.allclose(ours, theirs, rtol=RTOL, atol=ATOL * largest):
-            return (
-                f"output {position}: off by {float(np.abs(ours - theirs).max()):.3g}, and the largest is {largest:.3g}"
-            )
-    return ""

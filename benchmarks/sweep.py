@@ -7,8 +7,8 @@ chooses a fair sample; of the models chosen, those that took longest last time s
     python -m benchmarks.sweep [--jobs 16] [--measure ours] [--count 100] [--minutes 30] [--only 'timm:*'] \\
         [--write docs/measurements/sweep.md]
 
-`--measure probes` and `--measure sizes` measure the proof of our files instead, on other values and at other sizes, with
-results and a page of their own. Models that run no forward pass in the sweep are left out.
+`--measure probes` and `--measure sizes` measure the proof of our files instead, on other values and at other sizes,
+with results and a page of their own. Models that run no forward pass in the sweep are left out.
 
     python -m benchmarks.sweep --measure probes --count 260 --seed 29 --write docs/measurements/probes.md
 
@@ -34,8 +34,8 @@ from typing import Any
 from benchmarks.sweep_causes import works
 from benchmarks.sweep_options import chosen, set_environment, sweep_parser
 from benchmarks.sweep_page import page
-from benchmarks.sweep_proof_page import proof_page
 from benchmarks.sweep_process import as_record, limits_of
+from benchmarks.sweep_proof_page import proof_page
 from benchmarks.sweep_records import (
     MEASURES,
     PROOFS,

@@ -22,6 +22,7 @@ def prepare() -> None:
     patches.__enter__()
     _kept.append(patches)
     import benchmarks.sweep_steps  # noqa: F401
+    import transformers.modeling_utils  # noqa: F401  two seconds in each process otherwise
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     # What every export does first.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import torch
+from benchmarks.output_difference import difference
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,7 +23,6 @@ import modelexport
 from modelexport.torch_support import preserved_state, weights_restored
 from modelexport.verification.onnx_run import GraphInputs
 
-RTOL, ATOL = 1e-3, 1e-4
 SEED = 0
 # PyTorch's weights and inputs are changed by this much, relatively, to see what rounding may change.
 _ROUNDING = 1e-6
@@ -242,33 +241,3 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-def difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """The first difference of a file's results from PyTorch's tensors and numbers, by position; "" without one."""
-    if len(expected) > len(found):
-        # An exporter writes a number only where it depends on the inputs.
-        expected = [value for value in expected if isinstance(value, np.ndarray)]
-    if len(found) != len(expected):
-        return f"{len(found)} outputs, and PyTorch returns {len(expected)}"
-    for position, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        problem = _difference(np.asarray(ours), np.asarray(theirs), is_number=not isinstance(theirs, np.ndarray))
-        if problem:
-            return f"output {position} {problem}"
-    return ""
-
-
-def _difference(ours: np.ndarray, theirs: np.ndarray, *, is_number: bool) -> str:
-    if ours.shape != theirs.shape or (ours.dtype != theirs.dtype and not is_number):
-        return f"is {ours.dtype} {ours.shape}, and PyTorch's {theirs.dtype} {theirs.shape}"
-    if not np.issubdtype(theirs.dtype, np.inexact):
-        count = int((ours != theirs).sum())
-        return f"has {count} other values of {theirs.size}" if count else ""
-    finite = np.isfinite(theirs)
-    largest = float(np.abs(theirs[finite]).max(initial=0.0))
-    equal = np.isclose(ours, theirs, rtol=RTOL, atol=ATOL * max(largest, np.finfo(np.float32).tiny), equal_nan=True)
-    if equal.all():
-        return ""
-    apart = np.abs(ours[finite] - theirs[finite]).max(initial=0.0)
-    off = f"{apart:.3g}" if math.isfinite(apart) else "infinitely much"
-    return f"is off by {off} in {int((~equal).sum())} of {theirs.size} values, and the largest is {largest:.3g}"

@@ -26,9 +26,12 @@ MEASURES = ("all", "ours", "probes", "sizes")
 PROOFS = MEASURES[2:]
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
-_SWEEP_SCRIPTS = tuple(
-    f"sweep_{name}.py"
-    for name in ("candidates", "checks", "job", "judge", "probes", "process", "shrinking", "sizes", "steps")
+_SWEEP_SCRIPTS = (
+    "output_difference.py",
+    *(
+        f"sweep_{name}.py"
+        for name in ("candidates", "checks", "job", "judge", "probes", "process", "shrinking", "sizes", "steps")
+    ),
 )
 # What the sweep calls of the package: to synthesize inputs, to export, and to check files.
 _SWEPT_PACKAGES = (

@@ -103,8 +103,7 @@ def _example_sizes(example: Call, axes: _Axes) -> dict[str, int]:
         size = leaves[place].shape[axis]
         unknown = [symbol for symbol in expression.free_symbols if str(symbol) not in sizes]
         for symbol in unknown:
-            known = {name: value for name, value in sizes.items()}
-            tried = (n for n in range(1, max(size, 1) + 1) if expression.subs({**known, str(symbol): n}) == size)
+            tried = (n for n in range(1, size + 1) if expression.subs({**sizes, str(symbol): n}) == size)
             sizes[str(symbol)] = size if expression.is_Symbol else next(tried, size)
     return sizes
 
