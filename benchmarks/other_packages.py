@@ -121,6 +121,7 @@ def _run(
 def _line(record: Record) -> str:
     found, more = verdict(record), missed(record)
     also = f"; plain torch also frees {', '.join(more)}" if more else ""
+    also += "; asks for consent" * bool(record.get("ours", {}).get("value", {}).get("asked"))
     return f"{record['name']}: {found.kind} {found.why[:200]}{also} ({record['cpu']:.0f} s)"
 
 

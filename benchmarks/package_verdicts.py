@@ -135,6 +135,8 @@ def page(records: Sequence[Record], costs: Sequence[Record], versions: Mapping[s
     misses = sum(bool(missed(record)) for record in records)
     packages = len({record["package"] for record in records})
     counts = [(kind, kinds[kind]) for kind in Kind if kinds[kind]]
+    asked = sum(bool(record.get("ours", {}).get("value", {}).get("asked")) for record in records)
+    counts.append(("models for which consent to specialization is asked", asked))
     counts.append(("models with an axis that plain torch frees and `auto` does not", misses))
     head = ("package", "model", "field", "free", "plain frees", "verdict", "why", "check", "seconds", "ratio")
     rows = [_row(record, versions) for record in records]
@@ -169,7 +171,7 @@ def _row(record: Record, versions: Mapping[str, str]) -> tuple[str, ...]:
         ", ".join(shown),
         found.kind,
         _cell(found.why),
-        _cell(ours.get("says", "")),
+        _cell(("asks for consent; with it: " if ours.get("asked") else "") + ours.get("says", "")),
         f"{ours['seconds']:.1f}" if ours else "",
         ratio,
     )

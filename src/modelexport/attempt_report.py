@@ -58,6 +58,7 @@ class AttemptReport:
         variant: How it differs from the first attempt with that exporter; empty for the first.
         seconds: The time that it took.
         tried: False where it was not made.
+        output: What libraries printed meanwhile, shortened.
     """
 
     strategy: str
@@ -67,6 +68,7 @@ class AttemptReport:
     variant: str = ""
     seconds: float = 0.0
     tried: bool = True
+    output: str = ""
 
     @property
     def name(self) -> str:

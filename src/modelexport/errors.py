@@ -24,7 +24,7 @@ Each message names the input, the problem and the next step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from modelexport.attempt_report import AttemptReport, Variant
 from modelexport.display import counted
@@ -218,3 +218,12 @@ def find_own_error(error: BaseException) -> ModelExportError | None:
         seen.add(id(current))
         current = current.__cause__
     return None
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -60,6 +60,16 @@ def read_shape(text: str, inputs: Sequence[str] = ()) -> GivenShape:
     return GivenShape(option, match["name"] or inputs[0], shape, match["dtype"] or "float32")
 
 
+def existing_path(reference: str) -> Path | None:
+    """The file or folder that a reference names; None if it does not exist or is not a valid path."""
+    try:
+        path = Path(reference).expanduser()
+        return path if reference.strip() and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        # Too long, with an invalid character, or in the home folder of an unknown user.
+        return None
+
+
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an ``.npz`` file by name.
 

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 import modelexport
+from modelexport.analysis import Severity
 from modelexport.hierarchy import CheckOutcome
+from modelexport.verification import validate_owners_by_value
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
@@ -152,3 +154,19 @@ def test_export_does_not_use_a_file_whose_outputs_are_in_the_wrong_place(
     assert any("the file of fx (dynamo) was not used" in note for note in result.notes)
     named = modelexport.export_model(model, x, tmp_path / "n.onnx", check="run", strategy="fx", optimize=True)
     assert named.check.outcome is CheckOutcome.EQUAL
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS)
+def test_validate_with_the_model_finds_outputs_in_the_wrong_place(
+    mutate: Callable[[onnx.GraphProto], None], tmp_path: Path
+) -> None:
+    model, x = gates(REPEATED)
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model, x, path)
+    broken = onnx.load(path)
+    mutate(broken.graph)
+    onnx.save(broken, tmp_path / "broken.onnx")
+    modelexport.retag(tmp_path / "broken.onnx", path, tmp_path / "retagged.onnx")
+    found = validate_owners_by_value(tmp_path / "retagged.onnx", model, x)
+    assert [f.rule for f in found.findings if f.severity is Severity.ERROR][:1] == ["outputs"]
+    assert not [f for f in validate_owners_by_value(path, model, x).findings if f.rule == "outputs"]

@@ -155,6 +155,15 @@ def test_stages_of_an_example_without_padding_generate_from_padded_prompts_as_py
     np.testing.assert_allclose(logits, expected_logits, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float32])
+def test_mask_of_any_type_is_an_input_of_each_stage_and_keeps_the_values_of_the_example(dtype: torch.dtype) -> None:
+    model, inputs = generators.build("gpt2")
+    inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
+    for stage, length in zip(decompose(model, inputs), (7, 9), strict=True):
+        torch.testing.assert_close(stage.inputs["attention_mask"], torch.ones(2, length, dtype=dtype))
+        assert stage.other_inputs["attention_mask"].flatten().tolist() == [0] + [1] * (2 * length - 1)
+
+
 class Forgetful(transformers.GPT2LMHeadModel):
     """Forgets the values of its mask when torch exports it."""
 

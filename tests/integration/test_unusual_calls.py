@@ -11,11 +11,14 @@ import torch
 from tests.support.plain import export_plainly
 from torch import nn
 
+from modelexport.analysis.verification_report import Verdict
 from modelexport.capture.fx.stage_decomposition import outer_calls
+from modelexport.errors import InputError
 from modelexport.exporting.export import export_model
 from modelexport.storage.metadata_stores import strip_hierarchy
 from modelexport.verification.contamination_by_value import validate_owners_by_value
 from modelexport.verification.forward_recording import record_forward
+from modelexport.verification.module_verification import verify_modules
 
 pytestmark = pytest.mark.integration
 STRATEGIES = ("fx", "htp", "usage_based")
@@ -149,3 +152,32 @@ def test_stage_is_only_what_no_other_module_calls_after_a_caught_exception() -> 
         model(example())
         model.norm(example())
     assert [path for path, _ in calls] == ["", "norm"]
+
+
+class Shadowed(nn.Module):
+    """Its children have names of methods, so that looking them up as attributes finds the methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("parameters", "children", "modules", "state_dict"):
+            # torch refuses the name for a new child, but not where there is an attribute of that name already.
+            setattr(self, name, [])
+            setattr(self, name, nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for child in self._modules.values():
+            x = child(x) if child is not None else x
+        return x
+
+
+def test_children_with_names_of_methods_are_no_obstacle(tmp_path: Path) -> None:
+    model, x, path = Shadowed().eval(), torch.randn(2, 4), tmp_path / "m.onnx"
+    result = export_model(model, x, path)
+    calls = {call.id for call in result.document.calls}
+    assert calls >= {"parameters", "parameters.0", "children.1", "modules", "state_dict"}
+    assert {record.verdict for record in verify_modules(path, model, x).calls} == {Verdict.WITHIN}
+
+
+def test_error_names_a_child_with_the_name_of_a_method(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"in parameters\.0: Linear\(in_features=4"):
+        export_model(Shadowed(), torch.randn(2, 3), tmp_path / "m.onnx")

@@ -8,7 +8,6 @@ import random
 import site
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
 from modelexport.batching.revisions import source_root
-from modelexport.errors import ModelExportError
+from modelexport.errors import ModelExportError, causes_of
 from modelexport.input_options import read_dynamic, read_exceptions
 
 FILE_NAME = "model.onnx"
@@ -25,11 +24,14 @@ FILE_NAME = "model.onnx"
 IMPORTS = "imports.json"
 # The folders of files that need no hash: the key has the version of Python and the source of this package, and the
 # result the versions of distributions.
-_COVERED = (
-    os.path.dirname(os.__file__),  # noqa: PTH120  compared as text
-    str(Path(__file__).parents[1]),
-    *site.getsitepackages(),
-    site.getusersitepackages(),
+_COVERED = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(os.__file__).parent,
+        Path(__file__).parents[1],
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    )
 )
 # Of the time for a job, the part after which no other attempt to export it begins.
 _ATTEMPTS_PART = 0.7
@@ -130,16 +132,16 @@ def _record_imports(given: ExportPayload) -> None:
     modules = dict(sys.modules)
     distributions = importlib.metadata.packages_distributions().items()
     names = {f"{name}==" for package, found in distributions if package in modules for name in found}
-    paths = {getattr(module, "__dict__", {}).get("__file__") for module in modules.values()}
+    paths = [getattr(module, "__dict__", {}).get("__file__") for module in modules.values()]
     # A module that raises while it is imported is no longer there.
-    for error in _causes(sys.exception()):
-        paths.update(frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-        paths.add(getattr(error, "filename", None))
+    for error in causes_of(sys.exception()):
+        paths += [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        paths.append(getattr(error, "filename", None))
     for path in paths:
-        if isinstance(path, str) and not path.startswith(_COVERED) and os.path.isfile(path):  # noqa: PTH113  see above
+        if isinstance(path, str) and not path.startswith(_COVERED) and os.path.isfile(path):  # noqa: PTH113  any text
             names.add(os.path.relpath(os.path.realpath(path), root))
     earlier = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
-    found = {**FileHashes(None).of_imports(names, root), **earlier}
+    found = {**FileHashes(None).of_imports(names - earlier.keys(), root), **earlier}
     write_text(file, msgspec.json.encode(found, order="sorted").decode())
 
 
@@ -193,7 +195,7 @@ def _say(text: str) -> None:
 
 def is_network_error(error: BaseException) -> bool:
     """Whether an error, or one that it was raised from, comes from the network and may pass."""
-    for cause in _causes(error):
+    for cause in causes_of(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if isinstance(status, int):
             return status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS
@@ -201,11 +203,3 @@ def is_network_error(error: BaseException) -> bool:
         if isinstance(cause, ConnectionError | TimeoutError) or names.intersection(_TRANSPORT_ERRORS):
             return True
     return False
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

@@ -18,9 +18,9 @@ from typing import Any, get_args
 import msgspec
 
 from modelexport.batching.jobs import FIELDS, Job, check_fields, check_name, make_job, similar
-from modelexport.batching.revisions import existing_path
 from modelexport.display import shortened
 from modelexport.errors import InputError
+from modelexport.input_options import existing_path
 
 _LISTS = ".toml", ".jsonl", ".ndjson", ".csv"
 _MATRIX = "matrix"

@@ -78,8 +78,4 @@ def installed_versions() -> dict[str, str]:
 def _source_of_package() -> str:
     """A hash of this package: installed from a repository, its version does not change with every edit."""
     folder = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return FileHashes(None).of_all(sorted(folder.rglob("*.py")), folder)

@@ -13,6 +13,7 @@ from modelexport.batching.file_hashes import FileHashes
 from modelexport.batching.jobs import Job
 from modelexport.display import in_one_line
 from modelexport.errors import ModelSourceError
+from modelexport.input_options import existing_path
 
 _PREFIXES = ("builtin:", "timm:", "diffusers:")
 _PYTHON = ".py"
@@ -137,15 +138,6 @@ def _source(reference: str) -> tuple[Path, list[Path]]:
             return place.parent, files
     missing = top if spec is None else module
     raise ModelSourceError(f"{reference}: there is no Python module {missing!r}; install it, or run from its folder")
-
-
-def existing_path(reference: str) -> Path | None:
-    """The file or folder that a reference names; None if it does not exist or is not a valid path."""
-    try:
-        path = Path(reference).expanduser()
-        return path if reference.strip() and path.exists() else None
-    except (OSError, ValueError, RuntimeError):
-        return None
 
 
 def hub_commit(model: HubModel, reference: str) -> str:

@@ -49,4 +49,5 @@ from modelexport.capture.program_modules import (
     refuse_program,
 )
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
+from modelexport.capture.standard_streams import library_output
 from modelexport.capture.tracer_warnings import Specialization, recorded_warnings

@@ -168,7 +168,7 @@ def _innermost_module(error: BaseException, model: torch.nn.Module) -> str:
     place = find_place(raising_frames(error.__traceback__), module_paths(model))
     if place is None or not place.module:
         return ""
-    module = model.get_submodule(place.module)
+    module = dict(model.named_modules())[place.module]
     return f", in {place.module}: {type(module).__name__}({_extra(module)})"
 
 

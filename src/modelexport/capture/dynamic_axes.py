@@ -145,18 +145,18 @@ def _sizes(call: ExampleCall) -> dict[Axis, int]:
 
 
 def _with_varied_values(call: ExampleCall) -> ExampleCall:
-    """Return the call with `varied_values` for the tensors that have them, if forward accepts them."""
-    varied = {id(tensor): varied_values(tensor) for tensor in call.tensors().values()}
+    """Return the call with `varied_values` for the integer tensors that have them, if forward accepts them."""
+    varied = {id(tensor): varied_values(tensor) for tensor in call.tensors().values() if not tensor.is_floating_point()}
     result = call.replaced({key: tensor for key, tensor in varied.items() if tensor is not None})
     return result if result.result_shapes() is not None else call
 
 
 def varied_values(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return an integer tensor of equal elements with its first element changed, None for any other tensor.
+    """Return a tensor of equal elements with its first element changed, None for any other tensor.
 
     A model may skip a mask that masks nothing. The first element of a mask is where padding on the left begins.
     """
-    if tensor.is_floating_point() or tensor.numel() < 2 or bool((tensor != tensor.flatten()[0]).any()):
+    if tensor.numel() < 2 or bool((tensor != tensor.flatten()[0]).any()):
         return None
     varied = tensor.clone(memory_format=torch.contiguous_format)
     varied.view(-1)[0] = int(not varied.view(-1)[0])

@@ -215,6 +215,7 @@ def export(
             results = export_stages(sourced.model, example_inputs, path, **options)
         else:
             results = {"": export_model(sourced.model, example_inputs, path, **options)}
+    out.printed(attempt for result in results.values() for attempt in result.attempts)
     for note in dict.fromkeys(note for result in results.values() for note in result.notes):
         out.note(note)
     if stages:

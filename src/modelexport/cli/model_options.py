@@ -97,8 +97,8 @@ class InputOptions:
         if len(exclusive) > 1:
             raise InputError(f"{exclusive[0]} and {exclusive[1]} both give example inputs: use one of them")
 
-    def choose(self, sourced: SourcedModel, out: Output) -> Any:
-        """The example inputs, with a note if some were synthesized.
+    def choose(self, sourced: SourcedModel, out: Output, file: Path | None = None) -> Any:
+        """The example inputs, with a note if some were synthesized: for a file of the model as it takes them.
 
         Raises:
             InputError: The given inputs cannot be used, or no inputs can be synthesized.
@@ -112,6 +112,7 @@ class InputOptions:
             texts=self.input_text or (),
             images=self.input_image or (),
             audio=self.input_audio or (),
+            onnx_file=file,
         )
         for note in chosen.notes:
             out.note(note)

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from modelexport.cli.options import option
 from modelexport.deadline import deadline_paused
 from modelexport.display import counted, printable
-from modelexport.errors import InputError, StorageError
+from modelexport.errors import ExportError, InputError, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.status import Status
 
+    from modelexport.attempt_report import AttemptReport
     from modelexport.exporting import ProgressEvent
 
 ROOT = "(root)"
@@ -73,7 +74,7 @@ class Output:
     quiet: Annotated[
         bool, option(_PANEL, "No progress, notes or summary: only reports and errors.", "--quiet", "-q")
     ] = False
-    verbose: Annotated[bool, option(_PANEL, "Also show log messages and warnings of libraries.", "--verbose", "-v")] = (
+    verbose: Annotated[bool, option(_PANEL, "Also show what libraries log, print and warn of.", "--verbose", "-v")] = (
         False
     )
     debug: Annotated[bool, option(_PANEL, "Show the traceback of an error.", "--debug")] = False
@@ -105,7 +106,17 @@ class Output:
         if not self.verbose:
             silence_libraries()
         with deadline_paused(), contextlib.redirect_stdout(sys.stderr), Activity(quiet=self.quiet) as activity:
-            yield activity
+            try:
+                yield activity
+            except ExportError as error:
+                self.printed(error.attempts)
+                raise
+
+    def printed(self, attempts: Iterable[AttemptReport]) -> None:
+        """Show what libraries printed during the attempts of an export, if `verbose` is set."""
+        for attempt in attempts if self.verbose else ():
+            for line in attempt.output.splitlines():
+                message(f"{attempt.name}: {line}")
 
 
 @dataclasses.dataclass

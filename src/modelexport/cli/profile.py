@@ -259,7 +259,7 @@ def _given_inputs(
         from modelexport.verification import feeds_of_file
 
         sourced = loading.load(model, out)
-        return _GivenInputs(feeds_of_file(file, sourced.model, inputs.choose(sourced, out)))
+        return _GivenInputs(feeds_of_file(file, sourced.model, inputs.choose(sourced, out, file)))
     from modelexport.input_options import read_arrays, read_shape
 
     without = [name for name in given_options(loading, inputs) if name not in ("--inputs", "--input-shape")]

@@ -48,7 +48,7 @@ def tag(
         result = tag_file(
             file,
             sourced.model,
-            inputs.choose(sourced, out),
+            inputs.choose(sourced, out, file),
             target.output,
             torch_nn_exceptions=read_exceptions(torch_nn_exceptions),
             overwrite=target.force,

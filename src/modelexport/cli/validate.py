@@ -86,7 +86,7 @@ def validate(
 
         with out.running_model():
             sourced = loading.load(model, out)
-            example = inputs.choose(sourced, out)
+            example = inputs.choose(sourced, out, file)
             found = validate_owners_by_value(subject, sourced.model, example, found, limits=limits.limits)
     report.write(render(found, form, report.width), out)
     if not found.is_valid:

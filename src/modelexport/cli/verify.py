@@ -91,7 +91,7 @@ def verify(
         found = verify_modules(
             file,
             sourced.model,
-            inputs.choose(sourced, out),
+            inputs.choose(sourced, out, file),
             select=select,
             probes=probes,
             rtol=tolerances.get("rtol"),

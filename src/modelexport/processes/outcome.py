@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from modelexport.child_process import OUT_OF_MEMORY
 from modelexport.display import in_one_line, message_of
+from modelexport.errors import causes_of
 
 _MESSAGE_CHARACTERS = 4000
 _TRACEBACK_CHARACTERS = 8000
@@ -108,15 +108,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         isinstance(cause, MemoryError) or any(words in message_of(cause) for words in OUT_OF_MEMORY)
         for cause in causes_of(error)
     )
-
-
-def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _names(error: BaseException) -> tuple[str, ...]:

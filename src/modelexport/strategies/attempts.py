@@ -10,7 +10,15 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 
 from modelexport.attempt_report import AttemptReport
-from modelexport.capture import TORCHSCRIPT, Capture, Specialization, find_data_reads, recorded_warnings
+from modelexport.capture import (
+    TORCHSCRIPT,
+    Capture,
+    Specialization,
+    find_data_reads,
+    library_output,
+    recorded_warnings,
+)
+from modelexport.display import shortened
 from modelexport.errors import InputError, ModelExportError, StrategyIncompatibleError
 from modelexport.strategies.attempt_outcomes import AttemptOutcomes, PlannedAttempt
 from modelexport.strategies.base import CaptureRequest
@@ -18,6 +26,8 @@ from modelexport.strategies.selection import Candidate
 from modelexport.torch_support import TORCH_LOCK, evaluation_mode, preserved_state
 
 DEFAULT_TIMEOUT = 1800.0
+# The number of characters that are kept of what libraries print: torch may print a whole graph several times.
+_MOST_OUTPUT = 10_000
 
 
 class Attempts:
@@ -78,17 +88,19 @@ class Attempts:
             described = _joined(str(attempt.variant), axes)
             started = time.perf_counter()
             obstacle = outcomes.obstacle(attempt) or self._time_used_up(candidate)
-            found = obstacle or _try(attempt, request)
+            with library_output(shown=bool(request.options.get("verbose"))) as printed:
+                found = obstacle or _try(attempt, request)
             outcome = found if isinstance(found, ModelExportError) else outcomes.judge(attempt, *found)
             seconds = time.perf_counter() - started
             if isinstance(outcome, Capture):
                 used = dataclasses.replace(candidate, exporter=outcome.exporter)
-                self.record(used, _joined(described, outcome.variant), None, seconds)
+                self.record(used, _joined(described, outcome.variant), None, seconds, printed=printed)
                 yield outcome
                 outcomes.reject(attempt, self.reports[-1])
                 following = _after_rejection(attempt, request)
             else:
-                report = self.record(candidate, described, outcome, seconds, tried=obstacle is None)
+                tried = obstacle is None
+                report = self.record(candidate, described, outcome, seconds, tried=tried, printed=printed)
                 outcomes.fail(attempt, report, outcome)
                 following = _after_failure(attempt, outcome)
             pending[:0] = following
@@ -118,11 +130,13 @@ class Attempts:
         seconds: float = 0.0,
         *,
         tried: bool = True,
+        printed: Iterable[str] = (),
     ) -> AttemptReport:
         """Add an attempt to the list; `error` says why its graph is not the one to write."""
         why = None if error is None else str(error)
         name, exporter, reason = candidate.strategy.name, candidate.exporter, candidate.reason
-        self.reports.append(AttemptReport(name, exporter, reason, why, variant, seconds, tried))
+        output = shortened("".join(printed), _MOST_OUTPUT)
+        self.reports.append(AttemptReport(name, exporter, reason, why, variant, seconds, tried, output))
         return self.reports[-1]
 
     def _time_used_up(self, candidate: Candidate) -> ModelExportError | None:

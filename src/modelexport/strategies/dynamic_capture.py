@@ -26,6 +26,7 @@ from modelexport.capture import (
     describe_axes,
     dynamic_shapes,
     find_axes,
+    library_output,
     merge_equal_axes,
     result_axes,
     with_sizes_above_one,
@@ -144,10 +145,12 @@ def _fewer(call: ExampleCall, axes: Mapping[Axis, str], candidate: Candidate, at
     if len(set(tied.values())) < len(set(axes.values())):
         return tied
     started = time.perf_counter()
-    kept = axes_kept_by_torch(call, axes)
+    with library_output() as printed:
+        kept = axes_kept_by_torch(call, axes)
     found = "fails" if kept is None else f"keeps {len(kept)} of {counted(len(axes), 'axis', 'axes')}"
     result = f"a question to torch.export, which {found}: its graph is not written"
-    attempts.record(candidate, "torch.export with Dim.AUTO", result, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    attempts.record(candidate, "torch.export with Dim.AUTO", result, seconds, printed=printed)
     if kept is not None and len(kept) < len(axes):
         return kept
     batch = {axis: name for axis, name in axes.items() if name == BATCH}

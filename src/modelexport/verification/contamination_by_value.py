@@ -1,7 +1,8 @@
-"""Check the owner of every node by tensor values: which calls computed in eager PyTorch what the node computes."""
+"""Check a file against PyTorch: its outputs, and the owner of every node by the calls that computed its values."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,24 +10,27 @@ from typing import Any
 import onnx
 import torch
 
-from modelexport.analysis import RuleReport, ValidationReport
+from modelexport.analysis import Finding, RuleReport, Severity, ValidationReport
 from modelexport.analysis.contamination import RULE, FlowRules, NodeOwners, OwnerCheck, modules_by_weight
 from modelexport.analysis.validation import ValidatedFile
 from modelexport.display import counted
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.graph import NO_NODE, FlowGraph
-from modelexport.hierarchy import ROOT_CALL, HierarchyDocument
+from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import Runner, prepared, require_onnxruntime, run_subgraphs
 from modelexport.storage import build_ir
 from modelexport.torch_support import copied_inputs, normalize_inputs
 from modelexport.torch_support.private import tensors_among
 from modelexport.verification.difference import Tolerance, compare
+from modelexport.verification.file_check import FileChecker
 from modelexport.verification.forward_recording import RecordedCall, record_forward
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.order_statistics import Array, OrderStatistics, order_statistics_of
 from modelexport.verification.pytorch_run import OTHER_SEED, array_of
 from modelexport.verification.value_evidence import OperatorOutputs, ValueEvidence
+
+_OUTPUTS = "outputs"
 
 
 def validate_owners_by_value(
@@ -37,7 +41,7 @@ def validate_owners_by_value(
     *,
     limits: RunLimits = DEFAULT_RUN_LIMITS,
 ) -> ValidationReport:
-    """Check the owner of every node by the values that it computes.
+    """Check that the outputs are PyTorch's, and the owner of every node by the values that it computes.
 
     The model runs once in eager PyTorch and the file once in onnxruntime. A tensor whose values only some calls
     computed, or returned unchanged, belongs to one of them. The values also show the inputs and outputs of each call;
@@ -51,17 +55,48 @@ def validate_owners_by_value(
         limits: The limits of one run of the file.
     """
     subject = source if isinstance(source, ValidatedFile) else ValidatedFile(source, weights=True)
-    found = tuple(check_owners_by_value(subject, model, example_inputs, limits).findings())
-    rule = RuleReport(RULE, "no node is owned by a call that did not run it, checked by values", len(found))
+    check = _check_outputs(subject, model, example_inputs, limits)
+    is_same = check is not None and check.outcome is CheckOutcome.EQUAL
+    owners = check_owners_by_value(subject, model, example_inputs, limits, is_same_model=is_same).findings()
+    outputs = [_output_finding(check)] if check is not None and not is_same else []
+    rules = (
+        RuleReport(_OUTPUTS, "the outputs are what PyTorch's model returns", len(outputs)),
+        RuleReport(RULE, "no node is owned by a call that did not run it, checked by values", len(owners)),
+    )
     if report is None:
-        return ValidationReport(str(subject.path), len(subject.nodes), (rule,), found)
-    return ValidationReport(report.file, report.nodes, (*report.rules, rule), (*report.findings, *found))
+        return ValidationReport(str(subject.path), len(subject.nodes), rules, (*outputs, *owners))
+    return ValidationReport(report.file, report.nodes, (*report.rules, *rules), (*report.findings, *outputs, *owners))
+
+
+def _check_outputs(
+    subject: ValidatedFile, model: torch.nn.Module, example_inputs: object, limits: RunLimits
+) -> FileCheck | None:
+    """The check that an export makes of its file; None without a document."""
+    if subject.document is None:
+        return None
+    args, kwargs = normalize_inputs(example_inputs, None, model)
+    with FileChecker(model, args, kwargs, level=CHECK_LEVELS[0], most_bytes=sys.maxsize, limits=limits) as checker:
+        check, _ = checker.check(subject.path, build_ir(subject.path, subject.model), subject.document)
+    return check
+
+
+def _output_finding(check: FileCheck) -> Finding:
+    severity = Severity.ERROR if check.is_wrong else Severity.NOTE
+    return Finding(_OUTPUTS, severity, str(check), "modelexport verify names the module in which the error begins")
 
 
 def check_owners_by_value(
-    subject: ValidatedFile, model: torch.nn.Module, example_inputs: object, limits: RunLimits = DEFAULT_RUN_LIMITS
+    subject: ValidatedFile,
+    model: torch.nn.Module,
+    example_inputs: object,
+    limits: RunLimits = DEFAULT_RUN_LIMITS,
+    *,
+    is_same_model: bool = False,
 ) -> OwnerCheck:
-    """The check of owners by the file, its document and a run of each; raises as `validate_owners_by_value` does."""
+    """The check of owners by the file, its document and a run of each; raises as `validate_owners_by_value` does.
+
+    With `is_same_model` the outputs are known to be equal.
+    """
     document = subject.document
     if document is None:
         reason = subject.sidecar_problem or f"there is no sidecar {subject.sidecar.name}"
@@ -79,7 +114,7 @@ def check_owners_by_value(
     constants = _constant_values(subject, document, check.flow)
     owners = NodeOwners(document, check.flow, check.calls)
     values = ValueEvidence(check.flow, check.calls, outputs, run, tensors, owners, constants)
-    if not _is_same_model(values):
+    if not is_same_model and not _is_same_model(values):
         raise InputError(_explain_difference(subject, model, values, run, copies))
     calls = check.calls.with_boundaries(values.inputs, values.outputs)
     return OwnerCheck(document, check.flow, calls, FlowRules(check.flow, calls, document.modules, values))

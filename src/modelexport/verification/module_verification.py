@@ -28,6 +28,7 @@ from modelexport.verification.difference import OutputPair, Tolerance, compare, 
 from modelexport.verification.file_check import FileChecker
 from modelexport.verification.model_results import Result, compare_outputs
 from modelexport.verification.onnx_run import FullModelRun, GraphInputs
+from modelexport.verification.other_weights import refuse_other_weights
 from modelexport.verification.pytorch_run import (
     BoundaryKey,
     BoundaryRecorder,
@@ -177,6 +178,7 @@ class _Verification:
         self._onnx_runner = runner
         self._recorder = BoundaryRecorder(model, self._document, args, kwargs)
         self._observed = self._recorder.run()
+        refuse_other_weights(self._model.graph, self._document, model)
         self._ids_in_run, self._unmatched = self._match_calls()
         input_names = [value.name or "" for value in self._model.graph.inputs]
         inputs = GraphInputs(self._document, model, args, kwargs, input_names)

@@ -78,7 +78,8 @@ def test_json_result_is_the_only_stdout_and_describes_the_export(bert: Exported)
     (attempt,) = result["attempts"]
     assert attempt.pop("reason")
     assert attempt.pop("seconds") > 0.01
-    assert attempt == {"strategy": "fx", "exporter": "dynamo", "variant": "", "error": None, "tried": True}
+    expected = {"strategy": "fx", "exporter": "dynamo", "variant": "", "error": None, "tried": True, "output": ""}
+    assert attempt == expected
     assert [step["step"] for step in result["steps"]] == list(STEPS)
     assert all(step["seconds"] >= 0 and step["peak_memory_bytes"] > 10e6 for step in result["steps"])
     assert result["steps"][1]["seconds"] > 0.01

@@ -18,6 +18,8 @@ from modelexport.ort import ModelChecks, check_file
 from modelexport.storage import ModelFile
 
 REPAIR = "modelexport repair FILE --force restores missing stores from the others"
+# For a file that has none of the stores.
+TAG = "modelexport tag FILE --model MODEL --force adds the hierarchy to a file of another exporter"
 
 
 class ValidatedFile:
@@ -57,6 +59,12 @@ class ValidatedFile:
         if self.document is None:
             raise ContractError(f"{self.path} has no readable sidecar, and a rule that needs one was run")
         return self.document
+
+    @cached_property
+    def has_hierarchy(self) -> bool:
+        """Whether there is any of our stores, a damaged one too."""
+        has_sidecar = self.document is not None or bool(self.sidecar_problem)
+        return has_sidecar or any(one.doc_string or one.module or one.damaged for one in self.opened.stores)
 
     @cached_property
     def main_nodes(self) -> list[tuple[str, onnx.NodeProto]]:

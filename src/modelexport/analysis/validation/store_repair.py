@@ -14,7 +14,7 @@ from modelexport.deadline import reads_files
 from modelexport.display import Summary, summarized
 from modelexport.errors import FileFormatError, InputError
 from modelexport.hierarchy import json_schema
-from modelexport.storage import check_target, read_untagged, recover_document, write_tagged
+from modelexport.storage import check_target, read_untagged, recover_document, sidecar_path, write_tagged
 
 _OURS = ("doc_string", "metadata_props")
 
@@ -81,7 +81,9 @@ def repair(path: str | Path, output_path: str | Path | None = None, *, overwrite
     target = check_target(file.path if output_path is None else output_path, force=overwrite)
     untagged = read_untagged(file.path, target, overwrite=overwrite)
     missing: tuple[str, ...] = ()
-    document, origin = file.document, "sidecar"
+    # The sidecar may be that of another file with the same graph.
+    is_own = file.sidecar == sidecar_path(file.path)
+    document, origin = file.document, "sidecar" if is_own else f"sidecar {file.sidecar.name}"
     # As `read_model` accepts it: with the hash of the graph, and each node once, in order.
     ids = [node_id for node_id, _ in file.nodes]
     if (

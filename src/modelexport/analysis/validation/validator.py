@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from modelexport.analysis import Finding, RuleReport, Severity, ValidationReport
 from modelexport.analysis.contamination import RULE as CONTAMINATION
 from modelexport.analysis.validation.graph_rules import BASELINE_RULES, GRAPH_RULES, TOPOLOGY
 from modelexport.analysis.validation.hierarchy_rules import HIERARCHY_RULES
-from modelexport.analysis.validation.rule import Rule, ValidatedFile, Violation
+from modelexport.analysis.validation.rule import REPAIR, TAG, Rule, ValidatedFile, Violation
 from modelexport.analysis.validation.store_rules import STORE_RULES
 from modelexport.deadline import reads_files
 from modelexport.display import counted
@@ -101,7 +102,8 @@ def check(file: ValidatedFile, chosen: Sequence[Rule]) -> ValidationReport:
             continue
         found = list(rule.check(file))
         reports.append(RuleReport(rule.id, rule.title, len(found)))
-        findings.extend(_findings(rule, found))
+        fix = TAG if rule.fix == REPAIR and not file.has_hierarchy else rule.fix
+        findings.extend(_findings(dataclasses.replace(rule, fix=fix), found))
     return ValidationReport(str(file.path), len(file.nodes), tuple(reports), tuple(findings))
 
 

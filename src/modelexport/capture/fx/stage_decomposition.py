@@ -71,7 +71,7 @@ def _with_left_out(stage: Stage, other: Stage) -> Stage:
         # The last element is not one that was varied.
         name: torch.full_like(value, value.flatten()[-1].item())
         for name, value in other.inputs.items()
-        if isinstance(value, torch.Tensor) and stage.inputs.get(name) is None
+        if isinstance(value, torch.Tensor) and value.numel() and stage.inputs.get(name) is None
     }
     if not left_out:
         return stage
@@ -101,7 +101,8 @@ def _recorded(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
                 f"{kind} cannot be decomposed into stages: generating from {', '.join(inputs) or 'no inputs'} fails "
                 f"with {in_one_line(root_cause(error))}; pass the inputs that {kind}.generate takes"
             ) from error
-    paths = {id(module): path for path, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    paths = {id(module): path for path, module in modules.items()}
     # transformers returns the whole model as a shallow copy, whose `id()` is not that of the root.
     found = [(name, paths.get(id(part), ROOT_PATH), part_inputs) for name, (part, part_inputs) in parts.items()]
     found = _with_last_step(found, [call_inputs for path, call_inputs in calls if path == ROOT_PATH])
@@ -111,7 +112,7 @@ def _recorded(model: torch.nn.Module, inputs: Mapping[str, Any]) -> list[Stage]:
     stages += found
     names = _unique_names([name for name, _, _ in stages], [path for _, path, _ in stages])
     return [
-        Stage(name, path, model.get_submodule(path), _tensors_first(stage_inputs))
+        Stage(name, path, modules[path], _tensors_first(stage_inputs))
         for name, (_, path, stage_inputs) in zip(names, stages, strict=True)
     ]
 

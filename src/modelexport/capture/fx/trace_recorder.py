@@ -154,7 +154,7 @@ class TraceRecorder:
     def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
         self._model = model
         self._tree = tree
-        self._modules = {info.path: model.get_submodule(info.path) for info in tree}
+        self._modules = dict(model.named_modules())
         self.paths_by_id = {id(module): path for path, module in self._modules.items()}
         self._current: ForwardPass | None = None
         self._calls: CallWatch[TracedCall | None] = CallWatch(self._enter, self._leave)

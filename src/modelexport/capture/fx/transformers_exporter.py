@@ -5,12 +5,9 @@ It calls `torch.export` and `torch.onnx` as well, so that the evidence is the sa
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import io
 import re
-import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -65,10 +62,9 @@ def capture_with_transformers(
     notes: list[str] = []
 
     def export() -> torch.onnx.ONNXProgram:
-        # The exporter modifies caches among the inputs in place, and torch prints its progress by default.
+        # The exporter modifies caches among the inputs in place.
         inputs = copy.deepcopy(dict(kwargs))
-        quiet = contextlib.redirect_stdout(sys.stdout if options.get("verbose") else io.StringIO())
-        with quiet, input_preparation_through(prepare_if_possible), graph_names_through(rename):
+        with input_preparation_through(prepare_if_possible), graph_names_through(rename):
             program = export_to_onnx(model, inputs, settings)
         if shapes is not None:
             name_dynamic_axes(program, shapes)

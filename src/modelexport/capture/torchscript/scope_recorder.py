@@ -47,8 +47,8 @@ class ScopeRecorder:
     def __init__(
         self, model: torch.nn.Module, tree: ModuleTree, tracker: ValueTracker | None, inputs: list[torch.Tensor]
     ) -> None:
-        modules = {info.path: model.get_submodule(info.path) for info in tree}
-        watched = {path: m for path, m in modules.items() if not isinstance(m, torch.jit.ScriptModule)}
+        # Not looked up as attributes: a child may have the name of a method, such as `parameters`.
+        watched = {path: m for path, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
         self._watched = list(watched.values())
         self._paths = {id(module): path for path, module in watched.items()}
         # The module that is called by its class's own `__call__`, until that calls `torch.nn.Module.__call__`.

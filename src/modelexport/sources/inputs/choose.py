@@ -13,8 +13,9 @@ import torch
 from modelexport.errors import InputError, ModelExportError
 from modelexport.sources.inputs.from_files import fill_shapes, read_inputs
 from modelexport.sources.inputs.from_processor import process, read_raw_inputs
-from modelexport.sources.inputs.synthesis import ModelFacts, complete_inputs, describe, make_example_inputs
+from modelexport.sources.inputs.synthesis import ModelFacts, complete_inputs, describe, synthesize_inputs
 from modelexport.sources.loaders import SourcedModel
+from modelexport.storage import ModelFile
 from modelexport.torch_support import check_model
 
 
@@ -39,6 +40,7 @@ def choose_inputs(
     texts: Sequence[str] = (),
     images: Sequence[str | Path] = (),
     audio: Sequence[str | Path] = (),
+    onnx_file: str | Path | None = None,
 ) -> ChosenInputs:
     """Choose the example inputs of a model as the command line does.
 
@@ -52,6 +54,7 @@ def choose_inputs(
         texts: Texts for the model's tokenizer.
         images: Image files for the model's image processor.
         audio: Audio files for the model's feature extractor.
+        onnx_file: An exported file of the model: synthesized inputs have its sizes and types.
 
     Raises:
         InputError: The given inputs cannot be used, or no inputs could be synthesized.
@@ -78,7 +81,8 @@ def choose_inputs(
     except ModelExportError as error:
         # Inputs can still be synthesized without it.
         notes.append(f"note: {error}")
-    inputs = make_example_inputs(sourced.model, processor)
+    exported = None if onnx_file is None else ModelFile(onnx_file)
+    inputs = synthesize_inputs(sourced.model, processor, file=exported).inputs
     return ChosenInputs(inputs, (*notes, f"inputs synthesized: {describe(inputs) or 'none'}"))
 
 

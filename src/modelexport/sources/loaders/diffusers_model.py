@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.errors import ModelSourceError
-from modelexport.sources.loaders.file_kind import existing_path
+from modelexport.input_options import existing_path
 from modelexport.sources.loaders.hub import Repository, fetch, find_on_hub, folder_repository
 from modelexport.sources.loaders.libraries import quiet, require
 from modelexport.sources.loaders.sourced_model import LoadOptions, SourcedModel, building, notes_on_missing

@@ -18,16 +18,6 @@ _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
 _LARGEST_HEADER = 100 << 20
 
 
-def existing_path(reference: str) -> Path | None:
-    """The file or folder that a reference names; None if it does not exist or is not a valid path."""
-    try:
-        path = Path(reference).expanduser()
-        return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):
-        # Too long, with an invalid character, or in the home folder of an unknown user.
-        return None
-
-
 def is_exported_program(path: Path) -> bool:
     """Whether the file looks like one of `torch.export.save`."""
     members = _archive_members(path)

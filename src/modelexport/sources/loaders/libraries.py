@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.display import in_one_line, with_class
-from modelexport.errors import ModelExportError, ModelSourceError
+from modelexport.errors import ModelExportError, ModelSourceError, causes_of
 
 _LOGGING = ("transformers.utils.logging", "huggingface_hub.utils.logging", "diffusers.utils.logging")
 _NO_CONVERSION = "DISABLE_SAFETENSORS_CONVERSION"
@@ -82,27 +82,18 @@ def explain_load_error(
         weights: The safetensors files that it may have read, to name a broken one.
         advice: What else the user can do or may have meant.
     """
-    for cause in causes(error):
+    for cause in causes_of(error):
         if isinstance(cause, ModelExportError):
             return cause
         meaning = _broken_file(error, cause, weights) or _hub_answer(cause, repository or reference, revision, advice)
         if meaning is None and isinstance(cause, ImportError):
-            *_, first = causes(cause)
+            *_, first = causes_of(cause)
             meaning = f"importing a package that it needs failed with {type(first).__name__}: {in_one_line(first)}"
             if isinstance(first, ImportError):
                 meaning = f"it needs a package that is not installed: {in_one_line(first)}"
         if meaning is not None:
             return ModelSourceError(f"{reference}: {meaning}")
     return ModelSourceError(f"{reference}: loading it failed with {type(error).__name__}: {in_one_line(error)}")
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes, in order."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _broken_file(error: BaseException, cause: BaseException, weights: Iterable[Path]) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from modelexport.errors import InputError, ModelSourceError
-from modelexport.sources.loaders.file_kind import existing_path, is_exported_program, refuse_file
+from modelexport.input_options import existing_path
+from modelexport.sources.loaders.file_kind import is_exported_program, refuse_file
 from modelexport.sources.loaders.libraries import require
 from modelexport.sources.loaders.python_reference import load_reference
 from modelexport.sources.loaders.sourced_model import DEFAULT_OPTIONS, LoadOptions, SourcedModel, building

@@ -17,7 +17,7 @@ import torch
 
 from modelexport.display import with_class
 from modelexport.errors import ModelExportError, ModelSourceError
-from modelexport.sources.loaders.file_kind import existing_path
+from modelexport.input_options import existing_path
 from modelexport.sources.loaders.sourced_model import SourcedModel
 
 _PYTHON = ".py"

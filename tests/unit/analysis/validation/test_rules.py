@@ -50,6 +50,27 @@ def broken_rules(path: Path, **options: object) -> set[str]:
     return {finding.rule for finding in validate(path, **options).findings}
 
 
+def test_file_of_another_exporter_is_to_be_tagged_and_not_repaired(artifact: Artifact) -> None:
+    for node in artifact.model.graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+    artifact.save_model()
+    with_sidecar = {finding.fix for finding in validate(artifact.path).findings if finding.rule == "coverage"}
+    sidecar_path(artifact.path).rename(artifact.path.with_name("other_hierarchy.json"))
+    # That of another file with the same graph.
+    report = repair(artifact.path, artifact.path.with_name("repaired.onnx"))
+    assert report.origin == "sidecar other_hierarchy.json"
+    artifact.path.with_name("other_hierarchy.json").unlink()
+    sidecar_path(report.files[0]).unlink()
+    without = {finding.fix for finding in validate(artifact.path).findings if finding.rule in ("coverage", "sidecar")}
+    assert [len(fixes) for fixes in (with_sidecar, without)] == [1, 1]
+    assert "modelexport repair" in with_sidecar.pop()
+    assert "modelexport tag" in without.pop()
+    damaged = artifact.path.with_name("net_hierarchy.json")
+    damaged.write_text("{", encoding="utf-8")
+    assert "modelexport repair" in next(f.fix for f in validate(artifact.path).findings if f.rule == "sidecar")
+
+
 def test_exported_file_violates_no_rule(artifact: Artifact) -> None:
     report = validate(artifact.path, check_contamination=True, baseline=artifact.path)
     assert report.findings == ()

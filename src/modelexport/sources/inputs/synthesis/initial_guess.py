@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import math
 import re
@@ -9,8 +11,11 @@ from typing import Any
 
 import torch
 
+from modelexport.errors import FileFormatError
+from modelexport.graph import ELEMENT_TYPES
 from modelexport.sources.inputs.synthesis.model_facts import CONVOLUTIONS, EMBEDDINGS, ModelFacts
-from modelexport.sources.inputs.synthesis.tensor_spec import Kind, TensorSpec
+from modelexport.sources.inputs.synthesis.tensor_spec import Kind, Proposal, TensorSpec
+from modelexport.storage import ModelFile
 
 BATCH = 2
 # A number that is rarely a size of anything else: where an error contains it, it is this axis.
@@ -32,6 +37,9 @@ _INDICES = frozenset(["ids", "id", "idx", "index", "indices", "tokens", "token",
 _COUNTS = frozenset(["shapes", "sizes", "thw", "hw", "bbox", "lengths", "length", "lens"])
 
 
+_TYPES: dict[object, torch.dtype] = {element: getattr(torch, name) for name, element in ELEMENT_TYPES.items()}
+
+
 def guess(facts: ModelFacts, name: str) -> Any:
     """What the argument `name` is most likely to be."""
     parameter = facts.parameters.get(name)
@@ -44,6 +52,33 @@ def guess(facts: ModelFacts, name: str) -> Any:
         return grid
     kind = _guess_kind(name, annotation)
     return _guess_floats(facts, name) if kind is Kind.FLOATS else _guess_integers(facts, name, kind)
+
+
+def guess_for_file(facts: ModelFacts, file: ModelFile) -> Proposal:
+    """The inputs that an ONNX file of the model has, with their types and fixed sizes; other sizes are guessed."""
+    inputs = [value for value in file.model.graph.inputs if not value.is_initializer()]
+    names = {value.name: value.name or "" for value in inputs}
+    # A damaged sidecar is not needed here.
+    with contextlib.suppress(FileFormatError):
+        calls = file.document.calls if file.document is not None else ()
+        names |= {tensor.tensor: tensor.name for call in calls if not call.path for tensor in call.inputs}
+    if not any(name.partition(".")[0] in facts.parameters for name in names.values()):
+        # Another exporter named them.
+        names = dict(zip(names, facts.parameters, strict=False))
+    sizes: dict[str, int] = {}
+    found: Proposal = {}
+    for value in inputs:
+        name, dtype = names.get(value.name, ""), _TYPES.get(value.dtype)
+        if name.partition(".")[0] not in facts.parameters or dtype is None or value.shape is None:
+            continue
+        guessed = guess(facts, name)
+        spec = guessed if isinstance(guessed, TensorSpec) else TensorSpec(())
+        usual = zip(value.shape, (*spec.shape, *(LENGTH,) * len(value.shape)), strict=False)
+        # Axes of one name have one size.
+        shape = tuple(size if isinstance(size, int) else sizes.setdefault(str(size), other) for size, other in usual)
+        kind = Kind.TOKENS if spec.kind is Kind.FLOATS and not dtype.is_floating_point else spec.kind
+        found[name] = dataclasses.replace(spec, shape=shape, kind=kind, dtype=dtype, rule="file")
+    return found
 
 
 def may_be_input(parameter: inspect.Parameter) -> bool:

@@ -13,11 +13,12 @@ import torch
 from modelexport.display import counted
 from modelexport.errors import InputError
 from modelexport.sources.inputs.from_processor import process, samples
-from modelexport.sources.inputs.synthesis.initial_guess import guess
+from modelexport.sources.inputs.synthesis.initial_guess import guess, guess_for_file
 from modelexport.sources.inputs.synthesis.model_facts import ModelFacts
 from modelexport.sources.inputs.synthesis.repairs import repairs
 from modelexport.sources.inputs.synthesis.tensor_spec import Proposal, TensorSpec, create_arguments
 from modelexport.sources.inputs.synthesis.trial_call import Attempt, try_call
+from modelexport.storage import ModelFile
 from modelexport.torch_support import TORCH_LOCK, check_model, copied_inputs
 
 # The budget is a number of calls and not a time, so that the result does not depend on the machine. A large model gets
@@ -77,10 +78,12 @@ def synthesize_inputs(
     processor: object | None = None,
     without: Collection[str] = (),
     most_calls: int = _MAX_CALLS,
+    file: ModelFile | None = None,
 ) -> SynthesizedInputs:
     """Synthesize inputs as `make_example_inputs` does, and say which rules found them.
 
-    Repairs whose names are in `without` are not used, to measure whether a model needs them.
+    Repairs whose names are in `without` are not used, to measure whether a model needs them. The inputs that an ONNX
+    `file` of the model takes are tried first.
     """
     check_model(model)
     if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
@@ -88,7 +91,7 @@ def synthesize_inputs(
     facts = ModelFacts.read(model)
     with TORCH_LOCK:
         budget = min(most_calls, max_calls(model))
-        found, attempts = _search(model, facts, _first_proposals(model, facts, processor), budget, without)
+        found, attempts = _search(model, facts, _first_proposals(model, facts, processor, file), budget, without)
     if found is None:
         raise InputError(_report(model, attempts))
     return found
@@ -190,15 +193,19 @@ class _Queue:
 
 
 def _first_proposals(
-    model: torch.nn.Module, facts: ModelFacts, processor: object | None
+    model: torch.nn.Module, facts: ModelFacts, processor: object | None, file: ModelFile | None
 ) -> Iterator[tuple[str, Proposal]]:
     """Where the search starts, the likeliest first, each with the name of its rule."""
+    required = [name for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
+    if file is not None:
+        taken = guess_for_file(facts, file)
+        others = set(required) - {name.partition(".")[0] for name in taken}
+        yield "file", {**{name: guess(facts, name) for name in required if name in others}, **taken}
     if processor is not None:
         yield from (("processor", proposal) for proposal in _processed_samples(processor, facts))
     dummies = _dummy_inputs(model, facts)
     if dummies:
         yield "dummy_inputs", dummies
-    required = [name for name, parameter in facts.parameters.items() if parameter.default is parameter.empty]
     names = list(dict.fromkeys([*facts.main_inputs, *required]))
     if not names:
         names = [name for name, parameter in facts.parameters.items() if parameter.default is None][:1]

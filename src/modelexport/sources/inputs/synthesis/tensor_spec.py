@@ -32,6 +32,7 @@ class TensorSpec:
     Attributes:
         upper_bound: Tokens are smaller than this number.
         rows: The whole content, for a tensor whose values are sizes.
+        dtype: Its element type; None for the usual one of its kind.
         rule: The name of the rule that guessed it; no part of what the tensor is.
     """
 
@@ -39,6 +40,7 @@ class TensorSpec:
     kind: Kind = Kind.FLOATS
     upper_bound: int = 2
     rows: tuple[tuple[int, ...], ...] = ()
+    dtype: torch.dtype | None = None
     rule: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
@@ -84,7 +86,9 @@ def create_arguments(proposal: Proposal, dtype: torch.dtype, special_tokens: fro
     generator = torch.Generator().manual_seed(_SEED)
     arguments: dict[str, Any] = {}
     for name, spec in proposal.items():
-        value = spec.create(generator, dtype, special_tokens) if isinstance(spec, TensorSpec) else spec
+        value = spec
+        if isinstance(spec, TensorSpec):
+            value = spec.create(generator, dtype, special_tokens).to(spec.dtype)
         whole, _, part = name.partition(".")
         if part:
             arguments.setdefault(whole, {})[part] = value
