@@ -54,9 +54,11 @@ def _redrawn(tensor: torch.Tensor, generator: torch.Generator, number: int) -> t
     flat = tensor.detach().flatten()
     if not tensor.is_floating_point() or len(flat.unique()) <= 2:
         return _permuted(flat, generator, number).reshape(tensor.shape)
-    # Of a like range: coordinates in 0…1 stay there.
-    drawn = flat.mean() + flat.std() * torch.randn(flat.shape, generator=generator)
-    return drawn.clamp(flat.min(), flat.max()).to(tensor.dtype).reshape(tensor.shape)
+    mean = flat.mean()
+    drawn = mean + flat.std() * torch.randn(flat.shape, generator=generator)
+    # Of a like range, so that coordinates in 0…1 stay there, but with other extremes.
+    drawn = mean + (0.95 - number / 20) * (drawn.clamp(flat.min(), flat.max()) - mean)
+    return drawn.to(tensor.dtype).reshape(tensor.shape)
 
 
 def _permuted(flat: torch.Tensor, generator: torch.Generator, number: int) -> torch.Tensor:
