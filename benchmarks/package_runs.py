@@ -21,7 +21,7 @@ import torch
 from benchmarks.output_difference import difference
 from benchmarks.package_model import PackageModel
 from benchmarks.package_models import find_model
-from benchmarks.package_verdicts import is_right, stated_ranges
+from benchmarks.package_verdicts import is_outside, is_right, stated_ranges
 from benchmarks.quiet import quiet
 from benchmarks.sweep_process import attempted, describe, run_limited
 from torch.utils import _pytree as pytree
@@ -102,7 +102,7 @@ def _export_ours(spec: PackageModel, path: Path) -> Json:
         "check": result.check.outcome.value,
         "says": str(result.check),
         "notes": list(result.notes),
-        "ranges": stated_ranges(result.notes),
+        "ranges": stated_ranges(result.document),
         "strategy": result.document.strategy,
         "exporter": result.document.exporter,
         "attempts": [f"{attempt.exporter}, {attempt.variant}: {attempt.error}"[:300] for attempt in result.attempts],
@@ -209,7 +209,7 @@ def run_file(
         feeds = {value.name: tensors[position].numpy() for value, position in zip(graph.input, positions, strict=True)}
         problem = _problem(session, feeds, expected)
         outside = any(
-            _is_outside(size, ranges.get(key))
+            is_outside(size, ranges.get(key))
             for position, tensor in enumerate(tensors)
             for axis, size in enumerate(tensor.shape)
             for key in (f"{names[position]}:{axis}", symbols.get((position, axis), ""))
@@ -266,11 +266,6 @@ def _with_unnamed_axes(
                 tensor = args[given[position]]
                 args[given[position]] = tensor.index_select(axis, torch.arange(other) % tensor.shape[axis]).contiguous()
             yield tuple(args), {symbol: other}
-
-
-def _is_outside(size: int, stated: Sequence[int | None] | None) -> bool:
-    low, high = stated or (None, None)
-    return (low is not None and size < low) or (high is not None and size > high)
 
 
 def _eager(model: torch.nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -14,8 +14,6 @@ from benchmarks.pages import table
 Record = Mapping[str, Any]
 # Models whose plain export takes more CPU time than this are not small.
 SMALL_S = 2.0
-# A range of sizes as a note states it, of an axis or of a dimension of the file: ``x:1 = 2…32``; an open end is empty.
-_RANGE = re.compile(r"([\w.]+(?::\d+)?) = (\d*)…(\d*)")
 
 _INTRODUCTION = """# Models of other packages
 
@@ -31,8 +29,8 @@ _NOTES = """
   `dynamo=False`, where the file is right at every other size. Those that ours does not free are bold.
 - *equal*: right at every size. *range said*: wrong or failing only at sizes outside of a range that the result states.
   *fixed and said*: right at every size of the free axes, and a note names each axis that is fixed.
-- *seconds* are those of our export, *ratio* its CPU time over that of plain torch's with the axes named, each run once
-  in a process of its own.
+- *seconds* are those of our export, *ratio* its CPU time over that of plain torch's by the same exporter with the axes
+  named (one dimension alone where they fail together), each run once in a process of its own.
 """
 
 
@@ -93,10 +91,16 @@ def is_said(axis: str, notes: Sequence[str]) -> bool:
     return any("no axis is dynamic" in note or re.search(rf"(?<![\w.]){re.escape(axis)}(?!\d)", note) for note in notes)
 
 
-def stated_ranges(notes: Sequence[str]) -> dict[str, list[int | None]]:
-    """The smallest and largest size that notes state, by axis or dimension; None where an end is open."""
-    found = [match for note in notes for match in _RANGE.finditer(note)]
-    return {match[1]: [int(match[end]) if match[end] else None for end in (2, 3)] for match in found}
+def stated_ranges(document: Any) -> dict[str, list[int | None]]:
+    """The smallest and largest size, step and offset that a document states, by dimension; None for an open end."""
+    ranges = document.size_ranges.items()
+    return {name: [limits.min, limits.max, limits.step, limits.offset] for name, limits in ranges}
+
+
+def is_outside(size: int, limits: Sequence[int | None] | None) -> bool:
+    least, most, step, offset = [*(limits or ()), *(None, None, None, None)[len(limits or ()) :]]
+    is_between = (least is None or size >= least) and (most is None or size <= most)
+    return not is_between or (step is not None and size % step != offset)
 
 
 def _shown(sizes: Mapping[str, int]) -> str:
@@ -161,7 +165,8 @@ def _row(record: Record, versions: Mapping[str, str]) -> tuple[str, ...]:
     free = record.get("runs", {}).get("value", {}).get("free", [])
     plain = _freed_by_plain(record)
     shown = [f"**{name}**" if name not in free else name for name in plain]
-    costs = [entry["export"]["value"]["cpu"] for entry in record.get("plain", []) if "value" in entry["export"]]
+    exports = [entry["export"] for entry in record.get("plain", []) if entry["exporter"] == ours.get("exporter")]
+    costs = [export["value"]["cpu"] for export in exports if "value" in export]
     ratio = f"{ours['cpu'] / costs[0]:.2f}" if ours and costs and costs[0] > 0 else ""
     return (
         f"{record['package']} {versions.get(record['package'], '')}".strip(),

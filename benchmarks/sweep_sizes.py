@@ -11,7 +11,7 @@ from typing import Any
 
 import sympy
 import torch
-from benchmarks.package_verdicts import is_said
+from benchmarks.package_verdicts import is_outside, is_said
 from benchmarks.sweep_judge import NOT_COMPARABLE, REFUSED, Call, Judge
 
 # So many other sizes that PyTorch takes, for each size alone and for all together.
@@ -42,7 +42,7 @@ def run_sizes(
         model: The model.
         args: The positional arguments of the example.
         kwargs: The others.
-        ranges: The sizes for which the file is said to be right, by axis or symbol.
+        ranges: The sizes for which the file is said to be right, by symbol.
         notes: What the result says.
     """
     example = Call(args, kwargs)
@@ -62,8 +62,8 @@ def run_sizes(
             found["problem"] = "out of time"
             break
         run = {**judge.run(call, ", ".join(f"{name}={size}" for name, size in sizes.items())), "sizes": sizes}
-        stated = {**_named_sizes(judge, call), **sizes}
-        run["outside"] = any(_is_outside(size, ranges.get(name)) for name, size in stated.items())
+        stated = {**_sizes_by_dimension(judge, call), **sizes}
+        run["outside"] = any(is_outside(size, ranges.get(name)) for name, size in stated.items())
         runs.append(run)
     refused = [run for run in runs if run["outcome"] == REFUSED]
     found["runs"] = [run for run in runs if run["outcome"] != REFUSED]
@@ -159,19 +159,14 @@ def _with_size(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     return tensor.index_select(axis, torch.arange(size) % tensor.shape[axis]).contiguous()
 
 
-def _named_sizes(judge: Judge, call: Call) -> dict[str, int]:
-    names = judge.leaf_names()
+def _sizes_by_dimension(judge: Judge, call: Call) -> dict[str, int]:
+    leaves = call.leaves()
     return {
-        f"{names[place]}:{axis}": size
-        for place, leaf in enumerate(call.leaves())
-        if isinstance(leaf, torch.Tensor)
-        for axis, size in enumerate(leaf.shape)
+        size.dim_param: leaves[place or 0].shape[axis]
+        for value, place in zip(judge.inputs, judge.positions, strict=True)
+        for axis, size in enumerate(_dims(value))
+        if size.dim_param
     }
-
-
-def _is_outside(size: int, stated: Sequence[int | None] | None) -> bool:
-    low, high = stated or (None, None)
-    return (low is not None and size < low) or (high is not None and size > high)
 
 
 def _fixed_and_free(judge: Judge, example: Call, axes: _Axes, ends: float) -> list[str]:

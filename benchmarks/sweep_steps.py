@@ -343,6 +343,7 @@ def export_ours(built: Built, path: Path, **more: Any) -> dict[str, Any]:
         "coverage": result.coverage,
         "specialized": "allow_specialization" in options,
         "notes": list(result.notes),
+        "ranges": stated_ranges(result.document),
         "check": {**msgspec.to_builtins(result.check), "says": str(result.check)},
     }
 
@@ -359,8 +360,7 @@ def _with_sizes(built: Built, path: Path, step: Callable[[Callable[[], Any]], di
     """Ours with the dynamic axes that it finds, run at other sizes by the sweep's own judge."""
     found = {"ours": step(lambda: export_ours(built, path, dynamic="auto"))}
     if "value" in found["ours"]:
-        notes = found["ours"]["value"]["notes"]
-        ranges = stated_ranges(notes)
+        notes, ranges = found["ours"]["value"]["notes"], found["ours"]["value"]["ranges"]
         found["sizes"] = step(lambda: run_sizes(path, built.model, built.args, built.kwargs, ranges, notes))
     return found
 

@@ -17,6 +17,8 @@ class Variant:
         constants_folded: With `constant_values`, the graph has these values, and not the operators that compute them.
         input_values: With `constant_values`, the trace computes all values of the example inputs: those that code reads
             become constants.
+        without_gradients: The model is traced without gradients. With them torch may choose another attention kernel
+            for the trace than where it decomposes that trace, and views of the result fail where its strides differ.
         tensors_only: The model is exported as a function from tensors to tensors.
         unoptimized: torch does not optimize the graph, because onnxruntime rejects the optimized one or its results are
             wrong.
@@ -27,6 +29,7 @@ class Variant:
     constant_values: bool = False
     constants_folded: bool = False
     input_values: bool = False
+    without_gradients: bool = False
     tensors_only: bool = False
     unoptimized: bool = False
     decomposed: tuple[str, ...] = ()
@@ -37,6 +40,7 @@ class Variant:
             parts.append("with the values of the inputs")
         elif self.constant_values:
             parts.append("with constants computed" if self.constants_folded else "with the values of constants")
+        parts += ["without gradients"] if self.without_gradients else []
         parts += ["as a function of tensors"] if self.tensors_only else []
         parts += ["not optimized by torch"] if self.unoptimized else []
         parts += [f"with substitutes for {', '.join(self.decomposed)}"] if self.decomposed else []

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from modelexport.errors import InputError
 
 _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<shape>\d{1,18}(?:x\d{1,18})*|scalar)(?::(?P<dtype>\w+))?")
-_AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>[^\W\d]\w*)")
+_AXIS = re.compile(r"(?P<name>[^:=]+):(?P<axis>-?\d{1,9})=(?P<dimension>(?:[1-9]\d{0,8}\*)?[^\W\d]\w*)")
 _AUTO = "auto"
 # A compressed file may expand to this size, or to this many times its own.
 _FREE_BYTES = 256 * 2**20

@@ -160,16 +160,72 @@ def test_axis_that_torch_fixes_is_given_up_and_said(tmp_path: Path) -> None:
     inputs = {"x": torch.randn(3, 4)}
     result = modelexport.export_model(model, inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx")
     assert dimensions(tmp_path / "model.onnx") == {"x": {0: "batch"}}
-    assert result.notes == (
-        "forward accepts other sizes on these axes, but torch cannot export them: x:1",
-        "dynamic axes: x batch x 4",
+    given_up, kept = result.notes
+    assert given_up.startswith(
+        "forward accepts other sizes on these axes, but no exporter gave a right file: x:1 (fx ("
     )
+    assert "inferred a static shape of 4 for dimension inputs['x'].shape[1]" in given_up
+    assert kept == "dynamic axes: x batch x 4"
     assert [attempt.variant for attempt in result.attempts] == [
         "dynamic axes x:0=batch, x:1=x_1",
-        "torch.export with Dim.AUTO",
         "dynamic axes x:0=batch",
     ]
-    assert "keeps 2 of 2 axes" in str(result.attempts[1].error)
+
+
+class Partly(nn.Module):
+    """Torch fixes the second axis of its first input, and none of the others."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return FixedWhenTraced()(x), y * 2
+
+
+def test_axes_that_torch_frees_are_kept_without_those_that_it_fixes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Partly(), {"x": torch.randn(3, 4), "y": torch.randn(5, 6)}
+    result = modelexport.export_model(model, inputs, tmp_path / "model.onnx", dynamic="auto", strategy="fx")
+    axes = {"x": {0: "x_0"}, "y": {0: "y_0", 1: "y_1"}}
+    assert result.dynamic_axes == axes == dimensions(tmp_path / "model.onnx")
+    same_at_other_sizes(model, ExampleCall(model, (), inputs), tmp_path / "model.onnx", axes)
+
+
+class UNet(nn.Module):
+    """Halves height and width three times and doubles them again, with skips: it takes multiples of eight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(c, 4, 3, 2, 1) for c in (1, 4, 4))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(4, c, 2, 2) for c in (4, 4, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = [x]
+        for conv in self.down:
+            skips.append(torch.relu(conv(skips[-1])))
+        result = skips.pop()
+        for conv in self.up:
+            result = conv(result) + skips.pop()
+        return result
+
+
+@pytest.mark.parametrize("strategy", ["auto", "htp"])
+def test_sizes_of_a_network_with_strides_and_skips_are_multiples(strategy: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, path, axes = UNet().eval(), tmp_path / "model.onnx", {"x": {0: "batch", 2: "8*x_2", 3: "8*x_3"}}
+    result = modelexport.export_model(
+        model, torch.randn(1, 1, 32, 48), path, dynamic="auto", strategy=strategy, check="run"
+    )
+    assert result.dynamic_axes == axes == {"x": next(iter(dimensions(path).values()))}
+    assert result.check is not None
+    assert not result.check.is_wrong
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for shape in ((3, 1, 24, 32), (1, 1, 40, 72)):
+        x = torch.randn(shape)
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        np.testing.assert_allclose(got, model(x).detach().numpy(), atol=1e-5)
+    again = modelexport.export_model(
+        model, torch.randn(1, 1, 32, 48), tmp_path / "again.onnx", dynamic=result.dynamic_axes, strategy=strategy
+    )
+    assert again.dynamic_axes == axes
 
 
 def test_candidates_with_fewer_axes_are_not_tried_when_the_time_is_used_up(tmp_path: Path) -> None:
@@ -239,6 +295,22 @@ def test_torchscript_keeps_an_axis_that_torch_export_fixes(dynamic: Any, tmp_pat
     assert (result.strategy, result.dynamic_axes) == ("htp", axes)
     assert dimensions(path) == axes
     same_at_other_sizes(model, ExampleCall(model, (torch.randn(2, 4, 17),), {}), path, axes)
+
+
+class Strided(Speech):
+    """Torch leaves two lengths to a loop over an axis that it unrolled: those that round to the same number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, stride=2, padding=1)
+
+
+def test_axis_with_two_sizes_left_is_exported_by_torchscript(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Strided().eval(), tmp_path / "model.onnx"
+    result = modelexport.export_model(model, torch.randn(2, 4, 9), path, dynamic="auto")
+    assert (result.strategy, result.dynamic_axes) == ("htp", {"x": {0: "batch", 2: "x_2"}})
+    assert "torch allows hardly another size: x_2 = 9…10, test_dynamic.py:" in str(result.attempts[0].error)
 
 
 def test_axis_named_by_hand_that_the_torchscript_trace_fixed_is_wrong(tmp_path: Path) -> None:
@@ -406,10 +478,31 @@ class Windowed(nn.Module):
         return y - y.mean(1, keepdim=True) if x.size(1) > 11 else y.tanh()
 
 
-def test_a_file_of_dynamo_that_is_wrong_at_another_size_is_not_called_right(tmp_path: Path) -> None:
+def test_sizes_for_which_torch_knows_the_file_to_be_valid_are_said_and_checked(
+    tmp_path: Path, command: Callable[..., Outcome]
+) -> None:
+    torch.manual_seed(0)
+    path, axes = tmp_path / "model.onnx", {"x": {0: "batch", 1: "time"}}
+    result = modelexport.export_model(Windowed(), torch.randn(2, 7, 3), path, dynamic=axes, strategy="fx", check="run")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    limits = result.document.size_ranges["time"]
+    assert (limits.min, limits.max, limits.place.partition(":")[0]) == (None, 11, "test_dynamic.py")
+    assert {"time=11", "time=6", "batch=5, time=11"} <= set(result.check.compared)
+    assert f"with time=12, outside of {limits}, it is different" in result.check.outside
+    assert f"the file is valid for these sizes only: time = {limits}" in result.notes
+    assert str(limits) in command("tree", path).stdout
+    assert modelexport.load(path).document.size_ranges == {"time": limits}
+    hidden = modelexport.export_model(
+        Windowed(), torch.randn(2, 7, 3), tmp_path / "p.onnx", dynamic=axes, strategy="fx", private=True
+    )
+    assert hidden.document.size_ranges["time"].place == ""
+
+
+def test_a_file_that_is_wrong_at_another_size_is_not_called_right(tmp_path: Path) -> None:
+    """Nobody knows a range of what TorchScript's trace fixed."""
     torch.manual_seed(0)
     path, axes = tmp_path / "model.onnx", {"x": {1: "time"}}
-    result = modelexport.export_model(Windowed(), torch.randn(2, 7, 3), path, dynamic=axes, strategy="fx", check="run")
+    result = modelexport.export_model(Windowed(), torch.randn(2, 7, 3), path, dynamic=axes, strategy="htp", check="run")
     assert result.check.is_wrong
     assert "with time=15" in result.check.reason
 

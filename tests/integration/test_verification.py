@@ -25,6 +25,7 @@ from tests.support.command import Outcome
 from tests.support.eager_calls import record_calls
 
 import modelexport
+from modelexport.analysis import Severity
 from modelexport.analysis.validation.rule import ValidatedFile
 from modelexport.errors import FileFormatError, InputError
 from modelexport.limits import DEFAULT_RUN_LIMITS
@@ -76,8 +77,14 @@ def test_another_model_and_unfit_inputs_are_refused(exported: Exporter, tmp_path
     ours = exported("cnn")
     torch.manual_seed(99)
     other = type(ours.example.model)().eval()
-    with pytest.raises(InputError, match="does not compute what Cnn computes"):
+    with pytest.raises(InputError, match="the weights of the PyTorch model are not those of the file"):
         validate_owners_by_value(ours.path, other, ours.example.inputs)
+    with torch.no_grad():
+        other.load_state_dict(ours.example.model.state_dict())
+        next(other.parameters()).mul_(2)
+    report = validate_owners_by_value(ours.path, other, ours.example.inputs)
+    assert [(finding.rule, finding.severity) for finding in report.findings] == [("outputs", Severity.ERROR)]
+    assert "values do not tell" in report.rules[-1].skipped
     with pytest.raises(InputError, match="Cnn does not run on these inputs"):
         validate_owners_by_value(ours.path, ours.example.model, torch.ones(1))
     bare = tmp_path / "bare.onnx"

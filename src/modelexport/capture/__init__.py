@@ -29,13 +29,14 @@ from modelexport.capture.dynamic_axes import (
     DynamicAxes,
     ExampleCall,
     axes_by_input,
-    axes_kept_by_torch,
+    axes_freed_by_torch,
     check_axes,
     describe_axes,
     dynamic_shapes,
     find_axes,
-    merge_equal_axes,
+    is_dynamic,
     result_axes,
+    size_step,
     varied_values,
     with_sizes_above_one,
 )
@@ -49,5 +50,4 @@ from modelexport.capture.program_modules import (
     refuse_program,
 )
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
-from modelexport.capture.standard_streams import library_output
-from modelexport.capture.tracer_warnings import Specialization, recorded_warnings
+from modelexport.capture.tracer_warnings import Specialization, library_output, recorded_warnings

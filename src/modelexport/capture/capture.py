@@ -12,7 +12,7 @@ import torch
 
 from modelexport.attempt_report import Variant
 from modelexport.errors import ExportError
-from modelexport.hierarchy import Attribution, CallTree, ModuleTree
+from modelexport.hierarchy import Attribution, CallTree, ModuleTree, SizeRange
 from modelexport.storage import ExporterFile
 from modelexport.torch_support.transformers_private import has_exporters
 
@@ -65,6 +65,7 @@ class Capture:
         graph_text: Returns the traced graph as text, with the call of each node.
         recorded_in_model: The attributions that the exporter recorded for nodes of `model` themselves.
         dynamic_sizes: The tensors of `original_graph` that contain the size of a dynamic axis, with the axis name.
+        size_ranges: The sizes of dynamic axes for which it is valid, by name of the axis, where torch limits them.
         notes: Fallbacks and lost evidence that the user should know of.
         other_inputs: Other inputs of `forward` by keyword, for which the file must be right as well.
         variant: What the exporter did by itself to succeed; empty for its usual way.
@@ -83,6 +84,7 @@ class Capture:
     file: ExporterFile | None = None
     recorded_in_model: Mapping[ir.Node, Attribution] = dataclasses.field(default_factory=dict)
     dynamic_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    size_ranges: Mapping[str, SizeRange] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     other_inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variant: str = ""

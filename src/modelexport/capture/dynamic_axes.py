@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -11,25 +12,32 @@ from typing import Any
 
 import torch
 
+from modelexport.capture.size_ranges import size_range
 from modelexport.errors import InputError
+from modelexport.hierarchy import SizeRange
 from modelexport.torch_support import (
     TORCH_LOCK,
     copied_inputs,
     evaluation_mode,
+    exporter_arguments,
     isolated_run,
     named_results,
     preserved_state,
 )
 from modelexport.torch_support.private import leaves_of, leaves_with_keys, map_leaves, map_leaves_with_keys
+from modelexport.torch_support.private_export import export_through
 
 AUTO = "auto"
 BATCH = "batch"
 SEQUENCE = "sequence"
-# The changes of size that are tried for an axis; forward must run with both of a pair.
+# The changes of size that are tried for an axis, in steps; forward must run with both of a pair.
 _LARGER, _SMALLER = (1, 3), (-1, -2)
-_STEPS = (_LARGER, _SMALLER)
+_CHANGES = (_LARGER, _SMALLER)
 # The size that replaces 1 in trials.
 _INSTEAD_OF_ONE = 3
+
+# A dimension: its name, and in front of it the number of which all sizes are multiples.
+_DIMENSION = re.compile(r"(?:([1-9]\d*)\*)?([^\W\d]\w*)")
 
 # The option `dynamic`: `AUTO`, or for each input the name of the dimension by axis.
 DynamicAxes = str | Mapping[str, Mapping[int, str]]
@@ -102,8 +110,10 @@ def check_axes(named: object, call: ExampleCall) -> dict[Axis, str]:
         positive = (name, axis % rank)
         if positive in found:
             raise InputError(f"{described}: axis {axis} of {name} is named twice")
-        if not dimension.isidentifier():
-            raise InputError(f"{described}: {dimension!r} is not a valid dimension name; use letters, digits and _")
+        if not _DIMENSION.fullmatch(dimension):
+            raise InputError(
+                f"{described}: {dimension!r} is not a valid dimension name; use letters, digits and _, as in n or 8*n"
+            )
         found[positive] = dimension
     return found
 
@@ -125,17 +135,18 @@ def find_axes(call: ExampleCall) -> dict[Axis, str]:
 
     First the axes with equal number and size are tried, each alone and the rest together; then all remaining axes of
     equal size. An axis is dynamic where forward runs with two other sizes and returns tensors of the same names and
-    ranks, whose sizes change in the same direction or not at all.
+    ranks, whose sizes change in the same direction or not at all. Networks with strides and skips take multiples of a
+    number only, which their dimensions then name: ``8*x_2``.
     """
     call = _without_ones(_with_varied_values(call))
     sizes = _sizes(call)
     trial = _Trial(call, sizes)
-    left, groups = list(sizes), list[tuple[Axis, ...]]()
+    left, groups = list(sizes), dict[tuple[Axis, ...], int]()
 
     keys: list[Callable[[Axis], tuple[int, ...]]] = [lambda axis: (axis[1], sizes[axis]), lambda axis: (sizes[axis],)]
     for key in keys:
         for _, together in itertools.groupby(sorted(left, key=key), key=key):
-            groups += trial.split(tuple(together))
+            groups |= trial.split(tuple(together))
         left = [axis for axis in left if not any(axis in group for group in groups)]
     return _named(groups, call)
 
@@ -184,25 +195,35 @@ class _Trial:
         self._sizes = sizes
         self._usual = call.result_shapes()
 
-    def split(self, group: tuple[Axis, ...]) -> list[tuple[Axis, ...]]:
-        """Return the parts of the group that can change: axes that can change alone, and the rest together."""
-        if len(group) == 1:
-            return [group] if any(self._runs(group, steps) for steps in _STEPS) else []
+    def split(self, group: tuple[Axis, ...]) -> dict[tuple[Axis, ...], int]:
+        """Return the parts of the group that can change, with their steps: axes alone, and the rest together."""
         # A larger size may just be cut off by forward: an axis that changes alone must also accept smaller sizes.
-        alone = [(axis,) for axis in group if self._runs((axis,), _LARGER) and self._runs((axis,), _SMALLER)]
+        alone = {(axis,): step for axis in group if len(group) > 1 and (step := self.step((axis,), all))}
         rest = tuple(axis for axis in group if (axis,) not in alone)
-        together = [rest] if rest and any(self._runs(rest, steps) for steps in _STEPS) else []
-        if rest and not together and any(self._runs(group, steps) for steps in _STEPS):
-            return [group]
-        return [*together, *alone]
+        together = {rest: step} if rest and (step := self.step(rest)) else {}
+        if alone and rest and not together and (step := self.step(group)):
+            return {group: step}
+        return together | alone
 
-    def _runs(self, group: tuple[Axis, ...], steps: tuple[int, int]) -> bool:
+    def step(self, group: tuple[Axis, ...], needed: Callable[[Iterable[bool]], bool] = any) -> int:
+        """Return the smallest step in which the sizes can change: up or down, with `all` both; 0 for none."""
+        steps = (step for step in self._steps(group) if needed(self._runs(group, step, pair) for pair in _CHANGES))
+        return next(steps, 0)
+
+    def _steps(self, group: tuple[Axis, ...]) -> Iterator[int]:
+        """Yield the steps to try; where forward takes the double size, also those that divide the size."""
+        yield 1
         size = self._sizes[group[0]]
-        if self._usual is None or size + min(steps) < 1:
+        if self._runs(group, size, (1,)):
+            yield from (step for step in range(2, size + 1) if size % step == 0)
+
+    def _runs(self, group: tuple[Axis, ...], step: int, changes: tuple[int, ...]) -> bool:
+        size = self._sizes[group[0]]
+        if self._usual is None or size + step * min(changes) < 1:
             return False
-        for step in steps:
-            found = self._call.resized(dict.fromkeys(group, size + step)).result_shapes()
-            if found is None or not _follows(self._usual, found, larger=step > 0):
+        for change in changes:
+            found = self._call.resized(dict.fromkeys(group, size + step * change)).result_shapes()
+            if found is None or not _follows(self._usual, found, larger=change > 0):
                 return False
         return True
 
@@ -215,8 +236,8 @@ def _follows(usual: _Shapes, found: _Shapes, larger: bool) -> bool:
     return all(new >= old if larger else new <= old for old, new in pairs)
 
 
-def _named(groups: list[tuple[Axis, ...]], call: ExampleCall) -> dict[Axis, str]:
-    """Return a name for each axis.
+def _named(groups: Mapping[tuple[Axis, ...], int], call: ExampleCall) -> dict[Axis, str]:
+    """Return a name for each axis, with the step in front of it where the sizes of a group change in larger steps.
 
     It is `batch` for the axes 0 where they change together, or where only one changes; `sequence` for axis 1 of a
     matrix of integers, which is a batch of sequences of indices; otherwise the argument and the number of the axis.
@@ -232,8 +253,15 @@ def _named(groups: list[tuple[Axis, ...]], call: ExampleCall) -> dict[Axis, str]
         named = BATCH if group in batches else f"{name}_{axis}"
         if group in sequences:
             named = SEQUENCE if len(sequences) == 1 else f"{name}_{SEQUENCE}"
-        names |= dict.fromkeys(group, re.sub(r"\W", "_", named))
+        multiple = f"{groups[group]}*" if groups[group] > 1 else ""
+        names |= dict.fromkeys(group, multiple + re.sub(r"\W", "_", named))
     return {axis: names[axis] for axis in _sizes(call) if axis in names}
+
+
+def size_step(dimension: str) -> int:
+    """Return the number of which all sizes of a dimension are multiples: 8 for ``8*n``, 1 for ``n``."""
+    parts = _DIMENSION.fullmatch(dimension)
+    return int(parts[1] or 1) if parts is not None else 1
 
 
 def with_sizes_above_one(call: ExampleCall, axes: Iterable[Axis]) -> ExampleCall:
@@ -254,12 +282,19 @@ def dynamic_shapes(call: ExampleCall, axes: Mapping[Axis, Any]) -> dict[str, Any
         if not isinstance(leaf, torch.Tensor):
             return None
         name = _joined(keys)
-        return {axis: dimension for (of, axis), dimension in axes.items() if of == name} or None
+        return {axis: _dimension_of(dimension) for (of, axis), dimension in axes.items() if of == name} or None
 
     shapes = dict(map_leaves_with_keys(of_leaf, call.bound()))
     positional = inspect.signature(call.model.forward).bind_partial(*call.args).arguments
     # Arguments collected by `**kwargs` are one entry, with the name of that parameter.
     return {name: shapes[name] for name in (*positional, *call.kwargs, *shapes) if name in shapes}
+
+
+def _dimension_of(dimension: Any) -> Any:
+    """Return the dimension as `torch.export` takes it: a name does not say that all sizes are multiples of a number."""
+    if not isinstance(dimension, str) or size_step(dimension) == 1:
+        return dimension
+    return size_step(dimension) * torch.export.Dim(dimension.partition("*")[2])
 
 
 def axes_by_input(axes: Mapping[Axis, str]) -> dict[str, dict[int, str]]:
@@ -278,50 +313,57 @@ def result_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[str, dict[i
     usual, sizes = call.result_shapes(), _sizes(call)
     found: dict[str, dict[int, str]] = {}
     for dimension in dict.fromkeys(axes.values()):
-        larger = {axis: sizes[axis] + 1 for axis, name in axes.items() if name == dimension}
+        step = size_step(dimension)
+        larger = {axis: sizes[axis] + step for axis, name in axes.items() if name == dimension}
+        same = {(size - step, size) for size in larger.values()}
         changed = call.resized(larger).result_shapes()
         if usual is None or changed is None or not _follows(usual, changed, larger=True):
             continue
         for (name, old), (_, new) in zip(usual, changed, strict=True):
             for number, pair in enumerate(zip(old, new, strict=True)):
                 if pair[0] != pair[1]:
-                    own = {(size - 1, size) for size in larger.values()} == {pair} and number not in found.get(name, ())
+                    own = same == {pair} and number not in found.get(name, ())
                     found.setdefault(name, {})[number] = dimension if own else re.sub(r"\W", "_", f"{name}_{number}")
     return found
 
 
-def axes_kept_by_torch(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str] | None:
-    """Return the axes that `torch.export` keeps dynamic with `Dim.AUTO`; None where it cannot export the model."""
-    wanted = dynamic_shapes(call, dict.fromkeys(axes, torch.export.Dim.AUTO))
-    with TORCH_LOCK, preserved_state(call.model), evaluation_mode(call.model), torch.no_grad():
-        args, kwargs = copied_inputs(call.args, call.kwargs)
-        try:
-            program = torch.export.export(call.model, args, kwargs, dynamic_shapes=wanted, strict=False)
-        except Exception:  # noqa: BLE001  torch raises many kinds of errors
-            return None
-    inputs = [
-        node.meta["val"]
-        for node, spec in zip(
-            (node for node in program.graph.nodes if node.op == "placeholder"),
-            program.graph_signature.input_specs,
-            strict=True,
-        )
-        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT
-    ]
-    leaves = leaves_of((call.args, call.kwargs))
-    by_leaf = {id(leaf): value for leaf, value in zip(leaves, inputs, strict=False) if isinstance(leaf, torch.Tensor)}
-    return {
-        (name, axis): dimension
-        for (name, axis), dimension in axes.items()
-        if not isinstance(by_leaf[id(call.tensors()[name])].shape[axis], int)
-    }
+def axes_freed_by_torch(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str]:
+    """Return the axes that torch's exporter leaves dynamic with `Dim.AUTO`; none where it cannot export the model."""
+    args, kwargs = copied_inputs(call.args, call.kwargs)
+    asked = dataclasses.replace(call, args=args, kwargs=kwargs)
+    found: dict[Axis, str] = {}
+
+    def ask(export: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        program = export(*args, **kwargs)
+        users = set(program.graph_signature.user_inputs)
+        values = [node.meta["val"] for node in program.graph.nodes if node.name in users]
+        leaves = {id(leaf): v for leaf, v in zip(leaves_of((args[1], kwargs["kwargs"])), values, strict=False)}
+        for (name, axis), dimension in axes.items():
+            tensor = asked.tensors()[name]
+            size: Any = leaves[id(tensor)].shape[axis]
+            if not isinstance(size, int) and is_dynamic(size_range(size.node, program), tensor.shape[axis]):
+                found[name, axis] = dimension
+        return program
+
+    given, named = exporter_arguments(args, kwargs)
+    shapes = dynamic_shapes(asked, dict.fromkeys(axes, torch.export.Dim.AUTO))
+    with (
+        TORCH_LOCK,
+        preserved_state(call.model),
+        evaluation_mode(call.model),
+        torch.no_grad(),
+        # Whatever torch raises, also for the graph: what it said before counts.
+        contextlib.suppress(Exception),
+        export_through(ask),
+    ):
+        torch.onnx.export(call.model, given, kwargs=named, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    return found
 
 
-def merge_equal_axes(call: ExampleCall, axes: Mapping[Axis, str]) -> dict[Axis, str]:
-    """Return the axes with one name for all of equal number and size, for exporters that need them equal."""
-    sizes = _sizes(call)
-    names: dict[tuple[int, int], str] = {}
-    return {axis: names.setdefault((axis[1], sizes[axis]), name) for axis, name in axes.items()}
+def is_dynamic(limits: SizeRange, size: int) -> bool:
+    """Whether an axis of this size may have two other sizes: those that are tried where torch cannot say."""
+    larger, smaller = (size + limits.step * pair[-1] for pair in _CHANGES)
+    return limits.max is None or larger <= limits.max or (limits.min or 1) <= smaller
 
 
 def describe_axes(axes: Mapping[Axis, str], call: ExampleCall) -> str:

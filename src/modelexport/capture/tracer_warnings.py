@@ -1,4 +1,4 @@
-"""Warnings of exporters during a capture, and the specializations of a trace: both as notes, with their source lines.
+"""Warnings and prints of exporters during a capture, and the specializations of a trace, with their source lines.
 
 A trace has the operators that ran for the example inputs. Values that Python code computed from these inputs are
 constants in it, which torch calls specialization.
@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
 import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
 from modelexport.capture.source_places import SourcePlace, find_place, module_paths, running_frames
 from modelexport.display import counted
+from modelexport.torch_support import TORCH_LOCK
 from modelexport.torch_support.private_jit import is_tracer_warning
 
 # Packages whose warnings are about the export. Other warnings of torch and other libraries also appear when the model
 # just runs.
 _EXPORTERS = ("torch.export", "torch._export", "torch.onnx", "transformers.exporters")
+# The exporters, and what they export with: what these print is kept, and what the model itself prints is shown.
+_LIBRARIES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript")
 # Functions in which an exporter runs an operator of the model: its warnings are not about the export.
 _RUN_OPERATORS = ("__torch_function__", "__torch_dispatch__")
 # Warnings for the developers of the exporters.
@@ -118,6 +122,44 @@ def _is_about_export(category: type[Warning], frames: Sequence[FrameType]) -> bo
         return False
     name = str(issuer.f_globals.get("__name__"))
     return any(name == package or name.startswith(f"{package}.") for package in _EXPORTERS)
+
+
+class _Stream:
+    """A standard stream, without what libraries print in one thread."""
+
+    def __init__(self, stream: Any, kept: list[str], thread: int | None) -> None:
+        self._stream, self._kept, self.thread = stream, kept, thread
+
+    def write(self, text: str) -> int:
+        frames = running_frames(sys._getframe(1))
+        names = (str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames)
+        # The first that is not of the standard library, which prints for others.
+        printing = next((name for name in names if name not in sys.stdlib_module_names), "")
+        is_kept = threading.get_ident() == self.thread and printing in _LIBRARIES
+        (self._kept.append if is_kept else self._stream.write)(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def library_output(*, shown: bool = False) -> Iterator[list[str]]:
+    """Yield a list of what libraries print within the context; log messages are printed as the user configured them.
+
+    With `shown`, for a user who asked a library to print, the list stays empty.
+    """
+    kept: list[str] = []
+    thread = None if shown else threading.get_ident()
+    # A process without a console has neither.
+    streams = [_Stream(stream or io.StringIO(), kept, thread) for stream in (sys.stdout, sys.stderr)]
+    try:
+        with TORCH_LOCK, contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+            yield kept
+    finally:
+        for stream in streams:
+            # Code that ran meanwhile may refer to it.
+            stream.thread = None
 
 
 @dataclasses.dataclass(frozen=True)

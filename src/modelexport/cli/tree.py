@@ -62,10 +62,15 @@ def tree(
             kinds=document.kinds,
             modules=tuple(modules),
             tags=dict(Counter(node.tag for node in document.nodes)),
+            size_ranges=document.size_ranges,
         )
         report.write(json_text(msgspec.to_builtins(printed)), out)
     else:
-        report.write(rendered(_module_tree(modules, _fused_modules(document)), report.width), out)
+        from rich.console import Group
+
+        ranges = document.size_ranges.items()
+        sizes = [printable(f"valid for the sizes {name} = {limits}") for name, limits in ranges]
+        report.write(rendered(Group(_module_tree(modules, _fused_modules(document)), *sizes), report.width), out)
 
 
 def _selected(modules: list[ModuleStatistics], depth: int | None, everything: bool) -> list[ModuleStatistics]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 import onnx
 import onnx_ir as ir
 
@@ -14,7 +15,7 @@ from modelexport.errors import ContractError
 from modelexport.exporting.progress import Pipeline
 from modelexport.gc_pause import gc_paused
 from modelexport.graph import graph_hash, nodes_with_ids, operation, tensors_with_ids
-from modelexport.hierarchy import Attribution, HierarchyDocument, TagView
+from modelexport.hierarchy import Attribution, HierarchyDocument, SizeRange, TagView
 from modelexport.ownership import InferencePolicy, Projection, add_contexts, infer_missing, project
 from modelexport.storage import ExporterFile, build_document, remove_source_references, write_stores
 from modelexport.strategies import Captured
@@ -65,11 +66,15 @@ class Tagging:
         with pipeline.step("project"):
             projection = _project(capture, owners, self.policy)
         with pipeline.step("document") as step:
-            opset_notes = _opset_notes(self.opset, capture)
-            notes = tuple(dict.fromkeys((*self.notes, *captured.notes, *capture.notes, *opset_notes)))
+            own = (*_opset_notes(self.opset, capture), *_size_notes(capture.size_ranges))
+            notes = tuple(dict.fromkeys((*self.notes, *captured.notes, *capture.notes, *own)))
             # Notes name source lines of the model.
             shown = () if self.private else notes
-            document = _build_document(capture, projection, captured.attempt.strategy, self.view, shown)
+            ranges = {
+                name: msgspec.structs.replace(limits, place="") if self.private else limits
+                for name, limits in capture.size_ranges.items()
+            }
+            document = _build_document(capture, projection, captured.attempt.strategy, self.view, shown, ranges)
             step.detail = counted(len(document.nodes), "node")
             model = capture.model if capture.file is None else capture.file.skeleton()
             if self.private:
@@ -89,6 +94,15 @@ def _opset_notes(wanted: int | None, capture: Capture) -> tuple[str, ...]:
     return (f"{note}. The TorchScript exporter (strategy htp) writes older opsets itself",)
 
 
+def _size_notes(ranges: Mapping[str, SizeRange]) -> tuple[str, ...]:
+    # That a size is a multiple of a number, the name of the axis says by itself.
+    return tuple(
+        f"the file is valid for these sizes only: {name} = {limits}"
+        for name, limits in ranges.items()
+        if name.isidentifier() or (limits.min, limits.max) != (None, None)
+    )
+
+
 @gc_paused()
 def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: InferencePolicy) -> Projection:
     """Project the owners of the original graph onto the final graph."""
@@ -101,7 +115,12 @@ def _project(capture: Capture, owners: Mapping[ir.Node, Attribution], policy: In
 
 @gc_paused()
 def _build_document(
-    capture: Capture, projection: Projection, strategy: str, view: TagView, notes: tuple[str, ...]
+    capture: Capture,
+    projection: Projection,
+    strategy: str,
+    view: TagView,
+    notes: tuple[str, ...],
+    size_ranges: Mapping[str, SizeRange],
 ) -> HierarchyDocument:
     model, final = capture.model, projection.attributions
     nodes = nodes_with_ids(model)
@@ -120,4 +139,5 @@ def _build_document(
         folded={name: found.owner for name, found in projection.constants.items()},
         axes=projection.renamed(capture.dynamic_sizes),
         notes=notes,
+        size_ranges=size_ranges,
     )

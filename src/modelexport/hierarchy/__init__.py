@@ -31,4 +31,5 @@ from modelexport.hierarchy.modules import (
     parent_path,
 )
 from modelexport.hierarchy.schemas import json_schema, or_null
+from modelexport.hierarchy.size_range import SizeRange
 from modelexport.hierarchy.tags import TagScheme, TagView

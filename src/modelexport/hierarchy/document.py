@@ -13,6 +13,7 @@ from modelexport.errors import InputError
 from modelexport.hierarchy.calls import BoundaryTensor, CallId, CallTree, ModuleCall
 from modelexport.hierarchy.file_check import FileCheck
 from modelexport.hierarchy.modules import ModuleInfo, ModuleTree
+from modelexport.hierarchy.size_range import SizeRange
 from modelexport.hierarchy.tags import TagView
 
 SCHEMA_VERSION = 1
@@ -125,6 +126,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
         extracted: For a submodel: what it was extracted from.
         notes: What the user of the file should know of its export: fallbacks, lost evidence, warnings of exporters.
         check: What the export showed of the file in onnxruntime.
+        size_ranges: The sizes for which the file is valid, by name of the dynamic axis, where torch limits them.
     """
 
     schema_version: int
@@ -140,6 +142,7 @@ class HierarchyDocument(msgspec.Struct, frozen=True):
     extracted: ExtractionRecord | None = None
     notes: tuple[str, ...] = ()
     check: FileCheck | None = None
+    size_ranges: dict[str, SizeRange] = {}
 
     @property
     def kinds(self) -> dict[str, int]:

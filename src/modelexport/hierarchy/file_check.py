@@ -59,6 +59,7 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
         call: Where the file is wrong, the module call in which the error begins, if it was found.
         compared: Other inputs on which it equals PyTorch, such as ``batch=5``.
         not_compared: Why it was not compared on others that it claims to take.
+        outside: What it does just outside of the sizes for which it is valid.
     """
 
     outcome: CheckOutcome
@@ -70,6 +71,7 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     call: str | None = None
     compared: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     @property
     def is_wrong(self) -> bool:
@@ -89,7 +91,8 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
             measured = "" if self.error is None else f" (largest error {self.error:.2g}, in {self.output})"
             also = f", also with {'; '.join(self.compared)}" if self.compared else ""
             but = f"; not compared at other sizes: {'; '.join(self.not_compared)}" if self.not_compared else ""
-            return f"runs in onnxruntime and equals PyTorch{measured}{also}{but}"
+            outside = "".join(f"; {text}" for text in self.outside)
+            return f"runs in onnxruntime and equals PyTorch{measured}{also}{but}{outside}"
         return f"{_TEXTS[self.outcome]}{': ' if self.reason else ''}{self.reason}{where}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import importlib.util
@@ -27,6 +28,8 @@ _MESSAGE_CHARACTERS = 400
 _STDERR_BYTES = 4096
 # The stream of an ended process is closed, unless a child of that process keeps it open.
 _SECONDS_FOR_STDERR = 5.0
+# How long a process waits for the next export before it ends.
+_SECONDS_IDLE = 60.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
 # The process needs numpy for arrays only. OpenBLAS, which numpy's wheels contain, would start a thread for each core on
@@ -85,6 +88,7 @@ class Runner:
     def __init__(self, limits: RunLimits = DEFAULT_RUN_LIMITS, *, threads: int = 0) -> None:
         self._limits = limits
         self._threads = threads
+        self._environment: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: _Tail | None = None
         self._deadline: _Deadline | None = None
@@ -97,6 +101,13 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+    def suits(self, limits: RunLimits, threads: int) -> bool:
+        """Whether its process answers, and as one that is started now with these arguments would."""
+        wanted = (limits, threads, _environment())
+        is_usable = self._is_ready and not (self._is_expired() or self._unread or self._timeouts)
+        is_running = self._process is not None and self._process.poll() is None
+        return is_usable and is_running and (self._limits, self._threads, self._environment) == wanted
 
     def start(self) -> None:
         """Start the process and let it import onnxruntime meanwhile, without waiting for it."""
@@ -285,6 +296,7 @@ class Runner:
     def _spawn(self, *preloaded: str) -> None:
         # Started as a script: unlike multiprocessing, that does not import the caller's main module again. It has this
         # process's import path. Ctrl-C reaches only this process, which then stops the child.
+        self._environment = _environment()
         memory = self._limits.memory_bytes
         limit = "" if memory is None else str(memory)
         process = subprocess.Popen(
@@ -292,7 +304,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=self._environment,
             start_new_session=True,
         )
         self._process = process
@@ -336,6 +348,63 @@ class Runner:
         stderr, self._stderr = self._stderr, None
         if stderr is not None:
             stderr.close()
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a process that is started now."""
+    return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+class IdleRunner:
+    """Keeps one runner between exports: starting its process takes a tenth of the time of a small export."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runner: Runner | None = None
+        self._timer: threading.Timer | None = None
+        # A forked process must not talk to the process of another.
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.close)
+
+    def take(self, limits: RunLimits, threads: int) -> Runner:
+        """The runner that was kept, if it suits; else a new one."""
+        runner = self._exchanged(None)
+        if runner is not None and runner.suits(limits, threads):
+            return runner
+        if runner is not None:
+            runner.__exit__()
+        return Runner(limits, threads=threads)
+
+    def keep(self, runner: Runner) -> None:
+        """Keep a runner for the next `take`, for some seconds."""
+        previous = self._exchanged(runner)
+        if previous is not None:
+            previous.__exit__()
+
+    def close(self) -> None:
+        """End the process of the runner that is kept."""
+        runner = self._exchanged(None)
+        if runner is not None:
+            runner.__exit__()
+
+    def _exchanged(self, runner: Runner | None) -> Runner | None:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+            if runner is not None:
+                self._timer = threading.Timer(_SECONDS_IDLE, self.close)
+                self._timer.daemon = True
+                self._timer.start()
+            previous, self._runner = self._runner, runner
+            return previous
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._runner, self._timer = None, None
+
+
+IDLE_RUNNER = IdleRunner()
 
 
 class _Deadline:

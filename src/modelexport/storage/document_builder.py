@@ -21,6 +21,7 @@ from modelexport.hierarchy import (
     ModuleTree,
     NodeRecord,
     Producer,
+    SizeRange,
     TagScheme,
     TagView,
     TensorInfo,
@@ -41,6 +42,7 @@ def build_document(
     axes: Mapping[str, str] | None = None,
     folded: Mapping[str, CallId] | None = None,
     notes: tuple[str, ...] = (),
+    size_ranges: Mapping[str, SizeRange] | None = None,
 ) -> HierarchyDocument:
     """The document of one export.
 
@@ -56,6 +58,7 @@ def build_document(
         axes: The dynamic axis whose size a tensor is, by the tensor's id.
         folded: The calls whose nodes computed a folded constant of the graph, by its name.
         notes: Fallbacks and lost evidence of the export.
+        size_ranges: The sizes of dynamic axes for which the graph is valid.
     """
     scheme = TagScheme(tree, view)
     tags = {call.id: scheme.tag(call.id, calls) for call in calls}
@@ -72,6 +75,7 @@ def build_document(
         nodes=records,
         tensors=tensor_records(graph_tensors, records, tree, axes or {}, folded),
         notes=notes,
+        size_ranges=dict(size_ranges or {}),
     )
 
 

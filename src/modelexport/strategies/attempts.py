@@ -99,8 +99,7 @@ class Attempts:
                 outcomes.reject(attempt, self.reports[-1])
                 following = _after_rejection(attempt, request)
             else:
-                tried = obstacle is None
-                report = self.record(candidate, described, outcome, seconds, tried=tried, printed=printed)
+                report = self.record(candidate, described, outcome, seconds, tried=obstacle is None, printed=printed)
                 outcomes.fail(attempt, report, outcome)
                 following = _after_failure(attempt, outcome)
             pending[:0] = following

@@ -42,7 +42,7 @@ class CaptureRequest:
     written: CopyOnWrite | None = None
     variant: Variant = PLAIN
     result_names: tuple[str, ...] = ()
-    axis_options: Callable[[str], Mapping[str, Any]] = lambda exporter: {}
+    axis_options: Callable[[str], Mapping[str, Any]] = dataclasses.field(default_factory=lambda: lambda _: {})
 
     @property
     def named_options(self) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,19 +19,18 @@ from modelexport.capture import (
     DynamicAxes,
     ExampleCall,
     axes_by_input,
-    axes_kept_by_torch,
+    axes_freed_by_torch,
     check_axes,
     check_forward,
     describe_axes,
     dynamic_shapes,
     find_axes,
-    library_output,
-    merge_equal_axes,
+    is_dynamic,
     result_axes,
     with_sizes_above_one,
 )
-from modelexport.display import counted
 from modelexport.errors import ExportError, InputError
+from modelexport.hierarchy import SizeRange
 from modelexport.strategies.attempts import Attempts
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
@@ -78,29 +76,40 @@ def capture_model(
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
         _check_sizes_above_one(call, with_sizes_above_one(call, axes), training=request.training)
-    refused: list[Axis] = []
-    while True:
-        exported = with_sizes_above_one(call, axes)
-        axis_options = functools.partial(_axis_options, exported, axes, request)
+    for tried in _fewer_and_fewer(call, axes) if dynamic == AUTO else [axes]:
+        is_last = dynamic != AUTO or not tried
+        exported = with_sizes_above_one(call, tried)
+        axis_options = functools.partial(_axis_options, exported, tried, request)
         wanted = dataclasses.replace(request, args=exported.args, kwargs=exported.kwargs, axis_options=axis_options)
+        refused = [axis for axis in axes if axis not in tried]
         try:
             # Fewer axes are tried before a last resort.
-            last_resorts = dynamic != AUTO or not axes
-            for capture in attempts.captures(candidates, wanted, _described(axes), last_resorts=last_resorts):
-                notes = tuple(_notes(call, axes, refused, capture.model.graph))
-                yield Captured(capture, attempts.reports[-1], axes_by_input(axes), notes)
+            for capture in attempts.captures(candidates, wanted, _described(tried), last_resorts=is_last):
+                fixed = [] if dynamic != AUTO else _fixed_axes(exported, tried, capture.size_ranges)
+                if fixed:
+                    attempts.reject_last(f"torch allows hardly another size: {', '.join(fixed)}")
+                    continue
+                notes = tuple(_notes(call, tried, refused, attempts.reports, capture.model.graph))
+                yield Captured(capture, attempts.reports[-1], axes_by_input(tried), notes)
         except ExportError as error:
-            if dynamic != AUTO or not axes:
+            if is_last:
                 raise
             if attempts.is_time_up:
                 attempts.skip(candidates, "fewer dynamic axes")
                 error.attempts = tuple(attempts.reports)
                 raise
-        if dynamic != AUTO or not axes or attempts.is_time_up:
+        if attempts.is_time_up:
             return
-        fewer = _fewer(exported, axes, candidates[0], attempts)
-        refused += [axis for axis in axes if axis not in fewer]
-        axes = fewer
+
+
+def _fewer_and_fewer(call: ExampleCall, axes: dict[Axis, str]) -> Iterator[dict[Axis, str]]:
+    """Yield the axes, and in case no file is right with them those that torch frees, then only the batch, then none."""
+    yield axes
+    if axes:
+        freed = axes_freed_by_torch(with_sizes_above_one(call, axes), axes)
+        batch = {axis: name for axis, name in axes.items() if name == BATCH}
+        yield from (fewer for fewer in (freed, batch if batch != freed else {}) if fewer and fewer != axes)
+        yield {}
 
 
 def _described(axes: Mapping[Axis, str]) -> str:
@@ -139,28 +148,28 @@ def _axis_options(
     return {"input_names": list(names.values()), "dynamic_axes": dynamic_axes}
 
 
-def _fewer(call: ExampleCall, axes: Mapping[Axis, str], candidate: Candidate, attempts: Attempts) -> dict[Axis, str]:
-    """The axes to try next after torch failed: the same with more of them equal, then a part of them, then none."""
-    tied = merge_equal_axes(call, axes)
-    if len(set(tied.values())) < len(set(axes.values())):
-        return tied
-    started = time.perf_counter()
-    with library_output() as printed:
-        kept = axes_kept_by_torch(call, axes)
-    found = "fails" if kept is None else f"keeps {len(kept)} of {counted(len(axes), 'axis', 'axes')}"
-    result = f"a question to torch.export, which {found}: its graph is not written"
-    seconds = time.perf_counter() - started
-    attempts.record(candidate, "torch.export with Dim.AUTO", result, seconds, printed=printed)
-    if kept is not None and len(kept) < len(axes):
-        return kept
-    batch = {axis: name for axis, name in axes.items() if name == BATCH}
-    return batch if len(batch) < len(axes) else {}
+def _fixed_axes(call: ExampleCall, axes: Mapping[Axis, str], ranges: Mapping[str, SizeRange]) -> list[str]:
+    """The axes that torch leaves dynamic for sizes next to those of the call only, with these sizes."""
+    tensors = call.tensors()
+    sizes = {name: tensors[tensor].shape[axis] for (tensor, axis), name in axes.items()}
+    return [
+        f"{name} = {ranges[name]}"
+        for name, size in sizes.items()
+        if not is_dynamic(ranges.get(name, SizeRange()), size)
+    ]
 
 
-def _notes(call: ExampleCall, axes: Mapping[Axis, str], refused: Sequence[Axis], graph: ir.Graph) -> Iterator[str]:
+def _notes(
+    call: ExampleCall,
+    axes: Mapping[Axis, str],
+    refused: Sequence[Axis],
+    attempts: Sequence[AttemptReport],
+    graph: ir.Graph,
+) -> Iterator[str]:
     if refused:
         refused_axes = ", ".join(f"{name}:{axis}" for name, axis in refused)
-        yield f"forward accepts other sizes on these axes, but torch cannot export them: {refused_axes}"
+        why = f"{attempts[0].name}: {attempts[0].error}"
+        yield f"forward accepts other sizes on these axes, but no exporter gave a right file: {refused_axes} ({why})"
     # torch names the dimensions itself in transformers' exporter and next to arguments that are not tensors. It merges
     # two names that it proves to be one size.
     written = {str(size) for value in graph.inputs for size in value.shape or ()}

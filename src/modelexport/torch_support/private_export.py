@@ -31,19 +31,20 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def fake_constants_refused(model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Within the context, `torch.export.export` raises for a program with a constant that is a fake tensor.
+    """Within the context, `torch.export.export` raises for a program with a weight or constant that is a fake tensor.
 
     torch refuses such a program itself, but not in its strict mode: there decomposing it crashes the process. A forward
-    that writes through `.data` leads to one.
+    that writes through `.data` leads to one, and one that caches a tensor: its second trace finds that of the first.
     """
+    # Before the first trace: the model may be on fake tensors itself.
+    is_real = not any(map(is_fake, (*model.parameters(), *model.buffers())))
 
     def export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         program = original(*args, **kwargs)
-        stored = (*model.parameters(), *model.buffers())
-        if any(map(is_fake, program.constants.values())) and not any(map(is_fake, stored)):
+        if is_real and any(map(is_fake, (*program.constants.values(), *program.state_dict.values()))):
             raise UnusableOptionError(
                 "a constant of the exported program is a fake tensor, which has no values.",
-                "Do not write through .data in forward",
+                "Do not write through .data in forward, and cache no tensors in it",
             )
         return program
 

@@ -16,18 +16,18 @@ from modelexport.analysis.validation import ValidatedFile
 from modelexport.display import counted
 from modelexport.errors import FileFormatError, InputError, OnnxRunError
 from modelexport.graph import NO_NODE, FlowGraph
-from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, FileCheck, HierarchyDocument
+from modelexport.hierarchy import CHECK_LEVELS, ROOT_CALL, CheckOutcome, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
 from modelexport.ort import Runner, prepared, require_onnxruntime, run_subgraphs
 from modelexport.storage import build_ir
 from modelexport.torch_support import copied_inputs, normalize_inputs
 from modelexport.torch_support.private import tensors_among
-from modelexport.verification.difference import Tolerance, compare
 from modelexport.verification.file_check import FileChecker
-from modelexport.verification.forward_recording import RecordedCall, record_forward
+from modelexport.verification.forward_recording import record_forward
 from modelexport.verification.onnx_run import GraphInputs
 from modelexport.verification.order_statistics import Array, OrderStatistics, order_statistics_of
-from modelexport.verification.pytorch_run import OTHER_SEED, array_of
+from modelexport.verification.other_weights import refuse_other_weights
+from modelexport.verification.pytorch_run import array_of
 from modelexport.verification.value_evidence import OperatorOutputs, ValueEvidence
 
 _OUTPUTS = "outputs"
@@ -55,52 +55,35 @@ def validate_owners_by_value(
         limits: The limits of one run of the file.
     """
     subject = source if isinstance(source, ValidatedFile) else ValidatedFile(source, weights=True)
-    check = _check_outputs(subject, model, example_inputs, limits)
-    is_same = check is not None and check.outcome is CheckOutcome.EQUAL
-    owners = check_owners_by_value(subject, model, example_inputs, limits, is_same_model=is_same).findings()
-    outputs = [_output_finding(check)] if check is not None and not is_same else []
+    document = _document(subject)
+    args, kwargs = normalize_inputs(example_inputs, None, model)
+    file = build_ir(subject.path, subject.model_with_weights)
+    with FileChecker(model, args, kwargs, level=CHECK_LEVELS[0], most_bytes=sys.maxsize, limits=limits) as checker:
+        check, _ = checker.check(subject.path, file, document)
+    outputs, owners, skipped = [], list[Finding](), ""
+    if check.outcome is not CheckOutcome.EQUAL:
+        severity = Severity.ERROR if check.is_wrong else Severity.NOTE
+        outputs = [Finding(_OUTPUTS, severity, str(check), "modelexport verify compares every module")]
+    if check.is_wrong or check.outcome is CheckOutcome.NONDETERMINISTIC:
+        refuse_other_weights(file.graph, document, model)
+        skipped = "the outputs are not PyTorch's, so values do not tell what each call computed"
+    else:
+        owners = check_owners_by_value(subject, model, example_inputs, limits).findings()
+    title = "no node is owned by a call that did not run it, checked by values"
     rules = (
         RuleReport(_OUTPUTS, "the outputs are what PyTorch's model returns", len(outputs)),
-        RuleReport(RULE, "no node is owned by a call that did not run it, checked by values", len(owners)),
+        RuleReport(RULE, title, len(owners), skipped),
     )
     if report is None:
         return ValidationReport(str(subject.path), len(subject.nodes), rules, (*outputs, *owners))
     return ValidationReport(report.file, report.nodes, (*report.rules, *rules), (*report.findings, *outputs, *owners))
 
 
-def _check_outputs(
-    subject: ValidatedFile, model: torch.nn.Module, example_inputs: object, limits: RunLimits
-) -> FileCheck | None:
-    """The check that an export makes of its file; None without a document."""
-    if subject.document is None:
-        return None
-    args, kwargs = normalize_inputs(example_inputs, None, model)
-    with FileChecker(model, args, kwargs, level=CHECK_LEVELS[0], most_bytes=sys.maxsize, limits=limits) as checker:
-        check, _ = checker.check(subject.path, build_ir(subject.path, subject.model), subject.document)
-    return check
-
-
-def _output_finding(check: FileCheck) -> Finding:
-    severity = Severity.ERROR if check.is_wrong else Severity.NOTE
-    return Finding(_OUTPUTS, severity, str(check), "modelexport verify names the module in which the error begins")
-
-
 def check_owners_by_value(
-    subject: ValidatedFile,
-    model: torch.nn.Module,
-    example_inputs: object,
-    limits: RunLimits = DEFAULT_RUN_LIMITS,
-    *,
-    is_same_model: bool = False,
+    subject: ValidatedFile, model: torch.nn.Module, example_inputs: object, limits: RunLimits = DEFAULT_RUN_LIMITS
 ) -> OwnerCheck:
-    """The check of owners by the file, its document and a run of each; raises as `validate_owners_by_value` does.
-
-    With `is_same_model` the outputs are known to be equal.
-    """
-    document = subject.document
-    if document is None:
-        reason = subject.sidecar_problem or f"there is no sidecar {subject.sidecar.name}"
-        raise FileFormatError(f"the owners of {subject.path} cannot be checked: {reason}")
+    """The check of owners by a right file, its document and a run of each."""
+    document = _document(subject)
     require_onnxruntime()
     check = subject.owner_check
     args, kwargs = normalize_inputs(example_inputs, None, model)
@@ -114,10 +97,15 @@ def check_owners_by_value(
     constants = _constant_values(subject, document, check.flow)
     owners = NodeOwners(document, check.flow, check.calls)
     values = ValueEvidence(check.flow, check.calls, outputs, run, tensors, owners, constants)
-    if not is_same_model and not _is_same_model(values):
-        raise InputError(_explain_difference(subject, model, values, run, copies))
     calls = check.calls.with_boundaries(values.inputs, values.outputs)
     return OwnerCheck(document, check.flow, calls, FlowRules(check.flow, calls, document.modules, values))
+
+
+def _document(subject: ValidatedFile) -> HierarchyDocument:
+    if subject.document is None:
+        reason = subject.sidecar_problem or f"there is no sidecar {subject.sidecar.name}"
+        raise FileFormatError(f"the owners of {subject.path} cannot be checked: {reason}")
+    return subject.document
 
 
 def _check_modules_ran(document: HierarchyDocument, model: torch.nn.Module, run: Iterable[str]) -> None:
@@ -216,35 +204,3 @@ def _constant_values(
             if statistics is not None:
                 found[flow.tensor_numbers[tensor.name]] = statistics
     return found
-
-
-def _is_same_model(values: ValueEvidence) -> bool:
-    """Whether calls computed an output of the graph, or half of its tensors: exporters rewrite many, not most."""
-    produced = _produced(values)
-    computed = produced & values.computed
-    return len(computed) * 2 >= len(produced) or bool(computed & values.flow.graph_outputs)
-
-
-def _produced(values: ValueEvidence) -> set[int]:
-    return {tensor for tensor in values.distinctive if values.flow.producers[tensor] != NO_NODE}
-
-
-def _explain_difference(
-    subject: ValidatedFile,
-    model: torch.nn.Module,
-    values: ValueEvidence,
-    run: Mapping[str, RecordedCall],
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-) -> str:
-    """Why the file and the model compute different values."""
-    produced = _produced(values)
-    difference = (
-        f"{subject.path} does not compute what {type(model).__name__} computes on these inputs: "
-        f"the model computed the values of {len(produced & values.computed)} of its {len(produced)} tensors."
-    )
-    reseeded = record_forward(model, *inputs, seed=OTHER_SEED)
-    outputs, other = (next(iter(recording.values())).outputs for recording in (run, reseeded))
-    both = [(array_of(tensor), array_of(other[name])) for name, tensor in outputs.items() if name in other]
-    if any(compare(one, two, Tolerance()).is_out for one, two in both):
-        return f"{difference} The model is nondeterministic: its outputs change with the random state"
-    return f"{difference} Give the model that the file was exported from, with the same weights and in the same mode"

@@ -21,7 +21,7 @@ from modelexport.errors import InputError, OnnxRunError, RunLimitError
 from modelexport.graph import weight_bytes
 from modelexport.hierarchy import CHECK_LEVELS, CheckOutcome, FileCheck, HierarchyDocument
 from modelexport.limits import DEFAULT_RUN_LIMITS, RunLimits
-from modelexport.ort import FileRun, Runner
+from modelexport.ort import IDLE_RUNNER, FileRun
 from modelexport.torch_support import copied_inputs
 from modelexport.verification.difference import RARE_FLOATS, Tolerance, compare, precisions_of
 from modelexport.verification.model_results import ComparedOutput, Result, compare_outputs, results_of
@@ -36,6 +36,8 @@ _TOLERANCE = Tolerance(least_atol=1e-4)
 _OTHER_SEED = 1
 # The time for finding the module in which the results of a wrong file begin to differ.
 _ORIGIN_SECONDS = 120.0
+# Of files with more weights than this, nothing stays in memory.
+_MOST_KEPT_BYTES = 2**26
 _LONGEST_REASON = 200
 # The domains of onnxruntime's own operators.
 _KNOWN_DOMAINS = re.compile(r"(ai\.onnx(\..*)?|com\.microsoft(\..*)?|com\.ms\..*)?")
@@ -65,7 +67,7 @@ class CheckedFile(NamedTuple):
 class FileChecker:
     """Checks the files of one export, all against the same results of PyTorch.
 
-    A context manager: it ends the process of onnxruntime.
+    A context manager: it ends the process of onnxruntime, or keeps it for the next export after small files.
 
     Args:
         model: The model. It is not changed.
@@ -90,7 +92,8 @@ class FileChecker:
     ) -> None:
         self._model, self._example, self._training = model, ModelInputs(args, kwargs), training
         self._level, self._most_bytes = level, most_bytes
-        self._runner = Runner(limits, threads=torch.get_num_threads())
+        self._runner = IDLE_RUNNER.take(limits, torch.get_num_threads())
+        self._most_seen = 0
         self._reference: tuple[Result, ...] | None = None
         self._reference_problem = ""
 
@@ -103,7 +106,11 @@ class FileChecker:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._runner.__exit__(*raised)
+        # The process keeps the memory that large files took.
+        if self._most_seen > _MOST_KEPT_BYTES:
+            self._runner.__exit__(*raised)
+        else:
+            IDLE_RUNNER.keep(self._runner)
 
     def start(self) -> None:
         """Start the process of onnxruntime, which loads while the model is exported."""
@@ -137,12 +144,24 @@ class FileChecker:
         if obstacle:
             return FileCheck(CheckOutcome.UNCHECKED, obstacle), example
         file = CheckedFile(path, model, document, precisions_of(model.graph))
+        self._most_seen = max(self._most_seen, weight_bytes(model))
         found = self._check_on(file, example)
         if found.outcome is not CheckOutcome.EQUAL:
             return found, example
-        axes = DynamicAxes(file.inputs, self._graph_inputs(file, example).tensors, example)
+        axes = DynamicAxes(file.inputs, self._graph_inputs(file, example).tensors, example, document.size_ranges)
         given = [InputChange([ModelInputs((), given_values, "other values")])] if given_values else []
-        return self._check_changes(file, found, [*given, *axes.changes(), *other_values(example, probes)])
+        found, inputs = self._check_changes(file, found, [*given, *axes.changes(), *other_values(example, probes)])
+        outside = () if found.is_wrong else tuple(self._outside(file, axes))
+        return msgspec.structs.replace(found, outside=outside), inputs
+
+    def _outside(self, file: CheckedFile, axes: DynamicAxes) -> Iterator[str]:
+        """What the file does just outside of the sizes for which it is valid, where PyTorch takes them."""
+        for inputs, limits in axes.outside():
+            results, _ = self._results(inputs)
+            if results is not None:
+                found = self._check_on(file, inputs, results)
+                says = "fails in onnxruntime" if found.outcome is CheckOutcome.RUN_FAILED else f"is {found.outcome}"
+                yield f"with {inputs.description}, outside of {limits}, it {says}"
 
     def _why_not_loadable(self, model: ir.Model) -> str:
         if not _is_installed():
@@ -197,11 +216,12 @@ class FileChecker:
         else:
             meanwhile = self._run_reference if results is None else None
             run, found = self._runner.run_file(file.path, feeds, file.outputs, meanwhile=meanwhile)
-        if run.problem:
+        results = results or self._reference
+        is_refused = run.loaded and not obstacle and results is None
+        if run.problem and not is_refused:
             return _failure(run, file.model.graph, file.document)
         if obstacle:
             return FileCheck(CheckOutcome.LOADED, obstacle)
-        results = results or self._reference
         if results is None:
             return FileCheck(CheckOutcome.LOADED, f"PyTorch cannot run the model here ({self._reference_problem})")
         return self._judge(list(compare_outputs(file.outputs, found, results, _TOLERANCE, file.types)), file, inputs)

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
+from modelexport.hierarchy import SizeRange
 from modelexport.torch_support.private import map_leaves
 
 # In the order in which they are tried. An odd size fits nothing by chance; models with strides take only multiples.
 _LARGER: tuple[Callable[[int], int], ...] = (lambda n: 2 * n + 1, lambda n: 2 * n, lambda n: n + 1)
 _SMALLER: tuple[Callable[[int], int], ...] = (lambda n: n - 1, lambda n: n // 2)
+# The end of a range is tried where it is no further from the example than this.
+_MOST_TIMES = 64
 
 
 class ModelInputs(NamedTuple):
@@ -84,10 +87,18 @@ class DynamicAxes:
         inputs: The inputs of the graph.
         tensors: The tensors for them, by name.
         example: The example inputs, which contain the tensors.
+        ranges: The sizes for which the graph is valid, by the names of axes in the graph.
     """
 
-    def __init__(self, inputs: Sequence[ir.Value], tensors: Mapping[str, torch.Tensor], example: ModelInputs) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[ir.Value],
+        tensors: Mapping[str, torch.Tensor],
+        example: ModelInputs,
+        ranges: Mapping[str, SizeRange],
+    ) -> None:
         self._example = example
+        self._ranges = ranges
         # The size of each independent axis.
         self.sizes: dict[str, int] = {}
         self._axes: list[_Axis] = []
@@ -100,7 +111,8 @@ class DynamicAxes:
         ]
         # An axis such as `2*height` depends on one that has a name of its own: those come first.
         for tensor, axis, text in sorted(found, key=lambda each: not each[2].isidentifier()):
-            self._axes.append(_Axis(tensor, axis, self._independent(text, tensor.shape[axis])))
+            limits = ranges.get(text, SizeRange())
+            self._axes.append(_Axis(tensor, axis, self._independent(text, tensor.shape[axis]), limits))
 
     def _independent(self, text: str, size: int) -> ir.SymbolicDim | str:
         """The name or expression that determines the size of an axis; new names get their sizes in the example."""
@@ -120,26 +132,46 @@ class DynamicAxes:
         return own
 
     def changes(self) -> Iterator[InputChange]:
-        """A larger and a smaller size of each independent axis, then a larger size of all."""
+        """A larger and a smaller size of each independent axis, the ends of its range first; then all axes together."""
+        larger = {name: self._possible(name, self._limits(name).max, _LARGER) for name in self.sizes}
+        smaller = {name: self._possible(name, self._limits(name).min, _SMALLER) for name in self.sizes}
         for name in self.sizes:
-            yield self._change([name], _LARGER)
-            yield self._change([name], _SMALLER)
-        if len(self.sizes) > 1:
-            yield self._change(list(self.sizes), _LARGER)
+            for possible in (larger[name], smaller[name]):
+                yield InputChange([self._resized({name: size}) for size in possible])
+        changed = {name: possible for name, possible in larger.items() if possible}
+        if len(changed) > 1:
+            tries = [{name: found[i % len(found)] for name, found in changed.items()} for i in range(len(_LARGER))]
+            yield InputChange([self._resized(sizes) for sizes in tries if self._is_claimed({**self.sizes, **sizes})])
 
-    def _change(self, names: Sequence[str], steps: Iterable[Callable[[int], int]]) -> InputChange:
-        changed = [{name: step(self.sizes[name]) for name in names} for step in steps]
-        possible = [sizes for sizes in changed if all(0 < size != self.sizes[name] for name, size in sizes.items())]
-        return InputChange([self._resized(sizes) for sizes in possible])
+    def outside(self) -> Iterator[tuple[ModelInputs, SizeRange]]:
+        """The first sizes beyond the ends of the range of each axis, with the range."""
+        for name in self.sizes:
+            limits = self._limits(name)
+            for end, step in ((limits.max, limits.step), (limits.min, -limits.step)):
+                if end is not None and end + step > 0:
+                    yield self._resized({name: end + step}), limits
+
+    def _limits(self, name: str) -> SizeRange:
+        return self._ranges.get(name, SizeRange())
+
+    def _possible(self, name: str, end: int | None, steps: Iterable[Callable[[int], int]]) -> list[int]:
+        """Sizes of an axis that the graph claims to take, other than that of the example."""
+        size = self.sizes[name]
+        ends = [end] if end is not None and end <= _MOST_TIMES * size else []
+        wanted = dict.fromkeys([*ends, *(step(size) for step in steps)])
+        others = [other for other in wanted if other > 0 and other != size]
+        return [other for other in others if self._is_claimed({**self.sizes, name: other})]
+
+    def _is_claimed(self, sizes: Mapping[str, int]) -> bool:
+        return all(_evaluated(dim, sizes) in limits for _, _, dim, limits in self._axes)
 
     def _resized(self, sizes: Mapping[str, int]) -> ModelInputs:
         """The inputs with other sizes: elements are repeated, or those at the end are left out."""
         known = {**self.sizes, **sizes}
         changed: dict[int, torch.Tensor] = {}
-        for original, axis, dim in self._axes:
+        for original, axis, dim, _ in self._axes:
             tensor = changed.get(id(original), original)
-            size: Any = known[dim] if isinstance(dim, str) else dim.evaluate(known)
-            changed[id(original)] = _repeated(tensor, axis, size)
+            changed[id(original)] = _repeated(tensor, axis, _evaluated(dim, known))
         example = (self._example.args, dict(self._example.kwargs))
         args, kwargs = map_leaves(lambda leaf: changed.get(id(leaf), leaf), example)
         return ModelInputs(args, kwargs, ", ".join(f"{name}={size}" for name, size in sizes.items()))
@@ -155,6 +187,12 @@ class _Axis(NamedTuple):
     tensor: torch.Tensor
     number: int
     size: ir.SymbolicDim | str
+    limits: SizeRange
+
+
+def _evaluated(size: ir.SymbolicDim | str, sizes: Mapping[str, int]) -> int:
+    found: Any = sizes[size] if isinstance(size, str) else size.evaluate(sizes)
+    return int(found)
 
 
 def _expression(text: str) -> ir.SymbolicDim | None:

@@ -65,8 +65,6 @@ class ValueEvidence:
     Attributes:
         inputs: The inputs of each call, as tensors of the graph.
         outputs: The outputs of each call.
-        computed: The tensors whose values a call computed.
-        distinctive: The tensors with distinctive values.
     """
 
     def __init__(
@@ -83,12 +81,11 @@ class ValueEvidence:
         self._constants = constants
         self._calls = calls
         self._tensors = tensors
-        self.distinctive = {tensor for tensor, statistics in tensors.items() if statistics.is_distinctive}
+        self._distinctive = {tensor for tensor, statistics in tensors.items() if statistics.is_distinctive}
         self._numbers = _call_numbers(run, calls, self._count_computed(outputs, owners))
         self._computed_by = self._calls_by_tensor(outputs.computed)
         self._copied_by = self._calls_by_tensor(outputs.copied)
-        self.computed = {tensor for tensor, found in self._computed_by.items() if found}
-        by_value = OrderStatisticsIndex((tensors[tensor], tensor) for tensor in self.distinctive)
+        by_value = OrderStatisticsIndex((tensors[tensor], tensor) for tensor in self._distinctive)
         # The calls that received or returned each tensor, and their callers.
         self._passed_by: dict[int, frozenset[int]] = {}
         self._copies: dict[int, bool] = {}
@@ -111,7 +108,7 @@ class ValueEvidence:
         def count(call: str, number: int) -> int:
             index = OrderStatisticsIndex(by_call.get(call, []))
             produced = (tensor for node in owners.recorded_nodes(number) for tensor in self.flow.node_outputs[node])
-            return sum(bool(index.find(self._tensors[tensor])) for tensor in produced if tensor in self.distinctive)
+            return sum(bool(index.find(self._tensors[tensor])) for tensor in produced if tensor in self._distinctive)
 
         return count
 
@@ -120,7 +117,7 @@ class ValueEvidence:
         index = OrderStatisticsIndex(
             (statistics, n) for statistics, call in outputs for n in self._numbers.get(call, (_UNKNOWN_CALL,))
         )
-        found = {tensor: frozenset(n for _, n in index.find(self._tensors[tensor])) for tensor in self.distinctive}
+        found = {tensor: frozenset(n for _, n in index.find(self._tensors[tensor])) for tensor in self._distinctive}
         return {tensor: frozenset() if _UNKNOWN_CALL in by else by for tensor, by in found.items()}
 
     def _boundary(

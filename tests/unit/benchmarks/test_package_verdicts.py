@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.package_model import PackageModel, floats
-from benchmarks.package_runs import difference, run_file, stated_ranges
+from benchmarks.package_runs import difference, run_file
 from benchmarks.package_verdicts import Kind, missed, page, verdict
 from torch import nn
 
@@ -24,7 +24,7 @@ def record(
     *runs: dict[str, Any], check: str = "equal", notes: tuple[str, ...] = (), **fixed: list[str]
 ) -> dict[str, Any]:
     free = [dimension for dimension in ("batch", "time") if dimension not in fixed]
-    ours = {"check": check, "says": "says this", "notes": list(notes), "seconds": 1.0, "cpu": 1.0}
+    ours = {"check": check, "says": "says this", "notes": list(notes), "exporter": "dynamo", "seconds": 1.0, "cpu": 1.0}
     found = {"free": free, "fixed": fixed, "runs": [EXAMPLE, *runs]}
     return {"name": "a:b", "package": "a", "ours": {"value": ours}, "runs": {"value": found}}
 
@@ -70,11 +70,6 @@ def test_page_counts_verdicts_and_shows_what_ours_does_not_free_in_bold() -> Non
     assert f"| {Kind.FIXED_UNSAID} | 1 |" in text
     assert "| a 1.2 | b |  | batch | batch, **time** |" in text
     assert "| 0.50 |" in text
-
-
-def test_ranges_are_read_from_notes() -> None:
-    notes = ["valid for x:1 = 2…32, net.py:12; pair.left:0 = 1…", "time = …64", "dynamic axes: x batch x time"]
-    assert stated_ranges(notes) == {"x:1": [2, 32], "pair.left:0": [1, None], "time": [None, 64]}
 
 
 def test_outputs_are_compared_by_position_count_type_shape_and_value() -> None:

@@ -155,3 +155,36 @@ def test_finding_dynamic_axes_scales_no_weight(folder: Path, strategy: str) -> N
     assert changes(before, snapshot(model)) == []
     modelexport.export_model(model, torch.ones(3, 2), named, dynamic=result.dynamic_axes, **options)
     assert found.read_bytes() == named.read_bytes()
+
+
+class Cached(nn.Module):
+    """Keeps a table for twice the length of the first input, as attention with relative positions does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(64, 64)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            rows = [torch.full((64,), -float(row)) for row in range(2 * int(x.shape[1]))]
+            self.register_buffer("table", torch.stack(rows), persistent=False)
+        found: torch.Tensor = self.lin(x) + self.table[torch.arange(x.shape[1])]
+        return found
+
+
+def test_table_that_an_earlier_trace_cached_is_not_written(folder: Path) -> None:
+    """torch traces again where the first trace failed, and then takes the fake table of the first for a weight."""
+    axes = {"x": {0: "batch", 1: "n"}}
+    result = modelexport.export_model(
+        Cached(),
+        torch.randn(2, 6, 64),
+        folder / "model.onnx",
+        dynamic=axes,
+        optimize=False,
+        check="run",
+        overwrite=True,
+    )
+    assert (result.strategy, result.dynamic_axes) == ("htp", axes)
+    assert result.check is not None
+    assert not result.check.is_wrong

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from modelexport.hierarchy import HierarchyDocument, NodeRecord, json_schema, parent_path
+from modelexport.hierarchy import HierarchyDocument, NodeRecord, SizeRange, json_schema, parent_path
 
 _BITS = re.compile(r"[a-z]+?(\d+)")
 _BOOLEAN_BITS = 8
@@ -80,6 +80,7 @@ class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
         kinds: Nodes by kind of attribution.
         modules: The modules, parents before their children.
         tags: Nodes by tag.
+        size_ranges: The sizes of dynamic axes for which the file is valid.
     """
 
     schema_version: int = 1
@@ -90,6 +91,7 @@ class PrintedTree(msgspec.Struct, frozen=True, kw_only=True):
     kinds: dict[str, int]
     modules: tuple[ModuleStatistics, ...]
     tags: dict[str, int]
+    size_ranges: dict[str, SizeRange]
 
 
 def tree_schema() -> dict[str, Any]:

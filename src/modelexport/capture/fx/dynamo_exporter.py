@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from modelexport.attempt_report import PLAIN, Variant
-from modelexport.capture import DYNAMO, Capture, VariantError, find_data_dependence, in_one_line, read_module_tree
+from modelexport.capture import (
+    DYNAMO,
+    Capture,
+    VariantError,
+    find_data_dependence,
+    in_one_line,
+    read_module_tree,
+    root_cause,
+)
 from modelexport.capture.fx.constant_values import ConstantValues
 from modelexport.capture.fx.exported_program import boundaries_by_flow
 from modelexport.capture.fx.node_owners import find_calls
@@ -18,6 +27,8 @@ from modelexport.capture.fx.original_graph import Export, dynamic_sizes, export_
 from modelexport.capture.fx.program_nodes import format_program
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.fx.traced_values import with_boundaries
+from modelexport.capture.size_ranges import size_ranges
+from modelexport.capture.source_places import raising_frames
 from modelexport.errors import UnsupportedLibraryError, find_own_error
 from modelexport.torch_support import exporter_arguments
 from modelexport.torch_support.private_export import fake_constants_refused
@@ -68,6 +79,8 @@ def capture_export(
             stack.enter_context(fake_constants_refused(model))
             if not variant.unwatched:
                 stack.enter_context(recorder.watching())
+            if variant.without_gradients:
+                stack.enter_context(torch.no_grad())
             if constants is not None:
                 stack.enter_context(constants.known())
             graphs = export_graphs(export, exporter, optimize=optimize)
@@ -76,7 +89,7 @@ def capture_export(
         if following is None:
             raise
         raise VariantError(following) from error
-    failure, strict = recorder.failure, recorder.strict
+    failure, strict, captured = recorder.failure, recorder.strict, recorder.program
     if failure is not None:
         recorder = TraceRecorder(model, tree)
     program, original = graphs.program, graphs.original
@@ -102,6 +115,7 @@ def capture_export(
         graph_kind="fx",
         graph_text=lambda: format_program(program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs),
+        size_ranges=size_ranges(graphs.model, captured or program),
         notes=notes,
         variant="strict" if strict else "",
         fixes_values=variant.input_values,
@@ -116,7 +130,15 @@ def _next_variant(variant: Variant, error: Exception, recorder: TraceRecorder) -
         return None
     if not lacks_part and find_data_dependence(error):
         return None if variant.constant_values else dataclasses.replace(variant, constant_values=True)
+    if torch.is_grad_enabled() and not variant.without_gradients and _is_from_own_trace(error):
+        return dataclasses.replace(variant, without_gradients=True)
     # Hooks can be the reason only where the model's own code failed while torch traced it.
     if variant.unwatched or (recorder.completed and not lacks_part):
         return None
     return dataclasses.replace(variant, unwatched=True)
+
+
+def _is_from_own_trace(error: Exception) -> bool:
+    """Whether torch failed where it ran the nodes of its trace again, to decompose them or to find their types."""
+    run_node = inspect.unwrap(torch.fx.Interpreter.run_node).__code__
+    return any(frame.f_code is run_node for frame, _ in raising_frames(root_cause(error).__traceback__))

@@ -30,6 +30,7 @@ from modelexport.capture.fx.node_owners import ProgramCalls
 from modelexport.capture.fx.original_graph import ExportedGraphs, dynamic_sizes, export_graphs, onnx_values
 from modelexport.capture.fx.program_nodes import format_program, nodes_in_order, owning_nodes, program_graphs
 from modelexport.capture.fx.trace_recorder import GeneratedCode
+from modelexport.capture.size_ranges import size_ranges
 from modelexport.errors import UnusableOptionError
 from modelexport.hierarchy import ROOT_CALL, BoundaryTensor, CallId, CallTree, ModuleCall, ModuleTree, TensorInfo
 from modelexport.torch_support import in_this_thread, named_arguments, named_results
@@ -70,6 +71,7 @@ def capture_program(model: ExportedProgramModule, options: Mapping[str, Any]) ->
         graph_kind="fx",
         graph_text=lambda: format_program(graphs.program, found.owners),
         dynamic_sizes=dynamic_sizes(graphs),
+        size_ranges=size_ranges(graphs.model, program),
         notes=(*found.notes, *graphs.notes),
         fixes_values=False,
     )

@@ -149,6 +149,7 @@ class TraceRecorder:
             what they recorded is then incomplete.
         completed: Whether there was a complete forward pass, also one that torch did not use.
         strict: Whether torch captured the model in its strict mode, which runs no hooks.
+        program: What torch captured; decomposing it removes the conditions on sizes under which it is valid.
     """
 
     def __init__(self, model: torch.nn.Module, tree: ModuleTree) -> None:
@@ -162,6 +163,7 @@ class TraceRecorder:
         self.failure: Exception | None = None
         self.generated = GeneratedCode()
         self.completed = self.strict = False
+        self.program: torch.export.ExportedProgram | None = None
         self._global_hooks: list[torch.utils.hooks.RemovableHandle] = []
         # Modules that forward assigned in place of others. They are referenced here so that no `id()` is used twice.
         self._replacements: list[torch.nn.Module] = []
@@ -187,7 +189,8 @@ class TraceRecorder:
             self._current = self.last_pass = None
             self.generated = GeneratedCode()
             self.strict = True
-        return original(*args, strict=strict, **kwargs)
+        self.program = original(*args, strict=strict, **kwargs)
+        return self.program
 
     def _remove_global_hooks(self) -> None:
         for handle in self._global_hooks:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from onnxscript import optimizer
+from tests.support.plain import export_plainly
 from torch import nn
 from torch.onnx._internal.exporter import _ir_passes
 
@@ -19,7 +21,7 @@ from modelexport.capture.fx.node_owners import find_calls
 from modelexport.capture.fx.trace_recorder import TraceRecorder
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import ContractError, UnsupportedLibraryError
-from modelexport.hierarchy import CallId
+from modelexport.hierarchy import CallId, CheckOutcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -95,6 +97,33 @@ def test_model_whose_forward_torch_could_trace_is_not_exported_a_second_time(tmp
     # It ends after the trace: the graph would be the same.
     assert last.variant == "with constants computed"
     assert "cannot export this model: every value that the model computes depends on an input" in str(last.error)
+
+
+class Relative(nn.Module):
+    """Attention with scores of positions that weights compute: with gradients, torch traces another kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=q @ k.transpose(-1, -2))
+        return self.mix(found.transpose(1, 2).flatten(2))
+
+
+def test_attention_that_torch_decomposes_to_other_strides_is_traced_without_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, path = nn.Sequential(Relative(), nn.ReLU()).eval(), torch.randn(2, 5, 8), tmp_path / "m.onnx"
+    result = modelexport.export_model(model, x, path, strategy="fx", check="run")
+    assert [attempt.variant for attempt in result.attempts] == ["", "without gradients"]
+    assert "Cannot view a tensor" in str(result.attempts[0].error)
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert {node.module for node in result.document.nodes} == {"0", "0.project", "0.mix", "1"}
+    with torch.no_grad():
+        plain = export_plainly(model, (x,), {}, tmp_path / "plain.onnx")
+    assert modelexport.strip_hierarchy(onnx.load(path)) == plain
 
 
 def test_capture_with_hooks_has_no_note(tmp_path: Path) -> None:
