@@ -142,5 +142,6 @@ def test_fx_export_imports_only_the_capture_and_the_packages_that_it_needs(tmp_p
     assert {name for name in imported if re.match(rf"({others})(\.|$)", name)} == set()
     # The check compares outputs, and its differences are those of the verification report, which can be read again.
     allowed = {"analysis", "analysis.findings", "analysis.report_files", "analysis.verification_report"}
-    allowed |= {f"verification.{name}" for name in ("difference", "file_check", "onnx_run", "pytorch_run")}
+    used = ("difference", "file_check", "model_results", "onnx_run", "probes", "pytorch_run", "rounding")
+    allowed |= {f"verification.{name}" for name in used}
     assert {name for name in imported if re.match(r"(analysis|verification\.)", name)} == allowed
