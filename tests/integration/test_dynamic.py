@@ -478,6 +478,23 @@ class Windowed(nn.Module):
         return y - y.mean(1, keepdim=True) if x.size(1) > 11 else y.tanh()
 
 
+class Countable(nn.Module):
+    """Computes something else for inputs that are longer than any memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sigmoid() if x.size(1) <= 5 * 10**6 else x.tanh()
+
+
+def test_limit_that_no_input_reaches_is_said_and_not_tried(tmp_path: Path) -> None:
+    axes = {"x": {1: "time"}}
+    result = modelexport.export_model(
+        Countable(), torch.randn(1, 8, 2**16), tmp_path / "model.onnx", dynamic=axes, check="run"
+    )
+    assert result.document.size_ranges["time"].max == 5 * 10**6
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert result.check.outside == ()
+
+
 def test_sizes_for_which_torch_knows_the_file_to_be_valid_are_said_and_checked(
     tmp_path: Path, command: Callable[..., Outcome]
 ) -> None:

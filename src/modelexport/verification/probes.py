@@ -144,11 +144,11 @@ class DynamicAxes:
             yield InputChange([self._resized(sizes) for sizes in tries if self._is_claimed({**self.sizes, **sizes})])
 
     def outside(self) -> Iterator[tuple[ModelInputs, SizeRange]]:
-        """The first sizes beyond the ends of the range of each axis, with the range."""
+        """The first sizes beyond the ends of the range of each axis that are not too far, with the range."""
         for name in self.sizes:
             limits = self._limits(name)
             for end, step in ((limits.max, limits.step), (limits.min, -limits.step)):
-                if end is not None and end + step > 0:
+                if end is not None and 0 < end + step <= _MOST_TIMES * self.sizes[name]:
                     yield self._resized({name: end + step}), limits
 
     def _limits(self, name: str) -> SizeRange:
