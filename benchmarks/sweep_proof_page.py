@@ -295,6 +295,8 @@ def size_verdict(record: Record) -> Verdict:
     wrong = [run for run in bad if run["cause"] not in _NOT_THE_FILES and not run.get("outside")]
     if wrong:
         return Verdict(SizeKind.WRONG, "; ".join(f"{run['inputs']}: {run['detail']}" for run in wrong[:3]))
+    if not _symbolic(record) and "no axis is dynamic" in record["ours"]["value"]["notes"] and not found["fixed"]:
+        return Verdict(SizeKind.FIXED_AND_SAID, "no axis is dynamic") if problem else Verdict(SizeKind.NO_AXIS)
     if problem and not found["runs"]:
         return Verdict(SizeKind.NOT_SHOWN, problem)
     if _symbolic(record) and not any(run["outcome"] != "not comparable" for run in found["runs"][1:]):
