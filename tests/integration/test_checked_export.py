@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -306,3 +307,23 @@ def test_a_search_that_does_not_find_the_module_says_why(monkeypatch: pytest.Mon
         check = _export(tmp_path / "wrong.onnx", strategy="htp").check
     assert (check.outcome, check.call) == (CheckOutcome.DIFFERENT, None)
     assert "where it begins is not known (TimeoutError: 0 of " in check.reason
+
+
+def _unreadable() -> Any:
+    raise TypeError("this tensor has no content")
+
+
+def test_a_graph_that_cannot_be_written_is_exported_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    optimize = torch.onnx.ONNXProgram.optimize
+
+    def with_empty_weight(program: torch.onnx.ONNXProgram) -> None:
+        optimize(program)
+        weight = next(value for value in program.model.graph.initializers.values() if value.shape == ir.Shape([4, 4]))
+        weight.const_value = ir.LazyTensor(_unreadable, dtype=ir.DataType.FLOAT, shape=ir.Shape([4, 4]))
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "optimize", with_empty_weight)
+    result = _export(tmp_path / "net.onnx")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert "the graph cannot be written: TypeError: this tensor has no content" in (result.attempts[0].error or "")

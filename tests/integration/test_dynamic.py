@@ -550,3 +550,19 @@ def test_a_size_that_pytorch_refuses_says_nothing_and_is_named(tmp_path: Path) -
     )
     assert result.check.outcome is CheckOutcome.EQUAL
     assert result.check.compared == ("half=9", "half=3")
+
+
+def test_only_the_axis_that_a_trace_fixed_is_given_up(tmp_path: Path) -> None:
+    class Summed(nn.Module):
+        """Adds the steps up in Python; torch.export has no memory to look at."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.data_ptr() == 0:
+                raise ValueError("empty")
+            return sum((x[:, step].tanh() for step in range(x.shape[1])), torch.zeros(()))
+
+    path = tmp_path / "model.onnx"
+    result = modelexport.export_model(Summed(), torch.randn(2, 5, 4), path, dynamic="auto", check="run")
+    assert result.check.outcome is CheckOutcome.EQUAL
+    assert dimensions(path) == {"x": {0: "batch", 2: "x_2"}}
+    assert any("no exporter gave a right file: x:1" in note for note in result.notes)

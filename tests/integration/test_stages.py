@@ -179,7 +179,7 @@ def test_check_of_a_stage_also_masks_what_the_example_does_not_mask(tmp_path: Pa
     results = modelexport.export_stages(forgetful, inputs, tmp_path / "model.onnx", dynamic=False, check="run")
     for result in results.values():
         assert result.check.is_wrong
-        assert "with other values of its inputs" in result.check.reason
+        assert "with other values:" in result.check.reason
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.small_configs import gpt2_config, mixtral_config, t5_config, whisper_config
+from tests.support.small_configs import gpt2_config, mixtral_config, whisper_config
 
 SEED = 20
 
@@ -352,17 +352,10 @@ def nested_outputs() -> tuple[Any, ...]:
 # --- models that plain torch.onnx.export cannot take -----------------------------------------------------------
 
 
-def build_unexportable(name: str) -> ExampleModel:
+def build_unexportable() -> ExampleModel:
     torch.manual_seed(SEED)
-    model, inputs = {"t5": _t5, "mixtral": _mixtral}[name]()
-    return ExampleModel(name, model.eval(), inputs)
-
-
-def _t5() -> tuple[nn.Module, Any]:
-    from transformers import T5Model
-
-    config = t5_config(use_cache=False)
-    return T5Model(config), {"input_ids": _tokens(), "decoder_input_ids": _tokens()}
+    model, inputs = _mixtral()
+    return ExampleModel("mixtral", model.eval(), inputs)
 
 
 def _mixtral() -> tuple[nn.Module, Any]:

@@ -87,6 +87,7 @@ def test_public_name_comes_from_where_it_is_said_to_and_has_a_docstring(name: st
 def test_every_exception_of_the_package_is_a_modelexporterror() -> None:
     found = exceptions_of_ours()
     del found["_Expired"]  # interrupts a thread like Ctrl-C; becomes a FileFormatError before it reaches the caller
+    del found["_OtherOperatorInterrupt"]  # ends a run of the model, which may catch others; caught by its only caller
     assert all(issubclass(cls, errors.ModelExportError) for cls in found.values()), found
     # Those that callers meet are defined in one place, and all of that is public.
     defined = {name for name, cls in found.items() if cls.__module__ == errors.__name__}

@@ -124,6 +124,8 @@ def _source(reference: str) -> tuple[Path, list[Path]]:
             raise ModelSourceError(f"{reference}: there is no file {module}")
         return file.resolve().parent, [file.resolve()]
     top, *inner = module.split(".")
+    if not top.isidentifier():
+        raise ModelSourceError(f"{reference}: {module!r} is not the name of a Python module")
     # Without an import: that of a package can take long, and the jobs are to run in processes of their own.
     searched = importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
     # Editable installs have finders of their own.

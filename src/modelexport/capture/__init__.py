@@ -12,7 +12,7 @@ from modelexport.capture.capture import (
     can_export,
     is_transformers_model,
 )
-from modelexport.capture.data_reads import find_data_reads
+from modelexport.capture.data_reads import find_data_reads, why_reads_matter
 from modelexport.capture.diagnosis import (
     check_forward,
     check_signature,

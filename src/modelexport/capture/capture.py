@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.attempt_report import Variant
+from modelexport.capture.tracer_warnings import Specialization
 from modelexport.errors import ExportError
 from modelexport.hierarchy import Attribution, CallTree, ModuleTree, SizeRange
 from modelexport.storage import ExporterFile
@@ -71,6 +72,7 @@ class Capture:
         variant: What the exporter did by itself to succeed; empty for its usual way.
         fixes_values: Whether values that depend on the inputs may be constants of the graph, so that the user may have
             to accept it. Only an exporter that fails for a model which reads such values says no.
+        unproven: The constants of a trace that needs no consent if its file equals PyTorch on other inputs.
     """
 
     exporter: str
@@ -89,3 +91,4 @@ class Capture:
     other_inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     variant: str = ""
     fixes_values: bool = True
+    unproven: Specialization | None = None

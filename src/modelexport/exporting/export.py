@@ -85,8 +85,9 @@ def export_model(
             (``"pair.left"`` for a nested tensor). An axis of size 1 in the example is exported with size 2.
         private: Leave out all source paths and stack traces, including those that torch writes.
         training: Export the model in its current mode.
-        allow_specialization: Fall back to tracing also where the model's Python code depends on values of its inputs.
-            These values then become constants of the example inputs; the notes of the result name the places.
+        allow_specialization: Fall back to tracing also where what the model computes depends on values of its inputs
+            that its Python code reads. They then become constants of the example inputs; the notes of the result name
+            the places. Not needed where the check shows that these values do not matter.
         timeout: Seconds for all attempts together, None for no limit. When they are used up, no further strategy,
             exporter or variant is tried; a running attempt is not interrupted. `result.attempts` lists all.
         check: ``"run"``: onnxruntime loads the file and runs it on the example inputs, and its results are compared

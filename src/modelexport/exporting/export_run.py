@@ -12,21 +12,26 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.attempt_report import AttemptReport
-from modelexport.capture import Capture, DynamicAxes
-from modelexport.display import counted
-from modelexport.errors import ContractError, InputError, ModelExportError, StorageError
+from modelexport.capture import Capture, DynamicAxes, root_cause
+from modelexport.display import counted, with_class
+from modelexport.errors import ContractError, ExportError, InputError, ModelExportError, StorageError
 from modelexport.exporting.export_writer import StagedExport, staged_export
 from modelexport.exporting.progress import Pipeline
 from modelexport.exporting.result import ExportResult
 from modelexport.exporting.tagged_capture import TaggedCapture, Tagging
-from modelexport.hierarchy import CheckOutcome, FileCheck
+from modelexport.hierarchy import PROBE, CheckOutcome, FileCheck
 from modelexport.storage import sidecar_path, staged_text
 from modelexport.strategies import Attempts, Candidate, Captured, CaptureRequest, capture_model
 
 if TYPE_CHECKING:
     from modelexport.verification import FileChecker, ModelInputs
 
+_LEAST_PROBES = 3
 STEPS = ("check", "capture", "attribute", "project", "document", "write", "run")
+
+
+class _UnwritableError(ExportError):
+    """A library cannot serialize the graph of an attempt; that of another may be different."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,31 +53,30 @@ class ExportRun:
         """Write the first file that the check accepts, else the best one."""
         self.checker.start()
         best: tuple[TaggedCapture, FileCheck, ModelInputs, AttemptReport] | None = None
+        unwritable: _UnwritableError | None = None
         try:
             for captured in self._captures(request, tried, dynamic):
                 tagged = self.tagging.tag(captured, self.pipeline)
-                with self._staged(tagged) as staged:
-                    with self.pipeline.step("run") as step:
-                        found, inputs = self.checker.check(
-                            staged.path,
-                            captured.capture.model,
-                            tagged.document,
-                            captured.capture.other_inputs,
-                            self.probes,
-                        )
-                        step.detail = found.outcome.value
-                    if self.checker.accepts(found):
-                        return self._commit(tagged, staged, found)
-                rejected = self.attempts.reject_last(str(found))
+                is_unproven = captured.capture.unproven is not None
+                try:
+                    with self._staged(tagged) as staged:
+                        found, inputs = self._check(staged, tagged, is_unproven=is_unproven)
+                        if found.is_proven if is_unproven else self.checker.accepts(found):
+                            return self._commit(tagged, staged, found)
+                except _UnwritableError as error:
+                    unwritable = error
+                    self.attempts.reject_last(str(error))
+                    continue
+                rejected = self.attempts.reject_last(str(found), inputs.axes)
                 self.rejections.append(f"the file of {rejected.name} was not used: {found}")
-                if best is None or found.rank < best[1].rank:
+                if not is_unproven and (best is None or found.rank < best[1].rank):
                     best = tagged, found, inputs, rejected
         except ModelExportError as error:
             # Neither a bug of ours nor a full disk is a reason to write a file that was found to be wrong.
             if best is None or isinstance(error, ContractError | StorageError):
                 raise
         if best is None:
-            raise ContractError("no attempt was made: please report this")
+            raise unwritable or ContractError("no attempt was made: please report this")
         tagged, found, inputs, attempt = best
         self.attempts.choose(attempt)
         self.rejections.remove(f"the file of {attempt.name} was not used: {found}")
@@ -105,11 +109,28 @@ class ExportRun:
                 _check_graph_kinds(self.graph_files, capture, captured.attempt)
             yield captured
 
+    def _check(
+        self, staged: StagedExport, tagged: TaggedCapture, *, is_unproven: bool
+    ) -> tuple[FileCheck, ModelInputs]:
+        capture, document = tagged.captured.capture, tagged.document
+        probes = max(self.probes, _LEAST_PROBES) if is_unproven else self.probes
+        with self.pipeline.step("run") as step:
+            found, inputs = self.checker.check(staged.path, capture.model, document, capture.other_inputs, probes)
+            step.detail = found.outcome.value
+            if is_unproven and found.is_wrong and inputs.description.startswith(PROBE):
+                found = self.checker.with_origin(found, inputs, staged.path, document)
+        return found, inputs
+
     @contextlib.contextmanager
     def _staged(self, tagged: TaggedCapture) -> Iterator[StagedExport]:
         with contextlib.ExitStack() as stack:
             with self.pipeline.step("write"):
-                staged = stack.enter_context(staged_export(tagged.model, tagged.file, self.target, **self.writing))
+                try:
+                    staged = stack.enter_context(staged_export(tagged.model, tagged.file, self.target, **self.writing))
+                except (ModelExportError, OSError):
+                    raise
+                except Exception as error:
+                    raise _UnwritableError(f"the graph cannot be written: {with_class(root_cause(error))}") from error
             yield staged
 
     def _commit(self, tagged: TaggedCapture, staged: StagedExport, check: FileCheck) -> ExportResult:

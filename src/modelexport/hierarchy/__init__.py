@@ -15,7 +15,7 @@ from modelexport.hierarchy.document import (
     TensorRecord,
 )
 from modelexport.hierarchy.document_codec import decode_document, document_schema, encode_document
-from modelexport.hierarchy.file_check import CHECK_LEVELS, DEFAULT_CHECK_BYTES, CheckOutcome, FileCheck
+from modelexport.hierarchy.file_check import CHECK_LEVELS, DEFAULT_CHECK_BYTES, PROBE, CheckOutcome, FileCheck
 from modelexport.hierarchy.module_patterns import Boundaries, boundary_paths
 from modelexport.hierarchy.modules import (
     MAX_DEPTH,

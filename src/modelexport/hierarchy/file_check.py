@@ -10,6 +10,8 @@ import msgspec
 CHECK_LEVELS = ("run", "load", "off")
 # Files with more bytes of weights are loaded only, so that the check stays quick.
 DEFAULT_CHECK_BYTES = 2**30
+# What the description of inputs with other values begins with.
+PROBE = "probe "
 
 
 class CheckOutcome(enum.StrEnum):
@@ -77,6 +79,12 @@ class FileCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_wrong(self) -> bool:
         """Whether the file was shown to be wrong."""
         return self.outcome in _WRONG
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it equals PyTorch on inputs of other values: on one at least, and on all that PyTorch takes."""
+        equal, unclear = (any(text.startswith(PROBE) for text in texts) for texts in (self.compared, self.not_compared))
+        return self.outcome is CheckOutcome.EQUAL and equal and not unclear
 
     @property
     def rank(self) -> tuple[int, float]:

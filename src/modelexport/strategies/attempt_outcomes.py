@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from modelexport.attempt_report import PLAIN, AttemptReport, Variant
-from modelexport.capture import DYNAMO, DYNAMO_WITH_CACHES, TORCHSCRIPT, Capture, Specialization
+from modelexport.capture import (
+    DYNAMO,
+    DYNAMO_WITH_CACHES,
+    TORCHSCRIPT,
+    Capture,
+    Specialization,
+    why_reads_matter,
+)
 from modelexport.errors import (
     AllStrategiesFailedError,
     DataDependentError,
@@ -20,6 +27,10 @@ from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
 
 _MAX_PLACES = 3
+_NEEDS_NO_CONSENT = (
+    "what tracing fixed needs no consent: the model computes the same with other values in its place, and the file "
+    "equals PyTorch on other inputs"
+)
 
 
 class PlannedAttempt(NamedTuple):
@@ -34,63 +45,73 @@ class PlannedAttempt(NamedTuple):
         return {**request.options, "optimize": False} if self.variant.unoptimized else request.options
 
 
-class _UnacceptedTraceError(StrategyIncompatibleError):
-    """A trace that turned values of the inputs into constants, without consent."""
+class RejectedGraphError(StrategyIncompatibleError):
+    """A graph that was captured and is not used; `fixed` are the constants in it that need consent, if any."""
+
+    def __init__(self, candidate: Candidate, why: str, fixed: Specialization | None) -> None:
+        self.why, self.fixed = why, fixed
+        constants = _shorten([] if fixed is None else [str(place) for place in fixed.all_places])
+        traces = f"the {candidate.exporter} exporter traces the model, and values that depend on the inputs become"
+        reason = f"{traces} constants: {constants}; {why}." if constants else why
+        suggestion = "Allow that with allow_specialization, or name the strategy and exporter" if constants else ""
+        super().__init__(candidate.strategy.name, reason, suggestion)
+
+
+class ValuesMatterError(RejectedGraphError):
+    """A trace with constants that decide what the model computes, at all sizes of the inputs."""
 
 
 class _Failure(NamedTuple):
+    attempt: PlannedAttempt
     report: AttemptReport
     error: ModelExportError
-    is_last_resort: bool = False
 
 
 class AttemptOutcomes:
-    """How the attempts of one list ended.
+    """How the attempts of one list ended."""
 
-    Args:
-        allow_specialization: Whether the user accepts a trace that turns values of the inputs into constants.
-    """
-
-    def __init__(self, *, allow_specialization: bool) -> None:
-        self._allow_specialization = allow_specialization
+    def __init__(self, request: CaptureRequest) -> None:
+        self._request = request
         self._failures: list[_Failure] = []
-        self._refused: Specialization | None = None
-        # The exporters whose graph the caller rejected, with the variant: another strategy would export the same graph.
-        self._rejected: set[tuple[str, Variant]] = set()
+        self._rejected: list[tuple[PlannedAttempt, RejectedGraphError]] = []
 
     @property
-    def has_rejected(self) -> bool:
-        """Whether an attempt succeeded and the caller did not take its graph."""
-        return bool(self._rejected)
+    def has_file(self) -> bool:
+        """Whether an attempt succeeded, and the caller can use its graph although it was rejected."""
+        return any(error.fixed is None for _, error in self._rejected)
+
+    def _needs_consent(self) -> RejectedGraphError | None:
+        return next((error for _, error in self._rejected if error.fixed is not None), None)
 
     def fail(self, attempt: PlannedAttempt, report: AttemptReport, error: ModelExportError) -> None:
         """Add an attempt that failed, or was not made."""
-        self._failures.append(_Failure(report, error, attempt.is_last_resort))
+        self._failures.append(_Failure(attempt, report, error))
+        self._rejected += [(attempt, error)] if isinstance(error, RejectedGraphError) else []
 
-    def reject(self, attempt: PlannedAttempt, report: AttemptReport) -> None:
+    def reject(self, attempt: PlannedAttempt, report: AttemptReport, unproven: Specialization | None) -> None:
         """Add an attempt that succeeded, and whose graph the caller did not take."""
-        candidate = attempt.candidate
-        self._rejected.add((candidate.exporter, _of_graph(attempt.variant)))
-        why = StrategyIncompatibleError(candidate.strategy.name, report.error or "it was not used", "")
-        self._failures.append(_Failure(report, why))
+        error = RejectedGraphError(attempt.candidate, report.error or "it was not used", unproven)
+        self.fail(attempt, report, error)
 
     def judge(self, attempt: PlannedAttempt, capture: Capture, fixed: Specialization) -> Capture | ModelExportError:
         """Return the capture with notes on the values that the trace fixed, or the error if it needs consent."""
-        if not capture.fixes_values or self._allow_specialization or self._is_safe(fixed):
-            return dataclasses.replace(capture, notes=(*capture.notes, *fixed.notes()))
-        self._refused = fixed
-        return _refusal(attempt.candidate, fixed)
+        request, notes = self._request, (*capture.notes, *fixed.notes())
+        if not capture.fixes_values or request.allow_specialization or self._is_safe(fixed):
+            return dataclasses.replace(capture, notes=notes)
+        why = why_reads_matter(request.model, request.args, request.kwargs, training=request.training)
+        if not why:
+            return dataclasses.replace(capture, notes=(*notes, _NEEDS_NO_CONSENT), unproven=fixed)
+        return ValuesMatterError(attempt.candidate, why, fixed)
 
     def obstacle(self, attempt: PlannedAttempt) -> ModelExportError | None:
         """Why an attempt would be in vain; None if it may succeed."""
-        candidate, variant = attempt.candidate, attempt.variant
+        candidate, graph = attempt.candidate, _of_graph(attempt.variant)
         # Torch's exporter did not need to know the caches, so knowing them changes nothing.
         same = DYNAMO if candidate.exporter == DYNAMO_WITH_CACHES else candidate.exporter
-        if not self._rejected.isdisjoint((exporter, _of_graph(variant)) for exporter in (same, candidate.exporter)):
-            reason = f"not tried: the {candidate.exporter} exporter would write the file again that was rejected."
-            return StrategyIncompatibleError(candidate.strategy.name, reason, "")
-        if self._refused is not None and candidate.exporter == TORCHSCRIPT:
-            return _refusal(candidate, self._refused)
+        for earlier, error in self._rejected:
+            if earlier.candidate.exporter in (same, candidate.exporter) and _of_graph(earlier.variant) == graph:
+                why = f"not tried: the {candidate.exporter} exporter would write the file again that was rejected"
+                return type(error)(candidate, why, error.fixed)
         return None
 
     def is_hopeless(self, attempt: PlannedAttempt) -> bool:
@@ -108,13 +129,13 @@ class AttemptOutcomes:
             for failure in self._failures
         )
         uses_values = attempt.variant.input_values
-        return by_values is not uses_values or (uses_values and self._refused is not None)
+        return by_values is not uses_values or (uses_values and self._needs_consent() is not None)
 
     def error(self, reports: Sequence[AttemptReport]) -> ModelExportError:
         """All failures as one error, with the cause of the first."""
         # What a last resort failed with says less about the model.
-        failures = [failure for failure in self._failures if not failure.is_last_resort] or self._failures
-        found = _combined_error(failures, self._refused)
+        failures = [failure for failure in self._failures if not failure.attempt.is_last_resort] or self._failures
+        found = _combined_error(failures, self._needs_consent())
         if isinstance(found, ExportError):
             found.attempts = tuple(reports)
         found.__cause__ = self._failures[0].error.__cause__
@@ -123,10 +144,17 @@ class AttemptOutcomes:
     def _is_safe(self, fixed: Specialization) -> bool:
         """Whether a trace needs no consent: as a fallback it may be wrong for other inputs than the example."""
         errors = [failure.error for failure in self._failures if failure.report.exporter != TORCHSCRIPT]
-        if any(isinstance(error, DataDependentError) for error in errors):
-            # The model does depend on values: a trace in which anything became a constant may have fixed them.
-            return fixed.is_empty
-        return not errors or not fixed.by_inputs
+        # Where the model does depend on values, a trace in which anything became a constant may have fixed them.
+        by_values = any(isinstance(error, DataDependentError) for error in errors)
+        return not errors or (fixed.is_empty if by_values else not fixed.by_inputs)
+
+
+def is_by_values(error: ExportError) -> bool:
+    """Whether all attempts failed because of values, and would fail with fewer dynamic axes as well."""
+    return isinstance(error, SpecializationError) and all(
+        isinstance(one, ValuesMatterError) or (isinstance(one, DataDependentError) and one.place in error.places)
+        for _, one in error.failures
+    )
 
 
 def _of_graph(variant: Variant) -> Variant:
@@ -134,19 +162,10 @@ def _of_graph(variant: Variant) -> Variant:
     return dataclasses.replace(variant, unwatched=False)
 
 
-def _refusal(candidate: Candidate, fixed: Specialization) -> StrategyIncompatibleError:
-    return _UnacceptedTraceError(
-        candidate.strategy.name,
-        f"the {candidate.exporter} exporter traces the model, and values that depend on the inputs become constants: "
-        f"{_shorten([str(place) for place in fixed.all_places])}.",
-        "Allow that with allow_specialization, or name the strategy and exporter",
-    )
-
-
-def _combined_error(failures: Sequence[_Failure], refused: Specialization | None) -> ModelExportError:
+def _combined_error(failures: Sequence[_Failure], refused: RejectedGraphError | None) -> ModelExportError:
     named = [(failure.report.name, failure.error) for failure in failures]
-    if refused is not None:
-        message, places = _explain_refusal(refused, failures)
+    if refused is not None and refused.fixed is not None:
+        message, places = _explain_refusal(refused.fixed, refused.why, failures)
         return SpecializationError(named, message, places)
     if len({failure.report.strategy for failure in failures}) > 1:
         return AllStrategiesFailedError(named)
@@ -159,7 +178,7 @@ def _combined_error(failures: Sequence[_Failure], refused: Specialization | None
     return StrategyIncompatibleError(failures[0].report.strategy, " ".join(reasons), suggestion)
 
 
-def _explain_refusal(fixed: Specialization, failures: Sequence[_Failure]) -> tuple[str, list[str]]:
+def _explain_refusal(fixed: Specialization, why: str, failures: Sequence[_Failure]) -> tuple[str, list[str]]:
     """Return the message, and the source lines where values become constants."""
     errors = [failure.error for failure in failures]
     reported = [error.place for error in errors if isinstance(error, DataDependentError) and error.place is not None]
@@ -169,13 +188,13 @@ def _explain_refusal(fixed: Specialization, failures: Sequence[_Failure]) -> tup
         f"{failure.report.exporter}: {_reason(failure.error).removesuffix('.')}"
         for failure in failures
         if failure.report.exporter != TORCHSCRIPT
-        and not isinstance(failure.error, DataDependentError | _UnacceptedTraceError)
+        and not isinstance(failure.error, DataDependentError | RejectedGraphError)
     )
     because = f" for other reasons ({_shorten(list(others))})" if others else ""
     message = (
         f"this model depends on the values of its inputs at {_shorten(places)}. Tracing would turn them into constants "
-        "of the example inputs, and the file would be wrong for inputs with other values; the exporters that do not "
-        f"trace failed{because}. Rewrite the model with torch.cond or tensor operations, or accept such a file: "
+        f"of the example inputs, and the file may be wrong for inputs with other values ({why}); the exporters that do "
+        f"not trace failed{because}. Rewrite the model with torch.cond or tensor operations, or accept such a file: "
         "allow_specialization=True (--allow-specialization), or strategy='htp' (--strategy htp)"
     )
     return message, places

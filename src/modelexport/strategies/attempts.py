@@ -49,6 +49,8 @@ class Attempts:
         if given is not None and not (isinstance(given, int | float) and given > 0):
             raise InputError(f"timeout is {timeout!r}: give a positive number of seconds, or None for no limit")
         self.reports: list[AttemptReport] = []
+        # The dynamic axes at other sizes of which a file was wrong.
+        self.wrong_axes: set[str] = set()
         self._timeout = math.inf if timeout is None else timeout
         self._started = time.perf_counter()
 
@@ -64,7 +66,8 @@ class Attempts:
 
         The caller takes the next one only where it cannot use this one, and says why with `reject_last`. A trace that
         turns values which depend on the inputs into constants is accepted as the first choice, or with
-        `allow_specialization`; it is not a fallback for an exporter that would have kept them.
+        `allow_specialization`. As a fallback for an exporter that would have kept them, it is used only where nothing
+        depends on them; the caller compares the file of an `unproven` capture on inputs with other values.
 
         Args:
             candidates: The strategies to try, in order.
@@ -78,7 +81,7 @@ class Attempts:
             StrategyIncompatibleError: The only strategy failed with each of its exporters.
             InputError: The inputs do not fit the model, so no other candidate can succeed.
         """
-        outcomes = AttemptOutcomes(allow_specialization=request.allow_specialization)
+        outcomes = AttemptOutcomes(request)
         pending = _plan(candidates, request, last_resorts=last_resorts)
         while pending:
             attempt = pending.pop(0)
@@ -96,18 +99,19 @@ class Attempts:
                 used = dataclasses.replace(candidate, exporter=outcome.exporter)
                 self.record(used, _joined(described, outcome.variant), None, seconds, printed=printed)
                 yield outcome
-                outcomes.reject(attempt, self.reports[-1])
-                following = _after_rejection(attempt, request)
+                outcomes.reject(attempt, self.reports[-1], outcome.unproven)
+                following = _after_rejection(attempt, request) if outcome.unproven is None else []
             else:
                 report = self.record(candidate, described, outcome, seconds, tried=obstacle is None, printed=printed)
                 outcomes.fail(attempt, report, outcome)
                 following = _after_failure(attempt, outcome)
             pending[:0] = following
-        if not outcomes.has_rejected:
+        if not outcomes.has_file:
             raise outcomes.error(self.reports)
 
-    def reject_last(self, reason: str) -> AttemptReport:
-        """Record that the graph of the last attempt, which succeeded, cannot be used."""
+    def reject_last(self, reason: str, axes: Iterable[str] = ()) -> AttemptReport:
+        """Record that the graph of the last attempt, which succeeded, cannot be used; wrong with these dynamic axes."""
+        self.wrong_axes.update(axes)
         self.reports[-1] = dataclasses.replace(self.reports[-1], error=reason)
         return self.reports[-1]
 
@@ -197,8 +201,7 @@ def _try(attempt: PlannedAttempt, request: CaptureRequest) -> tuple[Capture, Spe
                 capture = candidate.strategy.capture(request)
             if not capture.fixes_values:
                 return capture, Specialization(tuple(warned), ())
-            with preserved_state(request.model):
-                reads = find_data_reads(request.model, request.args, request.kwargs)
+            reads = find_data_reads(request.model, request.args, request.kwargs, training=request.training)
             return capture, Specialization(tuple(warned), reads)
     except InputError:
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -31,6 +31,7 @@ from modelexport.capture import (
 )
 from modelexport.errors import ExportError, InputError
 from modelexport.hierarchy import SizeRange
+from modelexport.strategies.attempt_outcomes import is_by_values
 from modelexport.strategies.attempts import Attempts
 from modelexport.strategies.base import CaptureRequest
 from modelexport.strategies.selection import Candidate
@@ -76,7 +77,7 @@ def capture_model(
     axes = find_axes(call) if dynamic == AUTO else check_axes(dynamic, call)
     if dynamic != AUTO:
         _check_sizes_above_one(call, with_sizes_above_one(call, axes), training=request.training)
-    for tried in _fewer_and_fewer(call, axes) if dynamic == AUTO else [axes]:
+    for tried in _fewer_and_fewer(call, axes, attempts.wrong_axes) if dynamic == AUTO else [axes]:
         is_last = dynamic != AUTO or not tried
         exported = with_sizes_above_one(call, tried)
         axis_options = functools.partial(_axis_options, exported, tried, request)
@@ -92,7 +93,7 @@ def capture_model(
                 notes = tuple(_notes(call, tried, refused, attempts.reports, capture.model.graph))
                 yield Captured(capture, attempts.reports[-1], axes_by_input(tried), notes)
         except ExportError as error:
-            if is_last:
+            if is_last or is_by_values(error):
                 raise
             if attempts.is_time_up:
                 attempts.skip(candidates, "fewer dynamic axes")
@@ -102,13 +103,22 @@ def capture_model(
             return
 
 
-def _fewer_and_fewer(call: ExampleCall, axes: dict[Axis, str]) -> Iterator[dict[Axis, str]]:
-    """Yield the axes, and in case no file is right with them those that torch frees, then only the batch, then none."""
+def _fewer_and_fewer(call: ExampleCall, axes: dict[Axis, str], wrong: Collection[str]) -> Iterator[dict[Axis, str]]:
+    """Yield the axes, and in case no file is right with them, fewer and fewer.
+
+    First those at other sizes of which no file was wrong, then those that torch frees, then only the batch, then none.
+    `wrong` grows meanwhile.
+    """
+    tried = [axes]
     yield axes
     if axes:
+        right = {axis: name for axis, name in axes.items() if name.rpartition("*")[2] not in wrong}
+        if right and right not in tried:
+            tried.append(right)
+            yield right
         freed = axes_freed_by_torch(with_sizes_above_one(call, axes), axes)
         batch = {axis: name for axis, name in axes.items() if name == BATCH}
-        yield from (fewer for fewer in (freed, batch if batch != freed else {}) if fewer and fewer != axes)
+        yield from (fewer for fewer in (freed, batch if batch != freed else {}) if fewer and fewer not in tried)
         yield {}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
-from modelexport.hierarchy import SizeRange
+from modelexport.hierarchy import PROBE, SizeRange
 from modelexport.torch_support.private import map_leaves
 
 # In the order in which they are tried. An odd size fits nothing by chance; models with strides take only multiples.
@@ -25,11 +25,13 @@ class ModelInputs(NamedTuple):
         args: The positional arguments.
         kwargs: The arguments by keyword.
         description: How they differ from the example inputs; empty for these.
+        axes: The names of the axes with another size.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     description: str = ""
+    axes: tuple[str, ...] = ()
 
 
 class InputChange(NamedTuple):
@@ -59,13 +61,14 @@ def _with_other_values(example: ModelInputs, number: int, *, floats_only: bool) 
         return _drawn(leaf, generator, flipped=number % 2 == 0)
 
     args, kwargs = map_leaves(changed, (example.args, dict(example.kwargs)))
-    return ModelInputs(args, kwargs, f"probe {number}") if is_changed else None
+    return ModelInputs(args, kwargs, f"{PROBE}{number}") if is_changed else None
 
 
 def _drawn(tensor: torch.Tensor, generator: torch.Generator, *, flipped: bool) -> torch.Tensor:
     """A tensor whose elements are drawn from those of another: ids stay valid, and a mask stays a mask.
 
-    Floats are scaled, and with `flipped` change their sign if both signs occur.
+    Floats are scaled, and with `flipped` change their sign if both signs occur. Rows of integers that are sorted
+    (lengths, positions, masks of padding) stay sorted.
     """
     known = tensor.detach().flatten().cpu()
     if not tensor.is_floating_point() and not tensor.is_complex() and bool((known == known[0]).all()):
@@ -77,6 +80,11 @@ def _drawn(tensor: torch.Tensor, generator: torch.Generator, *, flipped: bool) -
         scale = 0.5 + torch.rand(1, generator=generator).item()
         # The values of a mask stay as they are.
         found = found * (-scale if flipped and both_signs else scale) if len(known.unique()) > 2 else found
+    elif tensor.dim() and not tensor.is_complex():
+        steps = tensor.to(torch.int64).diff()
+        is_falling = bool((steps < 0).any())
+        # Not where both occur, or neither.
+        found = found.sort(descending=is_falling).values if is_falling is not bool((steps > 0).any()) else found
     return found.to(tensor.device)
 
 
@@ -174,7 +182,7 @@ class DynamicAxes:
             changed[id(original)] = _repeated(tensor, axis, _evaluated(dim, known))
         example = (self._example.args, dict(self._example.kwargs))
         args, kwargs = map_leaves(lambda leaf: changed.get(id(leaf), leaf), example)
-        return ModelInputs(args, kwargs, ", ".join(f"{name}={size}" for name, size in sizes.items()))
+        return ModelInputs(args, kwargs, ", ".join(f"{name}={size}" for name, size in sizes.items()), tuple(sizes))
 
 
 def _repeated(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:

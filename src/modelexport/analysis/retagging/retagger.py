@@ -328,4 +328,5 @@ def _document(given: UntaggedFile, original: HierarchyDocument, projection: Proj
         graph_tensors=tensors_with_ids(given.graph, nodes),
         folded={**projection.renamed(constants), **folded},
         axes=projection.renamed(axes),
+        size_ranges=original.size_ranges,
     )
