@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 # Two set-ups at once would write to the same environment.
 .NOTPARALLEL:
-.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth batch-proof cluster conformance breakage sweep other-packages compatibility code-size clean
+.PHONY: help demo test must fuzz lint format benchmark projection-benchmark reading-benchmark verify-benchmark view-benchmark durability extraction viewer retag profile-truth batch-proof cluster conformance breakage sweep sweep-proof other-packages compatibility code-size clean
 
 # The interpreter that creates the environment, the path of the environment, and the options of pytest.
 PYTHON ?= python3
@@ -20,6 +20,7 @@ COMPATIBILITY_ARGS ?=
 
 # For the sweep: `--minutes 30`, `--count 100`, `--only 'timm:*'`.
 SWEEP_ARGS ?=
+PROOF_ARGS ?= --count 260 --seed 29
 
 # For models of other packages: `--minutes 30`, `--only 'kornia:*'`.
 OTHER_PACKAGES_ARGS ?=
@@ -136,6 +137,10 @@ extraction: $(DEV_STAMP)  ## Extract every call of every test model, and compare
 
 sweep: $(DEV_STAMP)  ## Export every architecture of transformers, timm and diffusers (hours; resumes where it stopped)
 	nice -n 5 $(BIN)/python -m benchmarks.sweep $(SWEEP_ARGS) --write docs/measurements/sweep.md
+
+sweep-proof: $(DEV_STAMP)  ## Run the files of a seeded sample of the sweep on other values and at other sizes (hours; resumes)
+	nice -n 5 $(BIN)/python -m benchmarks.sweep --measure probes $(PROOF_ARGS) --write docs/measurements/probes.md
+	nice -n 5 $(BIN)/python -m benchmarks.sweep --measure sizes $(PROOF_ARGS) --write docs/measurements/probes.md
 
 other-packages: $(OTHER_PACKAGES_STAMP)  ## Export models of other packages with dynamic axes, and run them at other sizes (resumes where it stopped)
 	nice -n 5 $(BIN)/python -m benchmarks.other_packages $(OTHER_PACKAGES_ARGS) --cost 10 --write docs/measurements/other-packages.md

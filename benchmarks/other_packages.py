@@ -30,6 +30,7 @@ _SCRIPTS = (
     *(f"package_models_{name}.py" for name in ("images", "sequences", "tables")),
     "package_model.py",
     "package_runs.py",
+    "output_difference.py",
     "package_cost.py",
     "other_packages.txt",
 )

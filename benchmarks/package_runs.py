@@ -18,21 +18,18 @@ import numpy as np
 import onnx
 import psutil
 import torch
+from benchmarks.output_difference import difference
 from benchmarks.package_model import PackageModel
 from benchmarks.package_models import find_model
-from benchmarks.package_verdicts import is_right
+from benchmarks.package_verdicts import is_outside, is_right, stated_ranges
 from benchmarks.quiet import quiet
 from benchmarks.sweep_process import attempted, describe, run_limited
 from torch.utils import _pytree as pytree
 
 import modelexport
-from modelexport.hierarchy import HierarchyDocument
 
-# The tolerances of the comparison; the absolute one is a fraction of the largest value of an output.
-RTOL, ATOL = 1e-3, 1e-4
 # A step allocates no more than this.
 _MEMORY = 6 * 2**30
-# A range of sizes as a note states it, of an axis or of a dimension of the file: ``x:1 = 2…32``; an open end is empty.
 
 Json = dict[str, Any]
 # Sizes by axis: the position of the input among the tensors, and the number of the axis.
@@ -110,12 +107,6 @@ def _export_ours(spec: PackageModel, path: Path) -> Json:
         "exporter": result.document.exporter,
         "attempts": [f"{attempt.exporter}, {attempt.variant}: {attempt.error}"[:300] for attempt in result.attempts],
     }
-
-
-def stated_ranges(document: HierarchyDocument) -> dict[str, list[int | None]]:
-    """The smallest and largest size, step and offset that the document states, by dimension; None for an open end."""
-    ranges = document.size_ranges.items()
-    return {name: [limits.min, limits.max, limits.step, limits.offset] for name, limits in ranges}
 
 
 def _plain_exports(spec: PackageModel, folder: Path, step: Callable[[Callable[[], Any]], Json]) -> list[Json]:
@@ -218,7 +209,7 @@ def run_file(
         feeds = {value.name: tensors[position].numpy() for value, position in zip(graph.input, positions, strict=True)}
         problem = _problem(session, feeds, expected)
         outside = any(
-            _is_outside(size, ranges.get(key))
+            is_outside(size, ranges.get(key))
             for position, tensor in enumerate(tensors)
             for axis, size in enumerate(tensor.shape)
             for key in (f"{names[position]}:{axis}", symbols.get((position, axis), ""))
@@ -277,12 +268,6 @@ def _with_unnamed_axes(
             yield tuple(args), {symbol: other}
 
 
-def _is_outside(size: int, limits: Sequence[int | None] | None) -> bool:
-    least, most, step, offset = [*(limits or ()), *(None, None, None, None)[len(limits or ()) :]]
-    is_between = (least is None or size >= least) and (most is None or size <= most)
-    return not is_between or (step is not None and size % step != offset)
-
-
 def _eager(model: torch.nn.Module, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """The tensors of PyTorch's result, in order."""
     with torch.no_grad():
@@ -297,23 +282,3 @@ def _problem(session: Any, feeds: Mapping[str, np.ndarray], expected: Sequence[t
     except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
         return f"onnxruntime: {' '.join(str(error).split())[:300]}"
     return difference(found, [tensor.numpy() for tensor in expected])
-
-
-def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
-    """The first difference of two lists of arrays, by position; "" if there is none."""
-    if len(found) != len(expected):
-        return f"{len(found)} outputs, and PyTorch returns {len(expected)}"
-    for position, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-            return f"output {position} is {ours.dtype} {ours.shape}, and PyTorch's {theirs.dtype} {theirs.shape}"
-        if not np.issubdtype(theirs.dtype, np.inexact):
-            count = int((ours != theirs).sum())
-            if count:
-                return f"output {position}: {count} of {theirs.size} values are others"
-            continue
-        largest = float(np.abs(theirs).max(initial=0.0))
-        if not np.allclose(ours, theirs, rtol=RTOL, atol=ATOL * largest):
-            return (
-                f"output {position}: off by {float(np.abs(ours - theirs).max()):.3g}, and the largest is {largest:.3g}"
-            )
-    return ""

@@ -78,7 +78,7 @@ def verdict(record: Record) -> Verdict:
     if found["free"] and all(run["outcome"] == "refused" for run in runs[1:]):
         return Verdict(Kind.NOT_SHOWN, "PyTorch takes none of the sizes without the fixed axes")
     axes = [axis for fixed in found["fixed"].values() for axis in fixed]
-    unsaid = [axis for axis in axes if not _is_said(axis, ours["value"]["notes"])]
+    unsaid = [axis for axis in axes if not is_said(axis, ours["value"]["notes"])]
     if unsaid:
         return Verdict(Kind.FIXED_UNSAID, ", ".join(unsaid))
     if axes:
@@ -87,8 +87,20 @@ def verdict(record: Record) -> Verdict:
     return Verdict(Kind.RANGE_SAID, _shown(outside[0]["sizes"])) if outside else Verdict(Kind.EQUAL)
 
 
-def _is_said(axis: str, notes: Sequence[str]) -> bool:
+def is_said(axis: str, notes: Sequence[str]) -> bool:
     return any("no axis is dynamic" in note or re.search(rf"(?<![\w.]){re.escape(axis)}(?!\d)", note) for note in notes)
+
+
+def stated_ranges(document: Any) -> dict[str, list[int | None]]:
+    """The smallest and largest size, step and offset that a document states, by dimension; None for an open end."""
+    ranges = document.size_ranges.items()
+    return {name: [limits.min, limits.max, limits.step, limits.offset] for name, limits in ranges}
+
+
+def is_outside(size: int, limits: Sequence[int | None] | None) -> bool:
+    least, most, step, offset = [*(limits or ()), *(None, None, None, None)[len(limits or ()) :]]
+    is_between = (least is None or size >= least) and (most is None or size <= most)
+    return not is_between or (step is not None and size % step != offset)
 
 
 def _shown(sizes: Mapping[str, int]) -> str:

@@ -21,9 +21,18 @@ Record = dict[str, Any]
 
 # The exports that our code has no part in.
 PLAIN_WAYS = ("plain", "plain_no_cache", "with_caches", "transformers", "torchscript")
+# What a sweep measures: every exporter, ours alone, or the proof of our files on other values or at other sizes.
+MEASURES = ("all", "ours", "probes", "sizes")
+PROOFS = MEASURES[2:]
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("torch", "transformers", "diffusers", "timm", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
-_SWEEP_SCRIPTS = tuple(f"sweep_{name}.py" for name in ("candidates", "checks", "job", "process", "shrinking", "steps"))
+_SWEEP_SCRIPTS = (
+    "output_difference.py",
+    *(
+        f"sweep_{name}.py"
+        for name in ("candidates", "checks", "job", "judge", "probes", "process", "shrinking", "sizes", "steps")
+    ),
+)
 # What the sweep calls of the package: to synthesize inputs, to export, and to check files.
 _SWEPT_PACKAGES = (
     "exporting",
@@ -33,6 +42,12 @@ _SWEPT_PACKAGES = (
     "analysis.extraction",
     "processes",
 )
+
+
+def key_of(record: Mapping[str, Any]) -> str:
+    """What tells a record from those of other models, and from another proof of the same model."""
+    proof = record.get("measured")
+    return f"{record['name']} {proof}" if proof in PROOFS else str(record["name"])
 
 
 def current_setup(commit: str | None = None, scripts: Iterable[str] = _SWEEP_SCRIPTS) -> Record:
@@ -58,7 +73,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def keep_records(records: Iterable[Record], path: Path) -> None:
     """Write results for later sweeps: compressed, sorted by name, without tracebacks, the same bytes every time."""
-    lines = (json.dumps(_without_traces(record)) for record in sorted(records, key=lambda record: record["name"]))
+    lines = (json.dumps(_without_traces(record)) for record in sorted(records, key=key_of))
     path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0))
 
 
@@ -70,7 +85,7 @@ def _without_traces(record: Record) -> Record:
 
 
 def still_valid(records: Iterable[Record], setup: Record, *, mixed: bool) -> dict[str, Record]:
-    """The last result of each model, of those measured with the same libraries and code.
+    """The last result of each model by `key_of`, of those measured with the same libraries and code.
 
     Args:
         records: All results.
@@ -79,7 +94,7 @@ def still_valid(records: Iterable[Record], setup: Record, *, mixed: bool) -> dic
     """
     compared = ("versions",) if mixed else ("versions", "code")
     return {
-        record["name"]: record
+        key_of(record): record
         for record in records
         if all(record.get("setup", {}).get(key) == setup[key] for key in compared)
     }

@@ -18,13 +18,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import onnx
 import torch
+from benchmarks.package_verdicts import stated_ranges
 from benchmarks.quiet import quiet
 from benchmarks.sweep_candidates import UNCHANGED, Candidate, build, builders
 from benchmarks.sweep_checks import check_export
+from benchmarks.sweep_probes import PROBES, run_probes
 from benchmarks.sweep_process import describe, run_limited
 from benchmarks.sweep_shrinking import LEVELS, Level
+from benchmarks.sweep_sizes import run_sizes
 from torch.utils import _pytree as pytree
 
 import modelexport
@@ -56,7 +60,7 @@ class Built:
 
 
 def sweep_one(
-    candidate: Candidate, limits: Limits, known: Mapping[str, Mapping[str, Any]], *, ours_only: bool = False
+    candidate: Candidate, limits: Limits, known: Mapping[str, Mapping[str, Any]], measured: str = "all"
 ) -> dict[str, Any]:
     """All that there is to say of one model, as JSON: each step with its outcome.
 
@@ -64,7 +68,7 @@ def sweep_one(
         candidate: The model.
         limits: The limits of each step.
         known: By configuration, the outcomes of other exporters that are known already: these are not run again.
-        ours_only: Leave out the other exporters, and checks beyond the one that our export makes itself.
+        measured: What is measured: see `sweep_records.MEASURES`.
     """
     record: dict[str, Any] = {"name": str(candidate), "source": candidate.source, "limit": limits.cpu_seconds}
     with quiet(), tempfile.TemporaryDirectory(prefix="modelexport-sweep-") as folder:
@@ -73,10 +77,14 @@ def sweep_one(
             return record
         record["configuration"] = configuration_of(built)
         outcomes = known.get(record["configuration"], {})
+        ours_only = measured != "all"
         files = Path(folder)
 
         def step(work: Callable[[], Any]) -> dict[str, Any]:
             return run_limited(work, limits.cpu_seconds, limits.memory_bytes)
+
+        if measured in _PROOFS:
+            return {**record, **_PROOFS[measured](built, files / "ours.onnx", step)}
 
         def other(way: str, export: Callable[[Built, Path], Any]) -> None:
             if way in outcomes and _still_known(outcomes[way], limits):
@@ -305,11 +313,15 @@ class NoWayError(Exception):
         super().__init__(" || ".join(f"{name}: {text.rpartition(' << ')[2][:300]}" for name, text in failures))
 
 
-def export_ours(built: Built, path: Path) -> dict[str, Any]:
+class EscapedError(Exception):
+    """The package raised something else than its own errors."""
+
+
+def export_ours(built: Built, path: Path, **more: Any) -> dict[str, Any]:
     """Ours with its defaults; where it asks for consent to specialization, once more with it."""
     inputs = built.kwargs if not built.args else built.args
     options: dict[str, Any] = {"kwargs": built.kwargs} if built.args and built.kwargs else {}
-    options |= {"external_data": False, "overwrite": True, "check": "run"}
+    options |= {"external_data": False, "overwrite": True, "check": "run", **more}
     try:
         try:
             result = modelexport.export_model(built.model, inputs, path, **options)
@@ -318,6 +330,10 @@ def export_ours(built: Built, path: Path) -> dict[str, Any]:
             result = modelexport.export_model(built.model, inputs, path, **options)
     except modelexport.AllStrategiesFailedError as error:
         raise NoWayError([(name, describe(failure)) for name, failure in error.failures]) from None
+    except modelexport.ModelExportError:
+        raise
+    except Exception as error:
+        raise EscapedError(describe(error)) from error
     return {
         "strategy": result.document.strategy,
         "exporter": result.document.exporter,
@@ -326,10 +342,30 @@ def export_ours(built: Built, path: Path) -> dict[str, Any]:
         "nodes": len(result.document.nodes),
         "coverage": result.coverage,
         "specialized": "allow_specialization" in options,
-        "check": {"outcome": result.check.outcome.value, "says": str(result.check)},
+        "notes": list(result.notes),
+        "ranges": stated_ranges(result.document),
+        "check": {**msgspec.to_builtins(result.check), "says": str(result.check)},
     }
 
 
+def _with_probes(built: Built, path: Path, step: Callable[[Callable[[], Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Ours, checked on probes by itself, and then by the sweep's own judge on its own."""
+    found = {"ours": step(lambda: export_ours(built, path, probes=PROBES))}
+    if "value" in found["ours"]:
+        found["probes"] = step(lambda: run_probes(path, built.model, built.args, built.kwargs))
+    return found
+
+
+def _with_sizes(built: Built, path: Path, step: Callable[[Callable[[], Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Ours with the dynamic axes that it finds, run at other sizes by the sweep's own judge."""
+    found = {"ours": step(lambda: export_ours(built, path, dynamic="auto"))}
+    if "value" in found["ours"]:
+        notes, ranges = found["ours"]["value"]["notes"], found["ours"]["value"]["ranges"]
+        found["sizes"] = step(lambda: run_sizes(path, built.model, built.args, built.kwargs, ranges, notes))
+    return found
+
+
+_PROOFS = {"probes": _with_probes, "sizes": _with_sizes}
 _EXPORTS = {
     "plain": export_plainly,
     "with_caches": _with_caches,

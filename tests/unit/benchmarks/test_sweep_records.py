@@ -107,17 +107,17 @@ def test_longest_model_starts_first_after_those_never_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "ours_only", "done"),
+    ("found", "measure", "done"),
     [
-        (None, True, False),
-        ({"built": {"error": "no"}}, False, True),
-        ({"built": {}, "forward": {}, "ours": {"value": {}}}, True, True),
-        ({"built": {}, "forward": {}, "ours": {"value": {}}}, False, False),
-        ({"built": {}, "forward": {}, "ours": {"error": ""}, "torchscript": {"error": ""}}, False, True),
+        (None, "ours", False),
+        ({"built": {"error": "no"}}, "all", True),
+        ({"built": {}, "forward": {}, "ours": {"value": {}}}, "ours", True),
+        ({"built": {}, "forward": {}, "ours": {"value": {}}}, "all", False),
+        ({"built": {}, "forward": {}, "ours": {"error": ""}, "torchscript": {"error": ""}}, "all", True),
     ],
 )
-def test_result_of_ours_alone_is_not_a_whole_result(found: dict[str, Any] | None, ours_only: bool, done: bool) -> None:
-    assert _is_done(found, ours_only=ours_only) is done
+def test_result_of_ours_alone_is_not_a_whole_result(found: dict[str, Any] | None, measure: str, done: bool) -> None:
+    assert _is_done(found, measure) is done
 
 
 def test_file_of_ours_is_compared_with_the_digest_of_an_earlier_export(tmp_path: Path) -> None:
