@@ -7,8 +7,9 @@ runs at other sizes as well, with wrong results.
 from __future__ import annotations
 
 import bisect
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from modelexport.hierarchy import SizeRange
 _USUAL_MIN = 2
 # An axis that can be longer by this factor has no limit; a longer step than this is not searched.
 _FAR, _LONGEST_STEP = 2**20, 1024
+# So many sizes next to the example are looked at, and of a long range so many in it.
+_NEAR = 64
+# The multiples of a long step that must be valid.
+_TIMES = (1, 2, 3, 5, 8, -1, -2, -3)
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 
@@ -54,13 +59,27 @@ def size_range(size: Any, program: torch.export.ExportedProgram) -> SizeRange:
         value = (number - offset) // factor
         return next((place for found, place in conditions.items() if not found.subs(symbol, value)), None)
 
+    def are_valid(sizes: Iterable[int]) -> bool:
+        return all(violated(number) is None for number in sizes if number > 0)
+
     def reach(sizes: range) -> tuple[int | None, str]:
         """Return the last of the sizes before something does not hold, and the place of that."""
-        end = bisect.bisect_left(sizes, True, key=lambda number: violated(number) is not None)
+        end = next((i for i, number in enumerate(sizes[:_NEAR]) if violated(number) is not None), None)
+        if end is None:
+            end = bisect.bisect_left(sizes, True, key=lambda number: violated(number) is not None)
+            # What holds near the example and at the end may fail between: then only what was looked at is valid.
+            end = end if are_valid(sizes[: end : max(1, end // _NEAR)]) else min(_NEAR, end)
         return (None, "") if end == len(sizes) else (sizes[end - 1], violated(sizes[end]) or "")
 
-    steps = range(factor, min(example, _LONGEST_STEP) + 1, factor)
-    step = next((n for n in steps if violated(example + n) is violated(example + 2 * n) is None), factor)
+    near = range(factor, _NEAR * factor + 1, factor)
+    valid = [n for n in (*near, *(-n for n in near if n < example)) if violated(example + n) is None]
+    # Farther away, a step is one that holds several times, in both directions.
+    far = (
+        n
+        for n in range(near[-1], min(example, _LONGEST_STEP) + 1, factor)
+        if are_valid(example + k * n for k in _TIMES)
+    )
+    step = math.gcd(*valid) if valid else next(far, factor)
     (largest, place), (smallest, other) = reach(range(example, example * _FAR, step)), reach(range(example, 0, -step))
     return SizeRange(smallest, largest, step, example % step, place or other)
 

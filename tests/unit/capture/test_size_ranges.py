@@ -52,6 +52,16 @@ class Modulo(nn.Module):
         return x + 1 if x.shape[1] % 4 == 3 else x - 1
 
 
+class Padded(nn.Module):
+    """Fills up to a multiple of 4, and takes another way beyond the length of the example."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] % 4:
+            x = torch.nn.functional.pad(x, (0, 4 - x.shape[1] % 4))
+        y = x.reshape(x.shape[0], -1, 4)
+        return y.cumsum(1) if x.shape[1] <= 8 else y.sin()
+
+
 RESULTS: list[tuple[nn.Module, tuple[int, ...], Any, dict[str, SizeRange]]] = [
     (Chosen(), (2, 16), ({0: "rows", 1: "n"},), {"n": SizeRange(min=8, max=100, place="test_size_ranges.py:24")}),
     (Positions(), (2, 16), ({1: "n"},), {"n": SizeRange(max=32, place="test_size_ranges.py:35")}),
@@ -59,6 +69,7 @@ RESULTS: list[tuple[nn.Module, tuple[int, ...], Any, dict[str, SizeRange]]] = [
     (Skip(), (2, 1, 16), ({2: 4 * Dim("n")},), {"4*n": SizeRange(step=4)}),
     (Modulo(), (2, 15), ({1: "n"},), {"n": SizeRange(step=4, offset=3)}),
     (Modulo(), (2, 15), ({1: 4 * Dim("n") + 3},), {"4*n + 3": SizeRange(step=4, offset=3)}),
+    (Padded(), (2, 8), ({1: "n"},), {"n": SizeRange(max=8, step=4, place="test_size_ranges.py:62")}),
     (nn.Linear(4, 4), (2, 4), ({0: "rows"},), {}),
     (nn.Linear(4, 4), (2, 4), None, {}),
 ]
