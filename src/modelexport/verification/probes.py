@@ -147,7 +147,9 @@ class DynamicAxes:
         for name in self.sizes:
             for possible in (larger[name], smaller[name]):
                 yield InputChange([self._resized({name: size}) for size in possible])
-        changed = {name: possible for name, possible in larger.items() if possible}
+        # Not the ends of all ranges at once: that can take a thousand times the memory of the example.
+        together = {name: self._possible(name, None, _LARGER) for name in self.sizes}
+        changed = {name: possible for name, possible in together.items() if possible}
         if len(changed) > 1:
             tries = [{name: found[i % len(found)] for name, found in changed.items()} for i in range(len(_LARGER))]
             yield InputChange([self._resized(sizes) for sizes in tries if self._is_claimed({**self.sizes, **sizes})])
