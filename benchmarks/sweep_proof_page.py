@@ -34,6 +34,7 @@ does not take these, floats alone or integers alone are changed. The cause of a 
 - *nondeterminism*: PyTorch differs as much from itself with another random state;
 - *numerics*: the file is right without onnxruntime's optimizations, or PyTorch's own results leave the tolerance if its
   weights and inputs change by 1e-6;
+- *wrong on the example*: the file is wrong on the inputs that it was exported with;
 - *data-dependent branch*: PyTorch runs other operators on the probe than on the example;
 - *baked value*: it runs the same operators, so the file has a constant for what depends on the inputs.
 """
@@ -135,11 +136,11 @@ def _of_values(records: Sequence[Record], swept: Mapping[str, Record]) -> list[s
     ]
     found = [table(("", *(name for name, _ in columns)), rows)]
     differences = [(record, run) for record in records for run in _runs(record) if run["outcome"] not in _SAYS_NOTHING]
-    causes = Counter(run["cause"] for _, run in differences)
+    causes = Counter(_cause(record, run) for record, run in differences)
     found += _section(
         "Differences that the judge finds",
         [
-            f"- `{r['name']}` ({_how(r)}), {run['inputs']}: **{run['cause']}**: {run['detail']}; "
+            f"- `{r['name']}` ({_how(r)}), {run['inputs']}: **{_cause(r, run)}**: {run['detail']}; "
             f"the package: {_short(_says(r))}"
             for r, run in differences
         ],
@@ -240,13 +241,19 @@ def wrong_runs(record: Record) -> list[Record]:
     return [r for r in _runs(record) if r["outcome"] not in _SAYS_NOTHING and r["cause"] not in _NOT_THE_FILES]
 
 
+def _cause(record: Record, run: Record) -> str:
+    """Where a difference comes from; what is wrong on the example already does not come from other values."""
+    is_own = run["cause"] not in _NOT_THE_FILES
+    return "wrong on the example" if is_own and not _all_equal(_runs(record)[:1]) else str(run["cause"])
+
+
 def _disagreement(record: Record) -> str:
     """How the judge and the package differ about a file; "" if they do not."""
     if not works(record, "ours") or not works(record, "probes"):
         return ""
     different = [run for run in _runs(record) if run["outcome"] in ("different", "failed")]
     if outcome(record) == "equal" and different:
-        shown = "; ".join(f"{run['inputs']}: {run['cause']}: {run['detail']}" for run in different)
+        shown = "; ".join(f"{run['inputs']}: {_cause(record, run)}: {run['detail']}" for run in different)
         return f"called {_short(_says(record))}; the judge: {shown}"
     is_wrong = outcome(record) in ("different", "run_failed", "load_failed", "equal_unoptimized", "unstable")
     return f"called {_short(_says(record))}; the judge: equal" if is_wrong and _all_equal(_runs(record)) else ""
