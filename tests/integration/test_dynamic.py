@@ -402,8 +402,9 @@ def test_trials_of_other_sizes_print_nothing(tmp_path: Path) -> None:
     # A process of its own: torch's log goes to the stderr that there was when torch was imported.
     outcome = in_process("export", f"{FACTORIES}:branches", tmp_path / "net.onnx", "--dynamic", "auto")
     assert outcome.code == 0, outcome.stderr
-    assert outcome.stderr.splitlines()[-1] == "dynamic axes: x batch x 4"
-    assert all(PROGRESS_LINE.fullmatch(line) for line in outcome.stderr.splitlines()[:-1])
+    *printed, fixed, found = outcome.stderr.splitlines()
+    assert (fixed.rpartition(": ")[2], found) == ("x:1", "dynamic axes: x batch x 4")
+    assert all(PROGRESS_LINE.fullmatch(line) for line in printed)
 
 
 def check_clip(model: nn.Module, path: Path) -> None:
@@ -566,3 +567,17 @@ def test_only_the_axis_that_a_trace_fixed_is_given_up(tmp_path: Path) -> None:
     assert result.check.outcome is CheckOutcome.EQUAL
     assert dimensions(path) == {"x": {0: "batch", 2: "x_2"}}
     assert any("no exporter gave a right file: x:1" in note for note in result.notes)
+
+
+def test_axes_that_are_fixed_are_said(tmp_path: Path) -> None:
+    class Frames(nn.Module):
+        """Takes four samples for each frame: neither axis can change alone."""
+
+        def forward(self, audio: torch.Tensor, frames: torch.Tensor) -> torch.Tensor:
+            return audio + frames.repeat_interleave(4, 1)
+
+    result = modelexport.export_model(
+        Frames(), (torch.randn(2, 20), torch.randn(2, 5)), tmp_path / "m.onnx", dynamic="auto", check="run"
+    )
+    assert dimensions(result.onnx_path) == {"audio": {0: "batch"}, "frames": {0: "batch"}}
+    assert "fixed, because forward takes no other size of these axes alone: audio:1, frames:1" in result.notes

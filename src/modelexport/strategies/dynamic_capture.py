@@ -90,7 +90,8 @@ def capture_model(
                 if fixed:
                     attempts.reject_last(f"torch allows hardly another size: {', '.join(fixed)}")
                     continue
-                notes = tuple(_notes(call, tried, refused, attempts.reports, capture.model.graph))
+                own = _fixed_by_forward(call, axes) if dynamic == AUTO else ()
+                notes = (*own, *_notes(call, tried, refused, attempts.reports, capture.model.graph))
                 yield Captured(capture, attempts.reports[-1], axes_by_input(tried), notes)
         except ExportError as error:
             if is_last or is_by_values(error):
@@ -167,6 +168,13 @@ def _fixed_axes(call: ExampleCall, axes: Mapping[Axis, str], ranges: Mapping[str
         for name, size in sizes.items()
         if not is_dynamic(ranges.get(name, SizeRange()), size)
     ]
+
+
+def _fixed_by_forward(call: ExampleCall, axes: Mapping[Axis, str]) -> tuple[str, ...]:
+    """A note on the axes for which no other size was found."""
+    sizes = [(name, axis) for name, tensor in call.tensors().items() for axis in range(tensor.dim())]
+    fixed = [f"{name}:{axis}" for name, axis in sizes if (name, axis) not in axes]
+    return (f"fixed, because forward takes no other size of these axes alone: {', '.join(fixed)}",) if fixed else ()
 
 
 def _notes(
