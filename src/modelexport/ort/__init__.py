@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from modelexport.ort.idle_runner import IDLE_RUNNER
 from modelexport.ort.model_checks import ModelChecks, check_file, infer_types, type_inference
 from modelexport.ort.prepared_model import Array, PreparedModel, external_folder, numpy_type, prepared
 from modelexport.ort.profiled_session import OPTIMIZATION_LEVELS, ProfiledSession
-from modelexport.ort.runner import IDLE_RUNNER, FileRun, Runner, require_onnxruntime
+from modelexport.ort.runner import FileRun, Runner, require_onnxruntime
 from modelexport.ort.subgraph_runs import SubgraphReceiver, run_subgraphs
 
 __all__ = [

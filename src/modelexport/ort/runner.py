@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import importlib.util
@@ -28,8 +27,6 @@ _MESSAGE_CHARACTERS = 400
 _STDERR_BYTES = 4096
 # The stream of an ended process is closed, unless a child of that process keeps it open.
 _SECONDS_FOR_STDERR = 5.0
-# How long a process waits for the next export before it ends.
-_SECONDS_IDLE = 60.0
 # A file with many endless graphs must not take the time limit once for each.
 _MOST_TIMEOUTS = 3
 # The process needs numpy for arrays only. OpenBLAS, which numpy's wheels contain, would start a thread for each core on
@@ -353,58 +350,6 @@ class Runner:
 def _environment() -> dict[str, str]:
     """The environment of a process that is started now."""
     return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-
-class IdleRunner:
-    """Keeps one runner between exports: starting its process takes a tenth of the time of a small export."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._runner: Runner | None = None
-        self._timer: threading.Timer | None = None
-        # A forked process must not talk to the process of another.
-        os.register_at_fork(after_in_child=self._forget)
-        atexit.register(self.close)
-
-    def take(self, limits: RunLimits, threads: int) -> Runner:
-        """The runner that was kept, if it suits; else a new one."""
-        runner = self._exchanged(None)
-        if runner is not None and runner.suits(limits, threads):
-            return runner
-        if runner is not None:
-            runner.__exit__()
-        return Runner(limits, threads=threads)
-
-    def keep(self, runner: Runner) -> None:
-        """Keep a runner for the next `take`, for some seconds."""
-        previous = self._exchanged(runner)
-        if previous is not None:
-            previous.__exit__()
-
-    def close(self) -> None:
-        """End the process of the runner that is kept."""
-        runner = self._exchanged(None)
-        if runner is not None:
-            runner.__exit__()
-
-    def _exchanged(self, runner: Runner | None) -> Runner | None:
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None
-            if runner is not None:
-                self._timer = threading.Timer(_SECONDS_IDLE, self.close)
-                self._timer.daemon = True
-                self._timer.start()
-            previous, self._runner = self._runner, runner
-            return previous
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._runner, self._timer = None, None
-
-
-IDLE_RUNNER = IdleRunner()
 
 
 class _Deadline:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from modelexport.limits import RunLimits
 from modelexport.ort import Runner
-from modelexport.ort.runner import IdleRunner
+from modelexport.ort.idle_runner import IdleRunner
 
 _LIMITS = RunLimits(seconds=60)
 
